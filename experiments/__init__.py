@@ -1,0 +1,1 @@
+"""One runnable module per job: `python -m experiments.NAME --help`."""

@@ -1,0 +1,152 @@
+"""Train a translator, score it, use it.
+
+    python -m experiments.translate                                    # embedded phrases, English to German
+    python -m experiments.translate --corpus phrases:en-ja             # any CLDR locale
+    python -m experiments.translate --train a.en a.de --valid b.en b.de --test c.en c.de --run-dir runs/mine
+    python -m experiments.translate --run-dir runs/phrases-en-de-transformer --text "in 3 weeks"
+
+The first command takes about four minutes on two CPU cores and reaches an exact match of at least 95 on
+1,000 unseen phrases. The same command again resumes a run, or scores a finished one.
+"""
+
+from __future__ import annotations
+
+import time
+
+_STARTED = time.perf_counter()  # before the imports: `seconds` is the whole command's
+
+import dataclasses  # noqa: E402
+import logging  # noqa: E402
+import pathlib  # noqa: E402
+import sys  # noqa: E402
+from typing import Annotated  # noqa: E402
+
+import tyro  # noqa: E402
+
+from transformer_jax.errors import UserError  # noqa: E402
+from transformer_jax.training.loop import Stopped  # noqa: E402
+from transformer_jax.translation import train_translator  # noqa: E402
+from transformer_jax.translation_config import TranslationConfig  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train a Transformer translator, score it on unseen sentences, and translate with it."""
+
+    config: Annotated[TranslationConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=TranslationConfig
+    )
+    run_dir: str | None = None
+    """Folder of the run; a run that stands there is resumed. None: runs/CORPUS-MODEL, with -PRESET
+    where one is named."""
+    text: str | None = None
+    """Translate this sentence with the trained run in --run-dir and print it; no training."""
+    stdin: bool = False
+    """Translate the lines of standard input with the trained run; an empty line stays empty."""
+    plot_attention: str | None = None
+    """With --text: draw the cross-attention of its translation, heads side by side, to this picture."""
+    plot_layer: int = -1
+    """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
+
+
+def default_run_dir(config: TranslationConfig) -> pathlib.Path:
+    """A folder name that says what was trained."""
+    corpus = "files" if config.train else config.corpus.replace(":", "-")
+    return pathlib.Path("runs") / "-".join(filter(None, (corpus, config.model, config.preset)))
+
+
+def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
+    """Translates `--text` or standard input with the run in `run_dir`."""
+    from transformer_jax.plotting.attention import plot_alignment
+    from transformer_jax.runs import load_run
+
+    if arguments.text is not None and not arguments.text.strip():
+        raise UserError("--text is empty: give a sentence")
+    if arguments.text is not None and not arguments.text.isprintable():
+        try:
+            arguments.text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError("--text is not UTF-8: convert it first") from None
+    run = load_run(run_dir)
+    if arguments.stdin:
+        try:
+            lines = sys.stdin.buffer.read().decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"standard input is not UTF-8 at byte {error.start + 1}; convert it first"
+            ) from None
+        if lines[-1] == "":
+            lines.pop()
+        for line in run.translate(lines):
+            print(line)
+        return
+    assert arguments.text is not None
+    if arguments.plot_attention is None:
+        print(run.translate([arguments.text])[0])
+        return
+    alignment = run.align(arguments.text)
+    layers = len(alignment.weights)
+    if not -layers <= arguments.plot_layer < layers:
+        raise UserError(f"--plot-layer {arguments.plot_layer}: the model has layers 0 to {layers - 1}")
+    try:
+        plot_alignment(
+            alignment.weights[arguments.plot_layer],
+            alignment.source_tokens,
+            alignment.target_tokens,
+            arguments.plot_attention,
+            title=f"{arguments.text} → {alignment.text}",
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{arguments.plot_attention}: the picture cannot be written ({error})") from None
+    print(alignment.text)
+
+
+def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
+    """Trains or resumes the run and prints its scores with some translations."""
+    results = train_translator(
+        arguments.config, run_dir, started=_STARTED, note=lambda line: print(line, file=sys.stderr)
+    )
+    translations = results["translations"]
+    for source, translation, reference in translations[:: max(1, len(translations) // 8)][:8]:
+        print(f"\nsource       {source}\ntranslation  {translation}")
+        if translation != reference:
+            print(f"reference    {reference}")
+    print(
+        f"\nBLEU {results['bleu']:.2f} ({results['signature']})\n"
+        f"chrF {results['chrf']:.2f}\n"
+        f"exact match {results['exact_match']:.1f} % of {len(translations):,} unseen sentences\n"
+        f"{results['parameters']:,} parameters, {results['steps']:,} steps, "
+        f"{results['tokens_per_second']:,.0f} target tokens/s, {results['seconds']:.0f} s in all\n"
+        f"run folder   {run_dir}"
+    )
+
+
+def main() -> int:
+    """The command; returns its exit status."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
+    try:
+        if arguments.plot_attention is not None and arguments.text is None:
+            raise UserError("--plot-attention draws the sentence of --text: give one")
+        if arguments.text is not None and arguments.stdin:
+            raise UserError("--text and --stdin contradict each other: give one of them")
+        if arguments.text is not None or arguments.stdin:
+            translate(arguments, run_dir)
+        else:
+            train(arguments, run_dir)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except Stopped as stop:
+        print(str(stop), file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from transformer_jax.data.batching import TranslationBatches, choose_buckets, example_length
+from transformer_jax.data.tokenizer import BEGIN, END, PAD
+from transformer_jax.errors import UserError
+
+
+@pytest.fixture
+def examples(rng):
+    """Each example's tokens are its own number, so that batches tell what they hold."""
+    sizes = rng.integers(1, 30, size=(211, 2))
+    return [[100 + i] * n for i, (n, _) in enumerate(sizes)], [[100 + i] * n for i, (_, n) in enumerate(sizes)]
+
+
+@pytest.fixture
+def batches(examples):
+    lengths = [example_length(s, t) for s, t in zip(*examples, strict=True)]
+    return TranslationBatches(*examples, choose_buckets(lengths, 3, 128), seed=5)
+
+
+def members(batch):
+    return [int(row[0]) - 100 for row in batch["source"] if row[0] not in (PAD, END)]
+
+
+def test_an_epoch_holds_every_example_once(batches, examples):
+    for epoch in range(2):
+        first = epoch * batches.batches_per_epoch
+        seen = [i for step in range(first, first + batches.batches_per_epoch) for i in members(batches[step])]
+        assert sorted(seen) == list(range(211))
+
+
+def test_epochs_differ_and_a_step_is_a_function_of_the_seed(batches, examples):
+    again = TranslationBatches(*examples, batches.buckets, seed=5)
+    other = TranslationBatches(*examples, batches.buckets, seed=6)
+    n = batches.batches_per_epoch
+    for step in (n + 3, 0, 2 * n - 1, 1):  # in any order
+        for name, array in batches[step].items():
+            np.testing.assert_array_equal(array, again[step][name])
+    assert [members(batches[i]) for i in range(n)] != [members(batches[n + i]) for i in range(n)]
+    assert [members(batches[i]) for i in range(n)] != [members(other[i]) for i in range(n)]
+
+
+def test_shapes_are_those_of_the_buckets(batches):
+    shapes = {batches[i]["source"].shape for i in range(batches.batches_per_epoch)}
+    assert shapes == {(b.rows, b.length) for b in batches.buckets}
+    assert all(b.rows * b.length <= 128 for b in batches.buckets)
+
+
+def test_begin_and_end(batches, examples):
+    batch = batches[0]
+    for row, i in enumerate(members(batch)):
+        source, target = examples[0][i], examples[1][i]
+        assert batch["source"][row][: len(source) + 1].tolist() == [*source, END]
+        assert batch["target_in"][row][: len(target) + 1].tolist() == [BEGIN, *target]
+        assert batch["target_out"][row][: len(target) + 1].tolist() == [*target, END]
+        assert (batch["target_out"][row][len(target) + 1 :] == PAD).all()
+
+
+def test_grain_starts_at_any_step(batches):
+    stream = batches.from_step(17)
+    for step in range(17, 25):
+        np.testing.assert_array_equal(next(stream)["source"], batches[step]["source"])
+
+
+def test_buckets_share_the_tokens():
+    lengths = np.concatenate([np.full(900, 8), np.full(100, 60)])
+    buckets = choose_buckets(lengths, 2, 600, row_multiple=4)
+    assert [b.length for b in buckets] == [8, 60]
+    assert [b.rows for b in buckets] == [72, 8]
+
+
+def test_a_budget_below_one_row():
+    with pytest.raises(UserError, match=r"50 tokens cannot hold 1 row\(s\) of 60 tokens: raise it to 60"):
+        choose_buckets([60], 1, 50)
+
+
+def test_an_example_longer_than_the_buckets(examples):
+    with pytest.raises(ValueError, match="longer than the last bucket"):
+        TranslationBatches(*examples, choose_buckets([8], 1, 128), seed=0)

@@ -1,0 +1,186 @@
+"""Greedy and beam search against plain Python, over a table model and over the Transformer."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.oracles import search as oracle
+from transformer_jax.decoding.beam import beam_search
+from transformer_jax.decoding.greedy import greedy_search
+from transformer_jax.decoding.hypotheses import length_penalty
+from transformer_jax.models.step import StepOutput
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+
+BEGIN, END, V, T, B = 1, 2, 5, 4, 3
+
+
+@flax.struct.dataclass
+class History:
+    """A cache that remembers all tokens, so that every prefix has its own distribution."""
+
+    sentence: jax.Array
+    tokens: jax.Array
+    length: jax.Array
+
+    def repeat(self, times):
+        return self.replace(
+            sentence=jnp.repeat(self.sentence, times), tokens=jnp.repeat(self.tokens, times, axis=0)
+        )
+
+    def reorder(self, rows):
+        return self.replace(sentence=self.sentence[rows], tokens=self.tokens[rows])
+
+
+def table_model(seed, sharpness=2.0):
+    """Random logits for each (sentence, prefix), read from a table by a number made of the prefix."""
+    table = jnp.asarray(np.random.default_rng(seed).normal(size=(B, V ** (T + 1), V)) * sharpness, jnp.float32)
+
+    def code(tokens, length):
+        digits = jnp.where(jnp.arange(T + 1) < length, tokens, 0)
+        return (digits * V ** jnp.arange(T + 1)).sum(-1)
+
+    def step(cache, tokens):
+        history = jax.lax.dynamic_update_slice_in_dim(cache.tokens, tokens, cache.length, axis=1)
+        logits = table[cache.sentence, code(history, cache.length + 1)]
+        seen = jax.nn.softmax(logits)[:, None, None, None, :]  # stands for attention weights
+        return StepOutput(logits[:, None], seen), cache.replace(tokens=history, length=cache.length + 1)
+
+    def log_probabilities(sentence):
+        def of(prefix):
+            padded = jnp.array([*prefix, *[0] * (T + 1 - len(prefix))])
+            return np.asarray(jax.nn.log_softmax(table[sentence, code(padded, len(prefix))]))
+
+        cache = {}
+        return lambda prefix: cache.setdefault(prefix, of(prefix))
+
+    start = History(jnp.arange(B), jnp.zeros((B, T + 1), jnp.int32), jnp.zeros((), jnp.int32))
+    return step, start, log_probabilities
+
+
+OPTIONS = dict(batch=B, begin=BEGIN, end=END, max_length=T)
+
+
+def found(hypotheses, b, rank=0):
+    size = int(hypotheses.lengths[b, rank])
+    return tuple(hypotheses.tokens[b, rank, :size].tolist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
+    step, cache, log_probabilities = table_model(seed)
+    hypotheses = beam_search(step, cache, beam_size=V**T, alpha=alpha, **OPTIONS)
+    for b in range(B):
+        score, tokens = oracle.best_of_all(
+            log_probabilities(b), begin=BEGIN, end=END, vocabulary=V, max_length=T, alpha=alpha
+        )
+        assert found(hypotheses, b) == tokens
+        np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.6, 1.5])
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 7])
+def test_it_equals_plain_beam_search(seed, alpha, beam_size):
+    step, cache, log_probabilities = table_model(seed, sharpness=1.0)
+    hypotheses = beam_search(step, cache, beam_size=beam_size, alpha=alpha, **OPTIONS)
+    for b in range(B):
+        score, tokens = oracle.beam_search(
+            log_probabilities(b), begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=alpha
+        )
+        np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-5)
+        assert found(hypotheses, b) == tokens
+
+
+def test_n_best_are_sorted_distinct_and_scored_by_their_own_tokens():
+    step, cache, log_probabilities = table_model(0)
+    hypotheses = beam_search(step, cache, beam_size=6, n_best=4, alpha=0.6, **OPTIONS)
+    scores = np.asarray(hypotheses.scores)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    for b in range(B):
+        several = [found(hypotheses, b, rank) for rank in range(4)]
+        assert len(set(several)) == 4
+        for tokens, score in zip(several, scores[b], strict=True):
+            total = sum(log_probabilities(b)((BEGIN, *tokens[:i]))[t] for i, t in enumerate(tokens))
+            np.testing.assert_allclose(score, total / oracle.penalty(len(tokens), 0.6), rtol=1e-5)
+
+
+def test_weights_are_those_of_the_winning_hypothesis():
+    step, cache, log_probabilities = table_model(2)
+    hypotheses = beam_search(step, cache, beam_size=3, alpha=0.6, return_weights=True, **OPTIONS)
+    for b in range(B):
+        tokens = found(hypotheses, b)
+        for i in range(len(tokens)):
+            expected = np.exp(log_probabilities(b)((BEGIN, *tokens[:i])))
+            np.testing.assert_allclose(hypotheses.weights[b, 0, 0, 0, i], expected, rtol=1e-5)
+
+
+def test_greedy_equals_a_plain_loop():
+    step, cache, log_probabilities = table_model(1)
+    hypotheses = greedy_search(step, cache, **OPTIONS)
+    for b in range(B):
+        tokens, total = [], 0.0
+        while len(tokens) < T and END not in tokens:
+            values = log_probabilities(b)((BEGIN, *tokens))
+            tokens.append(int(values.argmax()))
+            total += values.max()
+        assert found(hypotheses, b) == tuple(tokens)
+        np.testing.assert_allclose(hypotheses.scores[b, 0], total, rtol=1e-5)
+
+
+def test_a_beam_must_hold_the_n_best():
+    step, cache, _ = table_model(0)
+    with pytest.raises(ValueError, match="n_best=3 must be between 1 and the beam size 2"):
+        beam_search(step, cache, beam_size=2, n_best=3, **OPTIONS)
+
+
+def test_length_penalty_is_the_published_one():
+    np.testing.assert_allclose(length_penalty(7, 0.6), (12 / 6) ** 0.6)
+    assert length_penalty(7, 0.0) == 1.0
+
+
+@pytest.fixture(scope="module")
+def transformer():
+    config = TransformerConfig(
+        vocab_size=V, width=12, feed_forward=19, heads=3, kv_heads=3, encoder_layers=1, decoder_layers=2,
+        dropout=0.0, norm="pre",
+    )  # fmt: skip
+    model = Transformer(config, rngs=nnx.Rngs(3))
+    rng = np.random.default_rng(3)
+    return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(scale=0.4, size=x.shape), jnp.float32), model)
+
+
+SOURCE = jnp.array([[3, 4, 3, 2], [4, 2, 0, 0], [3, 3, 2, 0]])
+
+
+def transformer_log_probabilities(model, sentence):
+    full = jax.jit(lambda tokens: jax.nn.log_softmax(model(SOURCE, tokens, source_mask=SOURCE != 0)))
+
+    def of(prefix):
+        tokens = jnp.array([[*prefix, *[0] * (T + 1 - len(prefix))]] * B)
+        return np.asarray(full(tokens)[sentence, len(prefix) - 1])
+
+    cache = {}
+    return lambda prefix: cache.setdefault(prefix, of(prefix))
+
+
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_the_transformers_cache_gives_plain_beam_search(transformer, beam_size):
+    cache = transformer.start(SOURCE, source_mask=SOURCE != 0, max_length=T)
+    step = transformer.step_function(return_weights=True)
+    hypotheses = beam_search(step, cache, beam_size=beam_size, return_weights=True, **OPTIONS)
+    for b in range(B):
+        score, tokens = oracle.beam_search(
+            transformer_log_probabilities(transformer, b),
+            begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=0.6,
+        )  # fmt: skip
+        assert found(hypotheses, b) == tokens
+        np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-4)
+        inputs = jnp.array([[BEGIN, *tokens[:-1]]] * B)
+        _, weights = transformer(SOURCE, inputs, source_mask=SOURCE != 0, return_weights=True)
+        np.testing.assert_allclose(
+            hypotheses.weights[b, 0, :, :, : len(tokens)], weights[b, :, :, : len(tokens)], atol=1e-5
+        )

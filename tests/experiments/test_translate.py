@@ -1,0 +1,318 @@
+"""The command as users run it: train, resume, extend, refuse, translate, draw."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from transformer_jax import load_run
+from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.loop import Diverged
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig, resolve
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.translate", *map(str, arguments)],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A toy language: each word has one translation and the order is reversed."""
+    folder = tmp_path_factory.mktemp("pairs")
+    words = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze", "big": "gross"}
+    rng = np.random.default_rng(0)
+    flags = []
+    for split, count in (("train", 300), ("valid", 20), ("test", 20)):
+        rows = [rng.choice(list(words), size=rng.integers(1, 6)) for _ in range(count)]
+        (folder / f"{split}.en").write_text("".join(" ".join(r) + "\n" for r in rows))
+        (folder / f"{split}.de").write_text("".join(" ".join(words[w] for w in r[::-1]) + "\n" for r in rows))
+        flags += [f"--{split}", folder / f"{split}.en", folder / f"{split}.de"]
+    return flags
+
+
+SMALL = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--buckets", 1, "--warmup", 10,
+         "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32)  # fmt: skip
+
+
+def config(files, **changes):
+    options = dict(
+        train=tuple(map(str, files[1:3])), valid=tuple(map(str, files[4:6])), test=tuple(map(str, files[7:9])),
+        preset="mini", vocab_size=270, batch_tokens=256, buckets=1, warmup=10, learning_rate=3e-3,
+        schedule="constant", max_length=32, steps=12, save_every=4, evaluate_every=6, average=2, dropout=0.1,
+    )  # fmt: skip
+    return TranslationConfig(**(options | changes))
+
+
+@pytest.fixture(scope="module")
+def run_dir(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    done = command(*files, *SMALL, "--steps", 30, "--run-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_what_a_run_leaves(run_dir):
+    folder, done = run_dir
+    results = json.loads((folder / "results.json").read_text())
+    for name in ("bleu", "chrf", "exact_match"):
+        assert 0 <= results[name] <= 100
+    for name in ("steps", "parameters", "seconds", "tokens_per_second"):
+        assert results[name] > 0
+    assert results["steps"] == 30
+    assert results["signature"].startswith("nrefs:1|case:mixed")
+    assert f"BLEU {results['bleu']:.2f}" in done.stdout
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert steps[0] <= 10
+    assert max(np.diff(steps)) <= 10
+    assert rows[-1]["step"] == 30
+    assert any("valid_bleu" in row and "valid_loss" in row for row in rows)
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert {"config.json", "tokenizer.json", "checkpoints"} <= {p.name for p in folder.iterdir()}
+    assert json.loads((folder / "config.json").read_text())["model"] == "transformer"
+
+
+def test_no_setting_depends_on_an_unwritten_default(run_dir):
+    folder, _ = run_dir
+    training = json.loads((folder / "config.json").read_text())["training"]
+    assert not [name for name, value in training.items() if value is None and name != "dropout"]
+
+
+def test_the_same_command_again_only_scores(run_dir, files):
+    folder, _ = run_dir
+    metrics = (folder / "metrics.jsonl").read_text()
+    scores = json.loads((folder / "results.json").read_text())
+    again = command(*files, *SMALL, "--steps", 30, "--run-dir", folder)
+    assert again.returncode == 0, again.stderr
+    assert "resuming" in again.stderr
+    assert (folder / "metrics.jsonl").read_text() == metrics
+    assert json.loads((folder / "results.json").read_text())["bleu"] == scores["bleu"]
+
+
+def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
+    folder, _ = run_dir
+    sentences = ["a dog sees a cat", "", "big red cat"]
+    one = command("--run-dir", folder, "--text", sentences[0])
+    assert one.returncode == 0, one.stderr
+    many = command("--run-dir", folder, "--stdin", input="\n".join(sentences) + "\n")
+    assert many.returncode == 0, many.stderr
+    expected = load_run(folder).translate(sentences)
+    assert many.stdout == "\n".join(expected) + "\n"
+    assert one.stdout.strip() == expected[0]
+    assert expected[1] == ""
+    picture = tmp_path / "alignment.png"
+    drawn = command("--run-dir", folder, "--text", sentences[0], "--plot-attention", picture)
+    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.stdout.strip() == expected[0]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    alignment = load_run(folder).align(sentences[0])
+    layers, heads, target, source = alignment.weights.shape
+    assert (layers, heads) == (2, 4)
+    assert (target, source) == (len(alignment.target_tokens), len(alignment.source_tokens))
+    np.testing.assert_allclose(alignment.weights.sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--corpus", "phrases:en-xx"], "unknown locale 'xx'"),
+        (["--corpus", "wmt"], "unknown corpus 'wmt': write phrases:en-de"),
+        (["--preset", "huge"], "unknown preset 'huge': choose one of mini, tiny, small, base, big"),
+        (["--model", "rnn"], "unknown model 'rnn'"),
+        (["--train", "nowhere.en", "nowhere.de"], "--train needs --valid and --test"),
+        (["--train", "x.en", "x.de", "--valid", "x.en", "x.de", "--test", "x.en", "x.de"], "no such file"),
+        (["--bleu-tokenize", "moses"], "unknown BLEU tokenizer 'moses'"),
+        (["--steps", "0"], "--steps 0 is below 1"),
+        (["--bleu-tokenize", "ja-mecab"], "BLEU tokenizer 'ja-mecab' cannot be used"),
+        (["--seed", "-1"], "--seed -1 is below 0"),
+        (["--dropout", "-0.1"], "--dropout -0.1 is below 0"),
+        (["--text", " "], "--text is empty"),
+        (["--plot-attention", "x.png"], "--plot-attention draws the sentence of --text"),
+        (["--text", "a", "--stdin"], "contradict each other"),
+        (["--text", "a"], "is .* the folder of a run?"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, arguments, message, monkeypatch, capsys):
+    import re
+
+    from experiments import translate
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["translate", "--run-dir", str(folder), *arguments])
+    assert translate.main() != 0
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_a_sentence_longer_than_the_limit(run_dir):
+    run = load_run(run_dir[0])
+    with pytest.raises(UserError, match=r"sentence 2 has .* tokens, above the limit of 31"):
+        run.translate(["a dog", "dog " * 40])
+
+
+def test_another_config_leaves_the_run_untouched(run_dir, files):
+    folder, _ = run_dir
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    for changes, message in (
+        (("--seed", 1), "--seed is 0 there, not 1"),
+        (("--preset", "tiny"), "--preset is 'mini' there, not 'tiny'"),
+    ):
+        refused = command(*files, *SMALL, "--steps", 30, "--run-dir", folder, *changes)
+        assert refused.returncode == 2
+        assert "holds a run of another config" in refused.stderr
+        assert message in refused.stderr
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_a_folder_that_is_not_a_run(files, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists and is not a run: name another --run-dir"):
+        train_translator(config(files), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_written(files, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        train_translator(config(files), tmp_path / "file" / "run")
+
+
+def final_state(folder):
+    import orbax.checkpoint as ocp
+
+    from transformer_jax.training.checkpoints import Checkpoints
+
+    step = Checkpoints(folder / "checkpoints").steps()[-1]
+    with ocp.PyTreeCheckpointer() as reader:
+        parts = {p: reader.restore(folder / "checkpoints" / str(step) / p) for p in ("model", "training")}
+    return step, named_leaves(parts)
+
+
+def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
+    """12 steps at once, and 8 steps that are later extended to 12, dropout on."""
+    whole = train_translator(config(files), tmp_path / "whole")
+    train_translator(config(files, steps=8), tmp_path / "parts")
+    extended = train_translator(config(files), tmp_path / "parts")
+    (step, expected), (other_step, got) = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
+    assert step == other_step == 12
+    assert expected.keys() == got.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(leaf, got[name], err_msg=name)
+    assert extended["steps"] == whole["steps"] == 12
+
+
+def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):
+    cosine = config(files, schedule="cosine", steps=4)
+    train_translator(cosine, tmp_path / "run")
+    with pytest.raises(UserError, match="trained for 4 steps on a cosine schedule, which ends there"):
+        train_translator(config(files, schedule="cosine", steps=9), tmp_path / "run")
+    with pytest.raises(UserError, match="--steps 2 would cut it short"):
+        train_translator(config(files, schedule="cosine", steps=2), tmp_path / "run")
+
+
+def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
+    train_translator(config(files, steps=8), tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 11, "loss": 1.0}) + '\n{"step": 12, "lo')
+    train_translator(config(files), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps)
+    assert len([s for s in steps if s == 11]) == 0
+
+
+def test_a_diverging_run_names_the_step_and_keeps_its_checkpoint(files, tmp_path):
+    with pytest.raises(Diverged, match=r"step \d+: the loss or its gradient is (nan|inf)") as error:
+        train_translator(config(files, learning_rate=1e30, clip=0.0, steps=20, save_every=1), tmp_path)
+    assert "is kept" in str(error.value) or "nothing was saved yet" in str(error.value)
+    saved = sorted((tmp_path / "checkpoints").glob("*/manifest.json"))
+    for manifest in saved:
+        step = int(manifest.parent.name)
+        leaves = named_leaves(load_run(tmp_path, weights=str(step)).model)
+        assert all(np.isfinite(leaf).all() for leaf in leaves.values())
+
+
+def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
+    folder = pathlib.Path(files[1]).parent
+    source, target = tmp_path / "train.en", tmp_path / "train.de"
+    source.write_text((folder / "train.en").read_text() + "dog " * 60 + "\n\n")
+    target.write_text((folder / "train.de").read_text() + "hund " * 60 + "\nrot\n")
+    notes = []
+    train_translator(
+        config(files, train=(str(source), str(target)), steps=1), tmp_path / "run", note=notes.append
+    )
+    assert "300 training pairs (1 left out as empty, 1 as longer than 32 tokens)" in "\n".join(notes)
+
+
+def test_every_recipe_resolves_completely():
+    for changes in ({}, dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))):
+        resolved = resolve(TranslationConfig(**changes))
+        assert not [
+            n for n in ("steps", "batch_tokens", "learning_rate", "norm") if getattr(resolved, n) is None
+        ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(accumulation=2), dict(ema=0.9), dict(optimizer="muon"), dict(norm="pre"), dict(tie="none"),
+     dict(dtype="bfloat16"), dict(beam_size=1), dict(schedule="inverse_sqrt")],
+)  # fmt: skip
+@pytest.mark.long
+def test_every_kind_of_run_ends_with_scores(files, tmp_path, changes):
+    results = train_translator(config(files, steps=2, save_every=1, **changes), tmp_path)
+    assert np.isfinite(results["bleu"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_first(files, tmp_path, number):
+    arguments = [*files, *SMALL, "--steps", 100_000, "--run-dir", tmp_path / "run"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "experiments.translate", *map(str, arguments)],
+        cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.time() + 120
+    while not (metrics.exists() and metrics.read_text()) and time.time() < deadline:
+        time.sleep(0.2)
+    running.send_signal(number)
+    _, error = running.communicate(timeout=120)
+    assert running.returncode == 130, error
+    assert "is saved; the same command goes on from there" in error
+    step = int(error.split("stopped after step ")[1].split(",")[0])
+    assert int(final_state(tmp_path / "run")[0]) == step
+
+
+@pytest.mark.long
+def test_a_full_disk_is_one_clear_line(files, tmp_path):
+    """A real file system of 3 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        full = command(*files, *SMALL, "--steps", 40, "--run-dir", disk / "run")
+        assert full.returncode == 2, full.stderr
+        last = full.stderr.strip().splitlines()[-1]
+        assert last.startswith("error:")
+        assert "free some space" in last
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -1,0 +1,1 @@
+"""Slow references in NumPy float64, written from the formulas and from nothing else."""

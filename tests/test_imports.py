@@ -1,0 +1,70 @@
+"""Imports flow one way, and a model definition costs no data set, tokenizer or command line."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "transformer_jax"
+HEAVY = ("tensorflow", "tensorflow_datasets", "grain", "matplotlib", "tokenizers", "tyro", "babel", "orbax",
+         "sacrebleu", "tensorboardX", "rich")  # fmt: skip
+
+# Each room and what it may import from the package; a module at the top level may import any room.
+MAY = {
+    "data": {"data", "errors"},
+    "layers": {"layers", "errors"},
+    "models": {"models", "layers", "errors"},
+    "training": {"training", "models", "layers", "data", "errors", "parameter_names", "sharding"},
+    "decoding": {"decoding", "models", "layers", "data", "errors"},
+    "evaluation": {"evaluation", "errors"},
+    "plotting": {"plotting", "errors"},
+}
+
+
+def imported(path: pathlib.Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("room", MAY)
+def test_imports_flow_one_way(room):
+    for path in (PACKAGE / room).glob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "transformer_jax" and len(parts) > 1:
+                assert parts[1] in MAY[room], f"{path.relative_to(ROOT)} imports {name}"
+            assert parts[0] != "experiments", path
+            if room == "data":
+                assert parts[0] not in ("jax", "flax"), f"{path} imports {name}: data is NumPy"
+
+
+def test_every_room_is_in_the_table():
+    assert {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()} == set(MAY)
+
+
+def test_importing_the_package_is_light():
+    code = f"import sys, transformer_jax; print([m for m in {HEAVY} if m in sys.modules])"
+    # Flax itself looks for some of them; what it brings is not ours to judge, so ask what we add.
+    flax = f"import sys, flax.nnx; print([m for m in {HEAVY} if m in sys.modules])"
+    ours, theirs = (
+        set(ast.literal_eval(subprocess.check_output([sys.executable, "-c", c], text=True)))
+        for c in (code, flax)
+    )
+    assert ours <= theirs
+
+
+def test_no_nnx_transforms_or_tensorflow():
+    forbidden = ("nnx.jit", "nnx.grad", "nnx.value_and_grad", "nnx.scan", "nnx.vmap", "nnx.Optimizer", ".sow(")
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
+        text = path.read_text()
+        assert not [word for word in forbidden if word in text], path
+        assert not any(n.split(".")[0] == "tensorflow" for n in imported(path)), path

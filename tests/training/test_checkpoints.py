@@ -1,0 +1,162 @@
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from transformer_jax.errors import UserError
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.state import create_state
+
+CONFIG = TransformerConfig(
+    vocab_size=13,
+    width=8,
+    feed_forward=12,
+    heads=2,
+    kv_heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    dropout=0.0,
+)
+
+
+def state(step=0, fill=None):
+    made = create_state(
+        Transformer(CONFIG, rngs=nnx.Rngs(0)), optax.adam(0.1), jax.random.key(7), with_ema=True
+    )
+    made = made.replace(step=jnp.asarray(step, jnp.int32))
+    return made if fill is None else made.replace(model=jax.tree.map(lambda x: x * 0 + fill, made.model))
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    made = Checkpoints(tmp_path / "checkpoints", keep_last=2)
+    yield made
+    made.close()
+
+
+def data(leaf):
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def test_everything_comes_back_bit_for_bit(checkpoints):
+    saved = state(5)
+    checkpoints.save(saved)
+    checkpoints.wait()
+    restored = checkpoints.restore(state(0, fill=0.0))
+    assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    for name, leaf in named_leaves(saved).items():
+        np.testing.assert_array_equal(data(leaf), data(named_leaves(restored)[name]), err_msg=name)
+
+
+def test_the_last_and_the_best_are_kept(checkpoints):
+    for step in range(1, 6):
+        checkpoints.save(state(step), best=step == 2)
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_names_on_disk_are_canonical(checkpoints):
+    import orbax.checkpoint as ocp
+
+    checkpoints.save(state(1))
+    checkpoints.wait()
+    with ocp.PyTreeCheckpointer() as reader:
+        plain = reader.restore(checkpoints.folder / "1" / "model")
+    assert set(plain) == {"encoder", "decoder", "target_embedding"}
+    assert plain["encoder"]["self_attention"]["query"]["kernel"].shape == (1, 8, 2, 4)
+
+
+def test_nothing_saved_is_none(checkpoints):
+    assert checkpoints.restore(state()) is None
+
+
+def test_average_is_the_mean(checkpoints):
+    for step, fill in ((1, 1.0), (2, 4.0)):
+        checkpoints.save(state(step, fill))
+    checkpoints.wait()
+    mean = checkpoints.average(state().model, [1, 2])
+    assert all((leaf == 2.5).all() for leaf in jax.tree.leaves(mean))
+
+
+def every_file(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+def test_a_damaged_file_is_noticed_and_an_older_checkpoint_taken(checkpoints, damage, caplog):
+    for step in (1, 2):
+        checkpoints.save(state(step, fill=float(step)))
+    checkpoints.wait()
+    newest = checkpoints.folder / "2"
+    for path in every_file(newest):
+        whole = path.read_bytes()
+        if damage == "flip":
+            path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:] if whole else b"x")
+        elif damage == "cut":
+            path.write_bytes(whole[:-1] if whole else b"x")
+        else:
+            path.unlink()
+        assert not checkpoints.is_whole(2), path
+        path.write_bytes(whole)
+    assert checkpoints.is_whole(2)
+    every_file(newest / "model")[0].unlink()
+    with caplog.at_level(logging.WARNING):
+        restored = checkpoints.restore(state())
+    assert int(restored.step) == 1
+    assert "does not match its manifest" in caplog.text
+
+
+def test_an_interrupted_first_save_is_an_error(checkpoints):
+    checkpoints.save(state(1))
+    checkpoints.wait()
+    (checkpoints.folder / "1" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"1 checkpoint.*none complete: a save was interrupted"):
+        checkpoints.restore(state())
+
+
+def test_a_save_over_an_interrupted_one(checkpoints):
+    checkpoints.save(state(1))
+    checkpoints.wait()
+    (checkpoints.folder / "1" / "manifest.json").unlink()
+    checkpoints.save(state(1))
+    checkpoints.wait()
+    assert checkpoints.is_whole(1)
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
+    """Orbax meets a real OSError of a full device: /dev/full behind the manifest's draft."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    monkeypatch.setattr("transformer_jax.training.checkpoints.open", _open_on_a_full_disk, raising=False)
+    checkpoints.save(state(1))
+    with pytest.raises(UserError, match="the disk is full; free some space"):
+        checkpoints.wait()
+    assert checkpoints.steps() == []
+    checkpoints.close()
+
+
+def _open_on_a_full_disk(path, *args, **kwargs):
+    return open("/dev/full", "w")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    checkpoints = Checkpoints(tmp_path / "file" / "checkpoints")
+    with pytest.raises(UserError, match="could not be written"):
+        checkpoints.save(state(1))
+    checkpoints.close()
+
+
+def test_another_models_checkpoint_is_refused(checkpoints):
+    checkpoints.save(state(1))
+    checkpoints.wait()
+    import dataclasses
+
+    other = Transformer(dataclasses.replace(CONFIG, width=16), rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r"holds another model: .*kernel is"):
+        checkpoints.restore_model(other, 1)

@@ -1,0 +1,1 @@
+"""Text to tokens to fixed-shape batches, in NumPy; no jax arrays."""

@@ -1,0 +1,53 @@
+"""Greedy search: the likeliest token at each step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.models.step import StepFunction
+
+
+def greedy_search(
+    step: StepFunction, cache: Any, *, batch: int, begin: int, end: int, max_length: int
+) -> Hypotheses:
+    """Decodes until every sentence has ended or `max_length` tokens are made.
+
+    Args:
+      step: the model's step function.
+      cache: the model's cache of B rows, before the first target token.
+      batch: B.
+      begin, end: token ids.
+      max_length: largest number of tokens, the end token included.
+
+    Returns:
+      One hypothesis a sentence; `scores` are log probabilities.
+    """
+
+    def unfinished(carry):
+        position, _, _, done, _, _ = carry
+        return (position < max_length) & ~done.all()
+
+    def extend(carry):
+        position, last, tokens, done, score, cache = carry
+        output, cache = step(cache, last[:, None])
+        log_probabilities = jax.nn.log_softmax(output.logits[:, -1])
+        best = log_probabilities.argmax(axis=-1).astype(jnp.int32)
+        score = score + jnp.where(done, 0.0, log_probabilities.max(axis=-1))
+        best = jnp.where(done, end, best)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], position, axis=1)
+        return position + 1, best, tokens, done | (best == end), score, cache
+
+    start = (
+        jnp.zeros((), jnp.int32),
+        jnp.full((batch,), begin, jnp.int32),
+        jnp.full((batch, max_length), end, jnp.int32),
+        jnp.zeros((batch,), bool),
+        jnp.zeros((batch,), jnp.float32),
+        cache,
+    )
+    _, _, tokens, _, score, _ = jax.lax.while_loop(unfinished, extend, start)
+    ended = tokens == end
+    lengths = jnp.where(ended.any(axis=1), ended.argmax(axis=1) + 1, max_length)
+    return Hypotheses(tokens[:, None], lengths[:, None], score[:, None])

@@ -1,0 +1,25 @@
+"""What a search returns, and the paper's length penalty."""
+
+import flax.struct
+import jax
+
+
+class Hypotheses(flax.struct.PyTreeNode):
+    """The n best token sequences of each sentence, best first.
+
+    Attributes:
+      tokens: (B, n, T) int32; after the end token, the end token repeated.
+      lengths: (B, n) number of tokens, the end token included.
+      scores: (B, n) log probability divided by the length penalty.
+      weights: cross-attention (B, n, L, H, T, S) float32 of each token made, or None.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    scores: jax.Array
+    weights: jax.Array | None = None
+
+
+def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float:
+    """((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14); `length` counts the end token."""
+    return ((5.0 + length) / 6.0) ** alpha

@@ -1,0 +1,161 @@
+"""Sentences in, sentences out: batches by length bucket around the search."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.data.batching import pad
+from transformer_jax.data.tokenizer import BEGIN, END, PAD, BytePairTokenizer
+from transformer_jax.decoding.beam import beam_search
+from transformer_jax.decoding.greedy import greedy_search
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.errors import UserError
+
+# Source lengths are rounded up to one of these, so that the search compiles once for each.
+_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@functools.partial(jax.jit, static_argnames=("max_length", "beam_size", "alpha", "return_weights"))
+def search(
+    model: Any,
+    source: jax.Array,
+    *,
+    max_length: int,
+    beam_size: int,
+    alpha: float,
+    return_weights: bool = False,
+) -> Hypotheses:
+    """Translates a padded batch of sources (B, S); beam size 1 without weights is greedy search."""
+    cache = model.start(source, source_mask=source != PAD, max_length=max_length)
+    step = model.step_function(return_weights=return_weights)
+    options: dict[str, Any] = dict(batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length)
+    if beam_size == 1 and not return_weights:
+        return greedy_search(step, cache, **options)
+    return beam_search(step, cache, beam_size=beam_size, alpha=alpha, return_weights=return_weights, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """One translation and what it attended to.
+
+    Attributes:
+      text: the translation.
+      source_tokens, target_tokens: the S and T tokens, each with its end token.
+      weights: cross-attention (L, H, T, S) float32; row t is from the step that made target token t.
+    """
+
+    text: str
+    source_tokens: list[str]
+    target_tokens: list[str]
+    weights: np.ndarray
+
+
+class Translator:
+    """Translates with a trained model.
+
+    Args:
+      model: an encoder-decoder of the zoo.
+      tokenizer: the one it was trained with.
+      beam_size: 1 is greedy search.
+      alpha: length penalty, see `beam_search`.
+      rows: largest number of sentences in one batch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: BytePairTokenizer,
+        *,
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        rows: int = 64,
+    ):
+        self.model, self.tokenizer = model, tokenizer
+        self.beam_size, self.alpha, self.rows = beam_size, alpha, rows
+
+    @property
+    def max_source(self) -> int:
+        """The longest source in tokens, without its end token."""
+        return self.model.config.max_length - 1
+
+    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
+        """Token ids of the texts, ending with END.
+
+        Args:
+          texts: the sentences.
+          truncate: cut sentences that are too long instead of refusing them.
+
+        Raises:
+          UserError: a sentence longer than the model's limit.
+        """
+        encoded = self.tokenizer.encode(texts)
+        limit = self.max_source
+        for number, ids in enumerate(encoded, 1):
+            if len(ids) > limit and not truncate:
+                raise UserError(
+                    f"sentence {number} has {len(ids)} tokens, above the limit of {limit} that this model "
+                    "was trained with: split it, or train with a larger --max-length"
+                )
+        return [[*ids[:limit], END] for ids in encoded]
+
+    def __call__(self, texts: Sequence[str], *, truncate: bool = False) -> list[str]:
+        """The translation of each text; an empty text stays empty.
+
+        Raises:
+          UserError: a sentence longer than the model's limit, unless `truncate`.
+        """
+        encoded = self.encode(texts, truncate=truncate)
+        translations = [""] * len(texts)
+        # Equal lengths next to each other: a batch runs as long as its longest sentence.
+        order = [i for i in sorted(range(len(texts)), key=lambda i: len(encoded[i])) if texts[i].strip()]
+        rows = next((r for r in (1, 8) if len(order) <= r), self.rows)
+        while order:
+            length = self._bucket(len(encoded[order[0]]))
+            fitting = [i for i in order[:rows] if len(encoded[i]) <= length]
+            order = order[len(fitting) :]
+            found = self._search([encoded[i] for i in fitting], rows, length)
+            for i, ids, size in zip(fitting, *jax.device_get((found.tokens, found.lengths)), strict=False):
+                translations[i] = self.tokenizer.decode([ids[0, : size[0]]])[0]
+        return translations
+
+    def align(self, text: str) -> Alignment:
+        """The translation of one sentence with its cross-attention.
+
+        Raises:
+          UserError: an empty sentence, or one longer than the model's limit.
+        """
+        if not text.strip():
+            raise UserError("an empty sentence has no alignment: give some text")
+        (ids,) = self.encode([text])
+        found = jax.device_get(self._search([ids], 1, self._bucket(len(ids)), return_weights=True))
+        size = int(found.lengths[0, 0])
+        target = found.tokens[0, 0, :size].tolist()
+        return Alignment(
+            self.tokenizer.decode([target])[0],
+            self.tokenizer.tokens(ids),
+            self.tokenizer.tokens(target),
+            found.weights[0, 0, :, :, :size, : len(ids)],
+        )
+
+    def _bucket(self, length: int) -> int:
+        limit = self.model.config.max_length
+        return min(next(n for n in (*_LENGTHS, limit) if n >= length), limit)
+
+    def _search(self, ids: list[list[int]], rows: int, length: int, **options: Any) -> Hypotheses:
+        # Rows to spare repeat a sentence: an empty one might never end and hold up the batch.
+        ids = ids + [ids[-1]] * (rows - len(ids))
+        # Twice the source and a little: the paper's bound, source + 50, for sentences of its length.
+        return search(
+            self.model,
+            pad(ids, rows, length),
+            max_length=min(2 * length + 16, self.model.config.max_length),
+            beam_size=self.beam_size,
+            alpha=self.alpha,
+            **options,
+        )

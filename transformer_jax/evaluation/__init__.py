@@ -1,0 +1,1 @@
+"""Scores: functions that yield (name, value)."""

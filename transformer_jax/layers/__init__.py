@@ -1,0 +1,1 @@
+"""Arrays to arrays: attention, masks, positions, dropout, and the blocks made of them."""

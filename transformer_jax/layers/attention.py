@@ -1,0 +1,218 @@
+"""Scaled dot-product attention, the one dispatch that every model calls, and multi-head attention."""
+
+import math
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.dense import dense_dot_general
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+    return_weights: bool = False,
+    implementation: Literal["plain", "fused"] = "plain",
+):
+    """softmax(Q K^T * scale + bias) V (Vaswani et al. 2017, equation 1), with grouped key/value heads.
+
+    Args:
+      query: (B, T, H, K).
+      key: (B, S, G, K), H a multiple of G; query head h reads group h // (H // G) (Ainslie et al. 2023).
+      value: (B, S, G, any width).
+      mask: boolean, broadcastable to (B, H, T, S), True = may attend. A query that may attend to
+        nothing gets exact zeros and zero gradients.
+      bias: added to the scaled logits, broadcastable to (B, H, T, S).
+      scale: factor of the logits; None is 1 / sqrt(K).
+      return_weights: also return the weights; the plain form is used then.
+      implementation: see `Dials.attention`.
+
+    Returns:
+      output (B, T, H, width) in the query's dtype, or (output, weights (B, H, T, S) float32).
+
+    Raises:
+      ValueError: ranks, batch sizes, widths or head counts that do not fit each other.
+    """
+    _check_shapes(query, key, value)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if implementation == "fused" and not return_weights:
+        return _fused_attention(query, key, value, mask, bias, scale)
+    output, weights = _plain_attention(query, key, value, mask, bias, scale)
+    return (output, weights) if return_weights else output
+
+
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+        raise ValueError(f"attention needs (B, T, H, K) arrays, got {shapes}")
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        raise ValueError(f"attention needs one batch size, got {shapes}")
+    if key.shape[1:3] != value.shape[1:3] or query.shape[3] != key.shape[3]:
+        raise ValueError(
+            f"key and value must share length and heads, query and key the head width; got {shapes}"
+        )
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"query heads must be a multiple of key/value heads, got {shapes}")
+
+
+def masked_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Softmax over the last axis, in float32, that gives zeros where nothing is allowed.
+
+    Subtracting the row's maximum keeps exp finite; masked places are zeroed after exp, so that a row
+    without any allowed place sums to 0 rather than to S, and its gradient is 0 rather than NaN.
+    """
+    logits = logits.astype(jnp.float32)
+    if mask is None:
+        return jax.nn.softmax(logits, axis=-1)
+    logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
+    shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    unnormalised = jnp.where(mask, jnp.exp(shifted), 0.0)
+    total = unnormalised.sum(axis=-1, keepdims=True)
+    return unnormalised / jnp.where(total == 0.0, 1.0, total)
+
+
+def _plain_attention(query, key, value, mask, bias, scale):
+    B, T, H, K = query.shape
+    S, G = key.shape[1:3]
+    query = query * jnp.asarray(scale, query.dtype)
+    if G == H:
+        logits = jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
+    else:
+        grouped = query.reshape(B, T, G, H // G, K)
+        logits = jnp.einsum("btgrk,bsgk->bgrts", grouped, key, preferred_element_type=jnp.float32)
+        logits = logits.reshape(B, H, T, S)
+    if bias is not None:
+        logits = logits + bias
+    weights = masked_softmax(logits, mask)
+    mixing = weights.astype(value.dtype)
+    if G == H:
+        output = jnp.einsum("bhts,bshv->bthv", mixing, value, preferred_element_type=jnp.float32)
+    else:
+        mixing = mixing.reshape(B, G, H // G, T, S)
+        output = jnp.einsum("bgrts,bsgv->btgrv", mixing, value, preferred_element_type=jnp.float32)
+        output = output.reshape(B, T, H, value.shape[-1])
+    return output.astype(query.dtype), weights
+
+
+def _fused_attention(query, key, value, mask, bias, scale):
+    # JAX's attention spreads a fully masked row over all keys; contract 2 wants zeros.
+    output = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale)
+    if mask is None:
+        return output
+    allowed = jnp.any(mask, axis=-1)  # broadcastable to (B, H, T)
+    return jnp.where(jnp.swapaxes(allowed, 1, 2)[..., None], output, 0)
+
+
+class KeyValueCache(flax.struct.PyTreeNode):
+    """Keys and values of the tokens seen so far, in a buffer of fixed length.
+
+    Attributes:
+      key, value: (B, S, G, K), filled up to the number of tokens seen.
+    """
+
+    key: jax.Array
+    value: jax.Array
+
+    def append(self, key: jax.Array, value: jax.Array, at: jax.Array) -> "KeyValueCache":
+        """The cache with (B, N, G, K) written from position `at` on."""
+
+        def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, axis=1)
+
+        return KeyValueCache(write(self.key, key), write(self.value, value))
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self, causal or cross by its arguments.
+
+    Args:
+      width: D.
+      heads: H; D must be a multiple.
+      kv_heads: G; H must be a multiple.
+      use_bias: biases on the four projections; the paper has none.
+      kernel_init: initialiser of the projections.
+      dtype: compute dtype; parameters are float32.
+      implementation: see `Dials.attention`.
+      rngs: source of the initial values.
+
+    Raises:
+      ValueError: sizes that do not divide.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        use_bias: bool,
+        kernel_init: nnx.initializers.Initializer,
+        dtype: str,
+        implementation: Literal["plain", "fused"],
+        rngs: nnx.Rngs,
+    ):
+        if width % heads or heads % kv_heads:
+            raise ValueError(
+                f"width {width} must be a multiple of heads {heads}, and heads of kv_heads {kv_heads}"
+            )
+        head_width = width // heads
+        options: dict[str, Any] = dict(
+            use_bias=use_bias,
+            kernel_init=kernel_init,
+            dtype=jnp.dtype(dtype),
+            dot_general=dense_dot_general,
+            rngs=rngs,
+        )
+        self.query = nnx.LinearGeneral(width, (heads, head_width), **options)
+        self.key = nnx.LinearGeneral(width, (kv_heads, head_width), **options)
+        self.value = nnx.LinearGeneral(width, (kv_heads, head_width), **options)
+        self.output = nnx.LinearGeneral((heads, head_width), width, axis=(-2, -1), **options)
+        self.implementation = implementation
+
+    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values (B, S, G, K) of the sequence (B, S, D) that is attended to."""
+        return self.key(x), self.value(x)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
+
+        Where the queries have a multiple of the keys' rows (beams of one sentence, next to each other),
+        the rows of a group read the same keys; nothing is copied. A mask then holds for all of a
+        group's rows alike and must be broadcastable over T.
+
+        Returns:
+          (output (B, T, D), weights (B, H, T, S) float32 or None).
+        """
+        rows, T = query.shape[:2]
+        beams = rows // key.shape[0]
+        query = query.reshape(key.shape[0], beams * T, *query.shape[2:])
+        result = dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            return_weights=return_weights,
+            implementation=self.implementation,
+        )
+        mixed, weights = result if return_weights else (result, None)
+        mixed = mixed.reshape(rows, T, *mixed.shape[2:])
+        if weights is not None and beams > 1:
+            B, H, _, S = weights.shape
+            weights = weights.reshape(B, H, beams, T, S).swapaxes(1, 2).reshape(rows, H, T, S)
+        return self.output(mixed), weights

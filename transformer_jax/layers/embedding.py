@@ -1,0 +1,51 @@
+"""Token embeddings whose table is padded so that any mesh divides it, and logits tied to them."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def padded_size(vocab_size: int, multiple: int) -> int:
+    """The number of rows that the table holds: the next multiple (contract: users never see it)."""
+    return -(-vocab_size // multiple) * multiple
+
+
+class TokenEmbedding(nnx.Module):
+    """A table of V vectors; rows past V are zero, are never read and never get a gradient.
+
+    Args:
+      vocab_size: V.
+      width: D.
+      multiple: the table is padded to a multiple of this many rows.
+      std: standard deviation of the normal initial values, the same whatever `multiple` is.
+      dtype: dtype of the looked-up vectors; the table is float32.
+      rngs: source of the initial values.
+    """
+
+    def __init__(self, vocab_size: int, width: int, *, multiple: int, std: float, dtype: str, rngs: nnx.Rngs):
+        def init(key, shape, param_dtype):
+            rows = nnx.initializers.normal(std)(key, (vocab_size, shape[1]), param_dtype)
+            return jnp.pad(rows, ((0, shape[0] - vocab_size), (0, 0)))
+
+        self.table = nnx.Embed(
+            padded_size(vocab_size, multiple),
+            width,
+            embedding_init=init,
+            dtype=jnp.dtype(dtype),
+            rngs=rngs,
+        )
+        self.vocab_size = vocab_size
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """tokens (...) -> (..., D)."""
+        return self.table(tokens)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """x (..., D) -> (..., V) float32: the product with the table (Press & Wolf 2017).
+
+        Not `nnx.Embed.attend`, which would round the logits to the compute dtype.
+        """
+        weight = self.table.embedding[...].astype(x.dtype)
+        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=jnp.float32)[
+            ..., : self.vocab_size
+        ]

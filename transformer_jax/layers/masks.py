@@ -1,0 +1,54 @@
+"""Attention masks: boolean, True where a query may attend to a key, broadcastable to (B, H, T, S).
+
+They compose with `&`: `causal_mask(T, T) & padding_mask(valid)`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def causal_mask(queries: int, keys: int, *, first_query: int | jax.Array = 0) -> jax.Array:
+    """A query sees the keys up to its own position.
+
+    Args:
+      queries: number of queries T.
+      keys: number of keys S.
+      first_query: position of the first query among the keys, a number or an array of one per
+        sentence (B,); queries that continue a cache of 5 tokens start at 5.
+
+    Returns:
+      (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
+    """
+    first = jnp.asarray(first_query).reshape(-1, 1, 1, 1)
+    return jnp.arange(keys) <= first + jnp.arange(queries)[:, None]
+
+
+def padding_mask(valid: jax.Array) -> jax.Array:
+    """No query sees a padded key. `valid` (B, S) is True at real tokens; returns (B, 1, 1, S)."""
+    return valid.astype(bool)[:, None, None, :]
+
+
+def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
+    """A query sees the keys of its own segment: packed documents do not mix.
+
+    Args:
+      query_segments: (B, T) integers, one number per document.
+      key_segments: (B, S) integers.
+
+    Returns:
+      (B, 1, T, S).
+    """
+    return (query_segments[:, :, None] == key_segments[:, None, :])[:, None]
+
+
+def window_mask(
+    queries: int, keys: int, *, before: int, after: int = 0, first_query: int | jax.Array = 0
+) -> jax.Array:
+    """A query sees the keys at most `before` positions behind and `after` positions ahead of it.
+
+    Returns:
+      (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
+    """
+    first = jnp.asarray(first_query).reshape(-1, 1, 1, 1)
+    distance = jnp.arange(keys) - (first + jnp.arange(queries)[:, None])
+    return (-before <= distance) & (distance <= after)

@@ -1,0 +1,57 @@
+"""A stack of equal blocks: one block whose leaves carry a leading `layers` axis."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from transformer_jax.layers.dials import Dials
+
+
+def make_stack(make_block: Callable[[jax.Array], Any], key: jax.Array, layers: int) -> Any:
+    """`layers` blocks as one pytree of stacked leaves, each initialised from its own key."""
+    return jax.vmap(make_block)(jax.random.split(key, layers))
+
+
+def stack_size(blocks: Any) -> int:
+    """The number of layers L of a stack."""
+    return jax.tree.leaves(blocks)[0].shape[0]
+
+
+def unstack(blocks: Any) -> list[Any]:
+    """The blocks of a stack one by one.
+
+    Decoding does this once, before its loop: one-token steps are bound by reading the weights, and
+    slicing them out of the stack in every step reads them twice.
+    """
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(stack_size(blocks))]
+
+
+def run_stack(
+    block_function: Callable[[Any, jax.Array, jax.Array | None], tuple[jax.Array, Any]],
+    blocks: Any,
+    x: jax.Array,
+    dropout_key: jax.Array | None,
+    dials: Dials,
+) -> tuple[jax.Array, Any]:
+    """Runs x through the blocks in order.
+
+    Args:
+      block_function: `(block, x, dropout_key or None) -> (x, what to keep)`.
+      blocks: a stack made by `make_stack`.
+      x: (B, T, D).
+      dropout_key: split over the layers, or None.
+      dials: unrolling and rematerialisation.
+
+    Returns:
+      x after the last block, and what each block kept, stacked on a leading axis of L.
+    """
+    layers = stack_size(blocks)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
+    function = jax.checkpoint(block_function) if dials.remat else block_function
+
+    def step(x, block_and_key):
+        block, key = block_and_key
+        return function(block, x, key)
+
+    return jax.lax.scan(step, x, (blocks, keys), unroll=dials.unroll_of(layers))

@@ -1,0 +1,1 @@
+"""One file per step of the line: a config, its presets, the module."""

@@ -1,0 +1,381 @@
+"""The Transformer ("Attention Is All You Need", Vaswani et al. 2017): an encoder-decoder translator."""
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.attention import KeyValueCache
+from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock, layer_norm
+from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.masks import causal_mask, padding_mask
+from transformer_jax.layers.positions import learned_positions, sinusoidal_positions
+from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.models.step import StepFunction, StepOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """What the model computes. Sizes default to nothing: take a preset, or name them.
+
+    Attributes:
+      vocab_size: V, shared by source and target.
+      width: D.
+      feed_forward: F.
+      heads: H.
+      kv_heads: G; the paper's G is H.
+      encoder_layers, decoder_layers: L of each stack.
+      max_length: longest source or target, in tokens.
+      dropout: after each sub-layer and after the sum of embedding and position (section 5.4).
+      norm: "post" is the paper's arrangement, "pre" trains deeper stacks without care.
+      positions: "sinusoidal" (the paper's) or "learned".
+      activation: "relu" (the paper's) or "gelu".
+      tie: "all" shares one matrix between both embeddings and the logits (section 3.4), "decoder"
+        between target embedding and logits, "none" nothing.
+      attention_bias: biases on the attention projections; the paper has none.
+      embedding_scale: embeddings times sqrt(D) (section 3.4).
+      norm_epsilon: of the layer normalisations.
+      dtype: compute dtype, "float32" or "bfloat16"; parameters, softmax and logits are float32.
+      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+
+    Raises:
+      ValueError: a value outside its choices, or sizes that do not divide.
+    """
+
+    vocab_size: int
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    encoder_layers: int
+    decoder_layers: int
+    dropout: float
+    max_length: int = 512
+    norm: Literal["post", "pre"] = "post"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    activation: Literal["relu", "gelu"] = "relu"
+    tie: Literal["all", "decoder", "none"] = "all"
+    attention_bias: bool = False
+    embedding_scale: bool = True
+    norm_epsilon: float = 1e-6
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+
+    def __post_init__(self):
+        choices = {
+            "norm": ("post", "pre"),
+            "positions": ("sinusoidal", "learned"),
+            "activation": ("relu", "gelu"),
+            "tie": ("all", "decoder", "none"),
+            "dtype": ("float32", "bfloat16", "float16"),
+        }
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
+        if self.width % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"width {self.width} must be a multiple of heads {self.heads}, "
+                f"and heads of kv_heads {self.kv_heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+
+# (layers, width, feed-forward, heads, dropout); base and big are table 3 of the paper, tiny is the
+# size the literature uses for Multi30k (Wu et al. 2021), small doubles its width, mini is for the
+# embedded phrases and two CPU cores.
+_SIZES = {
+    "mini": (2, 128, 256, 4, 0.1),
+    "tiny": (4, 128, 256, 4, 0.3),
+    "small": (4, 256, 1024, 4, 0.3),
+    "base": (6, 512, 2048, 8, 0.1),
+    "big": (6, 1024, 4096, 16, 0.3),
+}
+PRESETS = tuple(_SIZES)
+
+
+def preset(name: str, vocab_size: int, **changes) -> TransformerConfig:
+    """The config of a published size.
+
+    Args:
+      name: one of `PRESETS`.
+      vocab_size: V.
+      **changes: any other field of the config.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    layers, width, feed_forward, heads, rate = _SIZES[name]
+    sizes: dict[str, Any] = dict(
+        vocab_size=vocab_size,
+        width=width,
+        feed_forward=feed_forward,
+        heads=heads,
+        kv_heads=heads,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        dropout=rate,
+    )
+    return TransformerConfig(**(sizes | changes))
+
+
+class TransformerCache(flax.struct.PyTreeNode):
+    """A decoder between two steps.
+
+    Attributes:
+      target: per layer, keys and values of the target tokens so far, (B * beams, max_length, G, K).
+      memory: per layer, keys and values of the source, (B, S, G, K): one copy for all beams.
+      memory_mask: (B, 1, 1, S) or None.
+      length: number of target tokens so far.
+    """
+
+    target: tuple[KeyValueCache, ...]
+    memory: tuple[KeyValueCache, ...]
+    memory_mask: jax.Array | None
+    length: jax.Array
+
+    def repeat(self, times: int) -> "TransformerCache":
+        return self.replace(target=jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.target))
+
+    def reorder(self, rows: jax.Array) -> "TransformerCache":
+        return self.replace(target=jax.tree.map(lambda x: x[rows], self.target))
+
+
+class Transformer(nnx.Module):
+    """An encoder-decoder Transformer.
+
+    Initial values, all in one place: every matrix is Xavier-uniform (Glorot & Bengio 2010), as in the
+    authors' Tensor2Tensor; embeddings are normal with standard deviation D^-0.5, so that they have
+    unit size once scaled by sqrt(D); biases are 0 and normalisation scales 1.
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        self.config, self.dials = config, dials
+        options: dict[str, Any] = dict(
+            kernel_init=nnx.initializers.xavier_uniform(),
+            implementation=dials.attention,
+        )
+
+        def embedding():
+            return TokenEmbedding(
+                config.vocab_size,
+                config.width,
+                multiple=config.vocab_multiple,
+                std=config.width**-0.5,
+                dtype=config.dtype,
+                rngs=rngs,
+            )
+
+        def position_table():
+            return nnx.Embed(
+                config.max_length,
+                config.width,
+                embedding_init=nnx.initializers.normal(config.width**-0.5),
+                rngs=rngs,
+            )
+
+        self.target_embedding = embedding()
+        self.source_embedding = embedding() if config.tie != "all" else None
+        self.unembedding = (
+            nnx.Linear(
+                config.width,
+                self.target_embedding.table.num_embeddings,
+                use_bias=False,
+                kernel_init=nnx.initializers.normal(config.width**-0.5),
+                dtype=jnp.dtype(config.dtype),
+                preferred_element_type=jnp.float32,
+                dot_general=dense_dot_general,
+                rngs=rngs,
+            )
+            if config.tie == "none"
+            else None
+        )
+        learned = config.positions == "learned"
+        self.source_positions = position_table() if learned else None
+        self.target_positions = position_table() if learned else None
+        self.encoder = make_stack(
+            lambda key: EncoderBlock(config, rngs=nnx.Rngs(key), **options),
+            rngs.params(),
+            config.encoder_layers,
+        )
+        self.decoder = make_stack(
+            lambda key: DecoderBlock(config, rngs=nnx.Rngs(key), **options),
+            rngs.params(),
+            config.decoder_layers,
+        )
+        # Pre-norm leaves the stream unnormalised; post-norm ends each block with a norm already.
+        self.encoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
+        self.decoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters, the padding of the vocabulary not counted."""
+        padding = self.target_embedding.table.num_embeddings - self.config.vocab_size
+        tables = sum(x is not None for x in (self.target_embedding, self.source_embedding, self.unembedding))
+        return sum(x.size for x in jax.tree.leaves(self)) - tables * padding * self.config.width
+
+    def _embed(self, embedding, position_table, tokens, first, dropout_key):
+        """Scaled embedding plus position, with dropout on the sum: (B, N) -> (B, N, D)."""
+        config = self.config
+        x = embedding(tokens)
+        if config.embedding_scale:
+            x = x * jnp.asarray(config.width**0.5, x.dtype)
+        positions = first + jnp.arange(tokens.shape[1])
+        if position_table is None:
+            encoding = sinusoidal_positions(positions, config.width)
+        else:
+            encoding = learned_positions(positions, position_table.embedding[...])
+        return dropout(x + encoding.astype(x.dtype), config.dropout, dropout_key)
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        if self.decoder_norm is not None:
+            x = self.decoder_norm(x)
+        if self.unembedding is None:
+            return self.target_embedding.logits(x)
+        return self.unembedding(x)[..., : self.config.vocab_size].astype(jnp.float32)
+
+    def _check_length(self, length: int, what: str) -> None:
+        if length > self.config.max_length:
+            raise ValueError(
+                f"{what} of {length} tokens is longer than the model's max_length {self.config.max_length}"
+            )
+
+    def encode(
+        self,
+        source: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The encoder's output.
+
+        Args:
+          source: (B, S) token ids.
+          source_mask: (B, S), True at real tokens; None where there is no padding.
+          dropout_key: dropout is on where given.
+
+        Returns:
+          (B, S, D) in the compute dtype.
+        """
+        self._check_length(source.shape[1], "a source")
+        embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
+        mask = None if source_mask is None else padding_mask(source_mask)
+        with jax.named_scope("encoder"):
+            x = self._embed(embedding, self.source_positions, source, 0, embed_key)
+            x, _ = run_stack(
+                lambda block, x, key: block(x, mask=mask, dropout_key=key),
+                self.encoder,
+                x,
+                stack_key,
+                self.dials,
+            )
+            return x if self.encoder_norm is None else self.encoder_norm(x)
+
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """Logits of the token after each target token, given the source.
+
+        Args:
+          source: (B, S) token ids.
+          target: (B, T) token ids, starting with the begin token.
+          source_mask, target_mask: (B, S) and (B, T), True at real tokens.
+          dropout_key: dropout is on where given.
+          return_weights: also return the cross-attention.
+
+        Returns:
+          logits (B, T, V) float32, or (logits, weights (B, L, H, T, S) float32).
+
+        Raises:
+          ValueError: a source or target longer than `max_length`.
+        """
+        self._check_length(target.shape[1], "a target")
+        encoder_key, embed_key, stack_key = (
+            (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
+        )
+        memory = self.encode(source, source_mask=source_mask, dropout_key=encoder_key)
+        mask = causal_mask(target.shape[1], target.shape[1])
+        if target_mask is not None:
+            mask = mask & padding_mask(target_mask)
+        memory_mask = None if source_mask is None else padding_mask(source_mask)
+
+        def run_block(block, x, key):
+            x, (weights, _) = block(
+                x,
+                block.project_memory(memory),
+                mask=mask,
+                memory_mask=memory_mask,
+                dropout_key=key,
+                return_weights=return_weights,
+            )
+            return x, weights
+
+        with jax.named_scope("decoder"):
+            x = self._embed(self.target_embedding, self.target_positions, target, 0, embed_key)
+            x, weights = run_stack(run_block, self.decoder, x, stack_key, self.dials)
+        logits = self._logits(x)
+        return (logits, weights.swapaxes(0, 1)) if return_weights else logits
+
+    def start(
+        self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
+    ) -> TransformerCache:
+        """Encodes the source (B, S) and makes room for `max_length` target tokens."""
+        self._check_length(max_length, "a target")
+        config = self.config
+        memory = self.encode(source, source_mask=source_mask)
+        blocks = unstack(self.decoder)
+        shape = (source.shape[0], max_length, config.kv_heads, config.width // config.heads)
+        empty = KeyValueCache(jnp.zeros(shape, memory.dtype), jnp.zeros(shape, memory.dtype))
+        return TransformerCache(
+            target=tuple(empty for _ in blocks),
+            memory=tuple(block.project_memory(memory) for block in blocks),
+            memory_mask=None if source_mask is None else padding_mask(source_mask),
+            length=jnp.zeros((), jnp.int32),
+        )
+
+    def step_function(self, *, return_weights: bool = False) -> StepFunction:
+        """The step that decoding sees; its weights are unstacked once, so make it before a loop."""
+        blocks = unstack(self.decoder)
+
+        def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
+            x = self._embed(self.target_embedding, self.target_positions, tokens, cache.length, None)
+            mask = causal_mask(tokens.shape[1], cache.target[0].key.shape[1], first_query=cache.length)
+            target, kept = [], []
+            for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
+                x, (weights, layer) = block(
+                    x,
+                    memory,
+                    mask=mask,
+                    memory_mask=cache.memory_mask,
+                    cache=layer,
+                    at=cache.length,
+                    return_weights=return_weights,
+                )
+                target.append(layer)
+                kept.append(weights)
+            cache = cache.replace(target=tuple(target), length=cache.length + tokens.shape[1])
+            weights = jnp.stack(kept, axis=1) if return_weights else None
+            return StepOutput(self._logits(x), weights), cache
+
+        return step

@@ -1,0 +1,1 @@
+"""Pictures: attention maps and training curves."""

@@ -1,0 +1,53 @@
+"""Alignments as pictures."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+def plot_alignment(
+    weights: np.ndarray,
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    path: str | pathlib.Path,
+    *,
+    title: str = "",
+) -> None:
+    """Draws the heads of one layer side by side, source tokens across, target tokens down.
+
+    Args:
+      weights: (H, T, S), rows sum to 1.
+      source_tokens, target_tokens: the S and T labels.
+      path: picture to write; the ending chooses the format.
+      title: shown above.
+
+    Raises:
+      ValueError: weights that do not fit the labels.
+    """
+    heads = len(weights)
+    if weights.shape[1:] != (len(target_tokens), len(source_tokens)):
+        raise ValueError(
+            f"weights {weights.shape} do not fit {len(target_tokens)} target and {len(source_tokens)} "
+            "source tokens"
+        )
+    width = 1.0 + 0.26 * len(source_tokens)
+    height = 1.6 + 0.26 * len(target_tokens)
+    figure = Figure(figsize=(heads * width + 1.5, height + 0.8), layout="constrained")
+    panels = figure.subplots(1, heads, sharey=True, squeeze=False)[0]
+    for head, axes in enumerate(panels):
+        image = axes.imshow(weights[head], vmin=0, vmax=1, cmap="viridis", aspect="equal")
+        axes.set_title(f"head {head + 1}", fontsize=9)
+        axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, fontsize=8, family=_FONTS)
+        axes.set_yticks(range(len(target_tokens)), target_tokens, fontsize=8, family=_FONTS)
+    panels[0].set_ylabel("target")
+    figure.supxlabel("source", fontsize=9)
+    figure.colorbar(image, ax=panels, shrink=0.6, label="attention weight")
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+_FONTS = ["DejaVu Sans"]

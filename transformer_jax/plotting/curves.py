@@ -1,0 +1,30 @@
+"""Training curves."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+def plot_losses(rows: Sequence[dict[str, Any]], path: str | pathlib.Path) -> None:
+    """Training and validation loss against the step, from the lines of `metrics.jsonl`, as a picture."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    drawn = False
+    for name, label, style in (
+        ("loss", "training, smoothed labels", "-"),
+        ("valid_loss", "validation", "o-"),
+    ):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if points:
+            drawn = True
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    if drawn:
+        axes.set_yscale("log")
+        axes.legend()
+    figure.savefig(path, dpi=120)

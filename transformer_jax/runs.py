@@ -1,0 +1,150 @@
+"""Run folders: everything that a trained model needs, in one place, readable by other tools.
+
+`config.json` (format version, model name and config, training config), `tokenizer.json`, `checkpoints/`,
+`metrics.jsonl` with TensorBoard event files, `results.json`, `loss.png`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.decoding.translator import Alignment, Translator
+from transformer_jax.errors import UserError
+from transformer_jax.layers.dials import Dials
+from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.training.checkpoints import Checkpoints, write_text_atomically
+
+FORMAT_VERSION = 1
+CONFIG, TOKENIZER, RESULTS, CHECKPOINTS = "config.json", "tokenizer.json", "results.json", "checkpoints"
+AVERAGED = "averaged"
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file of a run.
+
+    Raises:
+      UserError: no such file, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+
+
+def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file of a run, whole or not at all.
+
+    Raises:
+      UserError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --run-dir") from None
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """A run's config.
+
+    Raises:
+      UserError: not a run, or one of a newer format.
+    """
+    config = read_json(folder / CONFIG)
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{folder / CONFIG}: format version {version}, and this package reads {FORMAT_VERSION}: "
+            "install the version that wrote it"
+        )
+    return config
+
+
+def make_model(name: str, config: Any, *, seed: int = 0, dials: Dials = Dials()) -> Any:
+    """A freshly initialised model, built in one compiled program."""
+    module = TRANSLATORS[name].module
+    return jax.jit(lambda key: module(config, rngs=nnx.Rngs(key), dials=dials))(jax.random.key(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained translator.
+
+    Attributes:
+      model: the module with its trained parameters.
+      tokenizer: text to ids and back.
+      config: `config.json` as a dictionary.
+      weights: which checkpoint the parameters are from.
+    """
+
+    model: Any
+    tokenizer: BytePairTokenizer
+    config: dict[str, Any]
+    weights: str
+
+    def translator(self, *, beam_size: int | None = None, alpha: float | None = None) -> Translator:
+        """A `Translator` with the search of the run's config, or another."""
+        training = self.config["training"]
+        return Translator(
+            self.model,
+            self.tokenizer,
+            beam_size=training["beam_size"] if beam_size is None else beam_size,
+            alpha=training["length_penalty"] if alpha is None else alpha,
+        )
+
+    def translate(self, texts: Sequence[str], *, beam_size: int | None = None) -> list[str]:
+        """The translation of each text; an empty text stays empty.
+
+        Raises:
+          UserError: a text longer than the model's limit.
+        """
+        return self.translator(beam_size=beam_size)(texts)
+
+    def align(self, text: str) -> Alignment:
+        """The translation of one text with its cross-attention, see `Alignment`."""
+        return self.translator().align(text)
+
+
+def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: Dials = Dials()) -> Run:
+    """Reads a run.
+
+    Args:
+      folder: the run's folder.
+      weights: "averaged", or the step of a checkpoint; None takes the averaged parameters where the
+        run is finished, else the newest checkpoint.
+      dials: how the model is computed.
+
+    Raises:
+      UserError: not a run, no such checkpoint, or a damaged one.
+    """
+    folder = pathlib.Path(folder)
+    config = read_config(folder)
+    name = config["model"]
+    if name not in TRANSLATORS:
+        raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TRANSLATORS)}")
+    model_config = TRANSLATORS[name].config(**config["model_config"])
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    if weights is None:
+        whole = [AVERAGED] if checkpoints.is_whole(AVERAGED) else []
+        whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
+        if not whole:
+            raise UserError(
+                f"{folder}: no complete checkpoint yet; train first: the same command without --text"
+            )
+        weights = whole[0]
+    target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
+    try:
+        model = checkpoints.restore_model(target, weights)
+    finally:
+        checkpoints.close()
+    return Run(model, BytePairTokenizer.load(folder / TOKENIZER), config, weights)

@@ -1,0 +1,1 @@
+"""Losses, schedules, optimizers, the training step, the loop, checkpoints, metrics."""

@@ -1,0 +1,266 @@
+"""Checkpoints that are complete or not there: async Orbax, and a manifest with a digest of every file.
+
+Layout of `<folder>/<step>/`: `model/` and `training/` (Orbax, plain dictionaries of canonical names),
+and `manifest.json`, written last. A folder without a manifest, or whose files do not match it, is not a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves, nested, with_leaves
+from transformer_jax.training.state import TrainState
+
+_log = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of every file below the folder but the manifest."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _MANIFEST
+    }
+
+
+def write_text_atomically(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is either the old one or the whole new one, also after a power cut."""
+    draft = path.with_name(path.name + ".draft")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _storable(tree: Any) -> dict[str, Any]:
+    """Leaves by canonical name, nested, random keys as their words; what holds nothing is left out."""
+    leaves = named_leaves(tree)
+    return nested({n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()})
+
+
+def _restored(target: Any, stored: dict[str, Any]) -> Any:
+    leaves = named_leaves(stored)
+    for name, leaf in named_leaves(target).items():
+        if _is_key(leaf) and name in leaves:
+            leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
+    return with_leaves(target, leaves)
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    training = {field: getattr(state, field) for field in ("step", "optimizer_state", "key", "extra", "ema")}
+    return {"model": state.model, "training": training}
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+      folder: made at the first save.
+      keep_last: how many of the newest are kept.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, keep_last: int = 1):
+        self.folder = pathlib.Path(folder).absolute()
+        self.keep_last = keep_last
+        self.best: int | None = None
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._finisher: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    # --- writing ------------------------------------------------------------
+
+    def save(self, state: TrainState, *, best: bool = False) -> None:
+        """Starts writing a checkpoint; returns once the state may be changed.
+
+        A checkpoint that already stands at this step is left as it is.
+
+        Args:
+          state: what to save.
+          best: keep this one until a better one comes.
+
+        Raises:
+          UserError: the disk is full or the folder cannot be written (of this save or of the one
+            before it). Earlier checkpoints stay.
+        """
+        step = int(state.step)
+        self.wait()
+        if best:
+            self.best = step
+        if step in self.steps() and self.is_whole(step):
+            return
+        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()})
+
+    def save_model(self, name: str, model: Any) -> None:
+        """Writes parameters alone, under a name ("averaged"), and waits for it.
+
+        Raises:
+          UserError: the disk is full or the folder cannot be written.
+        """
+        self.wait()
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        self._write(name, {"model": _storable(model)})
+        self.wait()
+
+    def _write(self, name: str, parts: dict[str, Any]) -> None:
+        target = self.folder / name
+        try:
+            # What a killed save left behind: no manifest, so no checkpoint.
+            shutil.rmtree(target, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
+            self._orbax.save(target, args=ocp.args.Composite(**args))
+        except Exception as error:
+            raise _saving_error(target, error) from error
+        self._finisher = threading.Thread(target=self._finish, args=(target,), name="checkpoint-manifest")
+        self._finisher.start()
+
+    def _finish(self, target: pathlib.Path) -> None:
+        try:
+            self._orbax.wait_until_finished()
+            manifest = {"format_version": 1, "sha256": _digests(target)}
+            write_text_atomically(target / _MANIFEST, json.dumps(manifest, indent=1))
+            self._remove_old()
+        except Exception as error:  # noqa: BLE001  handed to the thread that saves
+            self._failure = _saving_error(target, error)
+
+    def _remove_old(self) -> None:
+        steps = self.steps()
+        for step in steps[: -self.keep_last]:
+            if step != self.best:
+                # The manifest goes first: a half-removed folder must not look complete.
+                (self.folder / str(step) / _MANIFEST).unlink()
+                shutil.rmtree(self.folder / str(step), ignore_errors=True)
+
+    def wait(self) -> None:
+        """Waits until the save under way is complete.
+
+        Raises:
+          UserError: it failed.
+        """
+        if self._finisher is not None:
+            self._finisher.join()
+            self._finisher = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Waits, and lets go of Orbax's threads."""
+        self.wait()
+        self._orbax.close()
+
+    # --- reading ------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps with a manifest, rising; their digests are not read."""
+        return sorted(int(p.parent.name) for p in self.folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
+
+    def is_whole(self, name: int | str) -> bool:
+        """Whether every file of a checkpoint is there and matches the digest in its manifest."""
+        folder = self.folder / str(name)
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            return manifest["sha256"] == _digests(folder)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def restore(self, target: TrainState) -> TrainState | None:
+        """The newest whole checkpoint, in the shape of `target`.
+
+        Returns:
+          The state, or None where nothing was ever saved.
+
+        Raises:
+          UserError: folders of checkpoints are there but none is whole: never a silent step 0.
+        """
+        damaged: list[int] = []
+        for step in reversed(self.steps()):
+            if not self.is_whole(step):
+                damaged.append(step)
+                _log.warning(
+                    "checkpoint %s does not match its manifest; trying an older one", self.folder / str(step)
+                )
+                continue
+            parts = _parts(target)
+            stored = self._read(step, tuple(parts))
+            restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
+            for other in damaged:
+                # Without its manifest it counts as torn: it is not averaged, kept or taken for saved.
+                (self.folder / str(other) / _MANIFEST).unlink(missing_ok=True)
+            return target.replace(model=restored["model"], **restored["training"])
+        torn = [p.name for p in self.folder.glob("*") if p.is_dir()] if self.folder.is_dir() else []
+        if torn:
+            raise UserError(
+                f"{self.folder}: {len(torn)} checkpoint(s) ({', '.join(sorted(torn)[:3])}), none complete: "
+                "a save was interrupted or files were changed; delete the run folder or name another with "
+                "--run-dir"
+            )
+        return None
+
+    def restore_model(self, target: Any, name: int | str) -> Any:
+        """The parameters of one checkpoint, in the shape of `target`.
+
+        Raises:
+          UserError: it is not whole, or belongs to a model of another shape.
+        """
+        if not self.is_whole(name):
+            raise UserError(f"{self.folder / str(name)}: not a complete checkpoint")
+        try:
+            return _restored(target, self._read(name, ("model",))["model"])
+        except ValueError as error:
+            raise UserError(f"{self.folder / str(name)} holds another model: {error}") from None
+
+    def average(self, target: Any, steps: Iterable[int]) -> Any:
+        """The mean of the parameters of several checkpoints, added up in float64.
+
+        Averaging the last checkpoints is what the paper evaluates (Vaswani et al. 2017, section 6.1).
+        """
+        steps = [step for step in steps if self.is_whole(step)]
+        if not steps:
+            raise UserError(f"{self.folder}: no complete checkpoint to average")
+        total: dict[str, np.ndarray] = {}
+        for step in steps:
+            for name, leaf in named_leaves(self.restore_model(target, step)).items():
+                total[name] = total.get(name, 0) + np.asarray(leaf, np.float64)
+        own = named_leaves(target)
+        return with_leaves(target, {n: jnp.asarray(x / len(steps), own[n].dtype) for n, x in total.items()})
+
+    def _read(self, name: int | str, parts: Iterable[str]) -> dict[str, Any]:
+        self.wait()
+        args = ocp.args.Composite(**{part: ocp.args.PyTreeRestore() for part in parts})
+        return dict(self._orbax.restore(self.folder / str(name), args=args).items())
+
+
+def _copied(tree: Any) -> Any:
+    """Host copies: the step that follows donates the buffers it was given."""
+    return jax.tree.map(np.array, tree)
+
+
+def _saving_error(target: pathlib.Path, error: BaseException) -> UserError:
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    reason = "the disk is full; free some space" if full else f"{error}; check the folder and its permissions"
+    line = " ".join(f"{target}: the checkpoint could not be written: {reason}".split())
+    return UserError(line[:500])

@@ -1,0 +1,178 @@
+"""The one training loop: steps, records, evaluations, checkpoints, and a clean stop."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import optax
+
+from transformer_jax.errors import UserError
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.metrics import MetricsLog
+from transformer_jax.training.progress import TrainingProgress
+from transformer_jax.training.state import TrainState
+
+# The record has a line at least this often, and at most this many steps are in flight unchecked.
+LOG_EVERY = 10
+
+
+class Stopped(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved its state.
+
+    Attributes:
+      step: steps done and saved.
+    """
+
+    def __init__(self, step: int):
+        super().__init__(f"stopped after step {step}, which is saved; the same command goes on from there")
+        self.step = step
+
+
+class Diverged(UserError):
+    """The loss became NaN or infinite."""
+
+
+@contextlib.contextmanager
+def _stop_requested() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # signals reach the main thread only
+        return
+
+    def ask(signum: int, _: Any) -> None:
+        if event.is_set() and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def fit(
+    state: TrainState,
+    train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]],
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    schedule: optax.Schedule,
+    log: MetricsLog,
+    checkpoints: Checkpoints,
+    save_every: int,
+    evaluate: Callable[[TrainState], Iterable[tuple[str, float]]],
+    evaluate_every: int,
+    best: str,
+) -> TrainState:
+    """Trains until `steps` steps are done.
+
+    Args:
+      state: where to start; donated.
+      train_step: from `make_train_step`.
+      batches: those of the steps after `state.step`, in order.
+      steps: number of steps in all, the ones already done included.
+      schedule: learning rate of a step, for the record.
+      log: receives a line every `LOG_EVERY` steps, with `seconds` of training and `target_tokens` so
+        far (evaluations and saves not counted), and one for each evaluation.
+      checkpoints: receives the state every `save_every` steps, at evaluations that are the best so
+        far, at the end, and when asked to stop.
+      save_every: in steps.
+      evaluate: yields (name, value) for the record.
+      evaluate_every: in steps; the last step is always evaluated.
+      best: name of the value that says which checkpoint is best, larger being better.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      Diverged: a NaN or infinite loss; the checkpoints are as they were.
+      Stopped: Ctrl-C or SIGTERM, after saving.
+      UserError: a checkpoint or the record cannot be written.
+    """
+    step = int(state.step)
+    seconds, tokens = log.last.get("seconds", 0.0), log.last.get("target_tokens", 0.0)
+    best_value = log.last.get(f"best_{best}", -math.inf)
+    checkpoints.best = log.last.get("best_step", checkpoints.best)
+    pending: list[dict[str, jax.Array]] = []
+    started = time.perf_counter()
+
+    def record(progress: TrainingProgress) -> None:
+        """Fetches the metrics of the steps in flight, checks them and writes one line."""
+        nonlocal seconds, tokens, started
+        if not pending:
+            return
+        rows = jax.device_get(pending)
+        first = step - len(rows) + 1
+        pending.clear()
+        for offset, row in enumerate(rows):
+            if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]):
+                value = row["loss"] if not math.isfinite(row["loss"]) else row["gradient_norm"]
+                checkpoints.wait()
+                saved = checkpoints.steps()
+                kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "nothing was saved yet"
+                raise Diverged(
+                    f"step {first + offset}: the loss or its gradient is {value}; {kept}; lower "
+                    "--learning-rate, lengthen --warmup or set --clip 1, in another --run-dir"
+                )
+        spent = time.perf_counter() - started
+        weight = sum(float(row["weight"]) for row in rows)
+        seconds, tokens = seconds + spent, tokens + weight
+        values = {
+            name: sum(float(row[name]) * float(row["weight"]) for row in rows) / max(weight, 1.0)
+            for name in rows[0]
+            if name != "weight"
+        }
+        values |= {
+            "learning_rate": float(schedule(step - 1)),
+            "tokens_per_second": weight / spent,
+            "seconds": seconds,
+            "target_tokens": tokens,
+        }
+        values |= best_so_far()
+        log.write(step, **values)
+        progress.update(step, values)
+        started = time.perf_counter()
+
+    def best_so_far() -> dict[str, float]:
+        return {} if checkpoints.best is None else {f"best_{best}": best_value, "best_step": checkpoints.best}
+
+    with _stop_requested() as stop, TrainingProgress(steps, step) as progress:
+        batches = iter(batches)
+        while step < steps:
+            state, metrics = train_step(state, next(batches))
+            step += 1
+            pending.append(metrics)
+            last, stopping = step == steps, stop.is_set()
+            evaluating = step % evaluate_every == 0 or last
+            saving = step % save_every == 0 or last or stopping
+            if step % LOG_EVERY == 0 or evaluating or saving:
+                record(progress)
+            is_best = False
+            if evaluating and (not stopping or step % evaluate_every == 0):
+                values = dict(evaluate(state))
+                is_best = values[best] > best_value
+                if is_best:
+                    best_value, checkpoints.best = values[best], step
+                log.write(step, **values, seconds=seconds, target_tokens=tokens, **best_so_far())
+                progress.note(
+                    f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+                )
+            if saving or is_best:
+                checkpoints.save(state, best=is_best)
+            if stopping and not last:
+                checkpoints.wait()
+                raise Stopped(step)
+            if evaluating or saving:
+                started = time.perf_counter()
+        checkpoints.wait()
+    return state

@@ -1,0 +1,31 @@
+"""Losses that return (sum, weight); the division happens once, over the global batch."""
+
+import jax
+import jax.numpy as jnp
+
+
+def smoothed_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7; Vaswani et al. 2017, 5.4).
+
+    The target distribution is (1 - smoothing) on the label plus smoothing / V on every token.
+
+    Args:
+      logits: (..., V), any float dtype; computed in float32.
+      labels: (...) token ids.
+      weights: (...) 1 at tokens that count, 0 at padding.
+      smoothing: the paper's epsilon, 0.1 there.
+
+    Returns:
+      (sum of the smoothed loss, sum of the plain negative log-likelihood, sum of the weights), nats.
+    """
+    logits = logits.astype(jnp.float32)
+    weights = weights.astype(jnp.float32)
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    likelihood = log_total - chosen
+    loss = likelihood
+    if smoothing:
+        loss = (1 - smoothing) * likelihood + smoothing * (log_total - logits.mean(axis=-1))
+    return (loss * weights).sum(), (likelihood * weights).sum(), weights.sum()

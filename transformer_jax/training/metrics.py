@@ -1,0 +1,72 @@
+"""The record of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard event files beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from transformer_jax.errors import UserError
+from transformer_jax.training.checkpoints import write_text_atomically
+
+FILE = "metrics.jsonl"
+
+
+def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`; a last line cut short by a kill is left out."""
+    path = pathlib.Path(folder) / FILE
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class MetricsLog:
+    """Appends metrics of a run that starts after `step`.
+
+    Lines of later steps, which a run that was killed has left behind, are cut off first.
+
+    Args:
+      folder: the run's folder.
+      step: the step that was restored, 0 for a new run.
+
+    Raises:
+      UserError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, step: int = 0):
+        self._path = pathlib.Path(folder) / FILE
+        kept = [row for row in read_metrics(folder) if row["step"] <= step]
+        self.last = kept[-1] if kept else {}
+        try:
+            write_text_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written ({error})") from None
+
+    def write(self, step: int, **values: float) -> None:
+        """One line, and one point of each TensorBoard curve.
+
+        Raises:
+          UserError: the disk is full.
+        """
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written ({error}); free some space") from None
+
+    def close(self) -> None:
+        # On a full disk closing fails like the write before it, whose error is the one to show.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._writer.close()

@@ -1,0 +1,67 @@
+"""What a run shows while it trains: a live bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+class TrainingProgress:
+    """A context manager that shows steps done, loss, tokens per second and time left, on stderr.
+
+    Args:
+      steps: number of steps in all.
+      done: steps done before.
+    """
+
+    def __init__(self, steps: int, done: int = 0):
+        self._console = Console(stderr=True)
+        self._steps, self._first = steps, done
+        self._started = self._last_line = time.perf_counter()
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("training", total=steps, completed=done, figures="compiling")
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, step: int, figures: Mapping[str, float]) -> None:
+        """Shows the state after `step`; `figures` are loss and tokens per second."""
+        shown = f"loss {figures['loss']:.3f}  {figures['tokens_per_second']:,.0f} tokens/s"
+        self._bar.update(self._task, completed=step, figures=shown)
+        now = time.perf_counter()
+        if not self._console.is_terminal and (
+            now - self._last_line > _SECONDS_BETWEEN_LINES or step == self._steps
+        ):
+            self._last_line = now
+            left = (now - self._started) / max(1, step - self._first) * (self._steps - step)
+            self._console.print(f"step {step}/{self._steps}  {shown}  {left:.0f} s left", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, highlight=False)

@@ -1,0 +1,54 @@
+"""Learning-rate schedules: functions of the step, counted from 0."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+SCHEDULES = ("inverse_sqrt", "cosine", "constant")
+
+
+def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+    """Linear warm-up to `peak` at step `warmup`, then peak * sqrt(warmup / step).
+
+    With peak = (D * warmup)^-0.5 this is the paper's schedule (Vaswani et al. 2017, equation 3).
+    """
+
+    def schedule(step: jax.Array) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32) + 1.0  # the paper counts from 1
+        return peak * jnp.minimum(step / warmup, jnp.sqrt(warmup / step))
+
+    return schedule
+
+
+def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.Schedule:
+    """A schedule by name.
+
+    Args:
+      name: one of `SCHEDULES`; "cosine" and "constant" warm up linearly as well, cosine ends at 1%
+        of the peak.
+      peak: the largest learning rate.
+      warmup: number of warm-up steps.
+      steps: number of steps in all; only "cosine" depends on it.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    warmup = max(1, warmup)
+    if name == "inverse_sqrt":
+        return inverse_sqrt(peak, warmup)
+    if name == "cosine":
+        warmup = min(warmup, max(1, steps - 1))
+        return optax.warmup_cosine_decay_schedule(
+            peak / warmup, peak, warmup, max(steps, warmup + 1), peak / 100
+        )
+    if name == "constant":
+        return optax.join_schedules(
+            [optax.linear_schedule(peak / warmup, peak, warmup - 1), optax.constant_schedule(peak)],
+            [warmup - 1],
+        )
+    raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")
+
+
+def extends(name: str) -> bool:
+    """Whether a run of this schedule may be given more steps after it ended."""
+    return name != "cosine"

@@ -1,0 +1,373 @@
+"""Training a translator from a config: corpus -> tokenizer -> batches -> loop -> averaged -> scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax import runs
+from transformer_jax.data import corpora
+from transformer_jax.data.batching import (
+    Bucket,
+    TranslationBatches,
+    choose_buckets,
+    example_length,
+    translation_batch,
+)
+from transformer_jax.data.phrases import Pair
+from transformer_jax.data.tokenizer import PAD, BytePairTokenizer
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.translation import bleu_signature, translation_scores
+from transformer_jax.layers.dials import Dials
+from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.loop import fit
+from transformer_jax.training.losses import smoothed_cross_entropy
+from transformer_jax.training.metrics import MetricsLog, read_metrics
+from transformer_jax.training.optimizers import make_optimizer
+from transformer_jax.training.schedules import extends, make_schedule
+from transformer_jax.training.state import Loss, create_state, make_train_step
+from transformer_jax.translation_config import FREE_FIELDS, TranslationConfig, resolve
+
+_log = logging.getLogger(__name__)
+
+
+_VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
+# Sentences whose greedy translations are scored while training; the loss is over all.
+_TRANSLATED_WHILE_TRAINING = 200
+
+
+def translation_loss(label_smoothing: float) -> Loss:
+    """The task of an encoder-decoder: smoothed cross-entropy of each target token."""
+
+    def loss(model, extra, batch, key):
+        total, likelihood, weight = token_loss(model, batch, label_smoothing, dropout_key=key)
+        return {"loss": total, "nll": likelihood}, {"loss": weight, "nll": weight}, extra
+
+    return loss
+
+
+def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
+    """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
+    counted = batch["target_out"] != PAD
+    # Padding follows the sentence and causal attention looks back, so no target mask is needed.
+    logits = model(
+        batch["source"], batch["target_in"], source_mask=batch["source"] != PAD, dropout_key=dropout_key
+    )
+    return smoothed_cross_entropy(logits, batch["target_out"], counted, label_smoothing)
+
+
+_validation_loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """A corpus made ready for one run."""
+
+    corpus: corpora.Corpus
+    fingerprint: str
+    tokenizer: BytePairTokenizer
+    train: TranslationBatches
+    valid: list[dict[str, np.ndarray]]
+
+
+def _fingerprint(corpus: corpora.Corpus) -> str:
+    digest = hashlib.sha256()
+    for split in (corpus.train, corpus.valid, corpus.test):
+        for pair in split:
+            digest.update("\t".join(pair).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _encode(tokenizer: BytePairTokenizer, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+    return tokenizer.encode([p.source for p in pairs]), tokenizer.encode([p.target for p in pairs])
+
+
+def _short_enough(sources, targets, limit: int):
+    kept = [(s, t) for s, t in zip(sources, targets, strict=True) if example_length(s, t) <= limit]
+    return [s for s, _ in kept], [t for _, t in kept]
+
+
+def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: BytePairTokenizer, note) -> _Data:
+    everything = _encode(tokenizer, corpus.train)
+    sources, targets = _short_enough(*everything, config.max_length)
+    left_out = len(corpus.train) - len(sources)
+    if not sources:
+        raise UserError(f"every training pair is longer than --max-length {config.max_length} tokens: raise it")
+    note(
+        f"{len(sources):,} training pairs ({corpus.empty} left out as empty, {left_out} as longer than "
+        f"{config.max_length} tokens), {len(corpus.valid):,} for validation, {len(corpus.test):,} for test, "
+        f"vocabulary {tokenizer.vocab_size:,}"
+    )
+    lengths = [example_length(s, t) for s, t in zip(sources, targets, strict=True)]
+    assert config.buckets is not None, "a resolved config"
+    assert config.batch_tokens is not None, "a resolved config"
+    buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, row_multiple=config.accumulation)
+    batches = TranslationBatches(sources, targets, buckets, config.seed)
+    valid = _short_enough(*_encode(tokenizer, corpus.valid), config.max_length)
+    return _Data(corpus, _fingerprint(corpus), tokenizer, batches, _in_buckets(valid[0], valid[1], buckets))
+
+
+def _in_buckets(sources, targets, buckets: Sequence[Bucket]) -> list[dict[str, np.ndarray]]:
+    """Every example once, in the training buckets' shapes and, where longer than those, one more."""
+    batches, low = [], 0
+    longest = max(map(example_length, sources, targets), default=0)
+    if longest > buckets[-1].length:
+        buckets = [*buckets, Bucket(longest, max(1, buckets[-1].rows // 2))]
+    for bucket in buckets:
+        members = [
+            i for i, (s, t) in enumerate(zip(sources, targets, strict=True))
+            if low < example_length(s, t) <= bucket.length
+        ]  # fmt: skip
+        low = bucket.length
+        for start in range(0, len(members), bucket.rows):
+            chosen = members[start : start + bucket.rows]
+            batches.append(
+                translation_batch(
+                    [sources[i] for i in chosen], [targets[i] for i in chosen], bucket.rows, bucket.length
+                )
+            )
+    return batches
+
+
+def _validate(model: Any, data: _Data, config: TranslationConfig) -> Iterator[tuple[str, float]]:
+    totals = [_validation_loss(model, batch) for batch in data.valid]
+    likelihood = sum(float(total) for total, _ in totals)
+    loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
+    yield "valid_loss", loss
+    yield "valid_perplexity", float(np.exp(min(loss, 80.0)))
+    some = data.corpus.valid[:_TRANSLATED_WHILE_TRAINING]
+    translated = Translator(model, data.tokenizer, beam_size=1)([p.source for p in some], truncate=True)
+    for name, value in translation_scores(
+        translated, [p.target for p in some], bleu_tokenize=config.bleu_tokenize
+    ):
+        yield f"valid_{name}", value
+
+
+def load_corpus(config: TranslationConfig) -> corpora.Corpus:
+    """The pairs that a resolved config names.
+
+    Raises:
+      UserError: see `read_pairs` and `PhraseBook`.
+    """
+    if config.train:
+        return corpora.files_corpus(config.train, config.valid, config.test)
+    return corpora.phrases_corpus(
+        config.corpus, config.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed
+    )
+
+
+def _check_same_run(folder: pathlib.Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """That the config asked for is the one of the run that stands in the folder.
+
+    Raises:
+      UserError: another config, with the fields that differ; the run is left as it is.
+    """
+    old, new = stored["training"], wanted["training"]
+    differ = [
+        f"--{field.replace('_', '-')} is {old.get(field)!r} there, not {new[field]!r}"
+        for field in new
+        if field not in FREE_FIELDS and _as_json(new[field]) != old.get(field)
+    ]
+    differ += [
+        f"its {field} differs"
+        for field in ("model_config", "corpus_fingerprint")
+        if stored[field] != wanted[field]
+    ]
+    if differ:
+        raise UserError(
+            f"{folder} holds a run of another config ({'; '.join(differ[:4])}): use the same flags to "
+            "resume it, or name another --run-dir"
+        )
+    if new["steps"] > old["steps"] and not extends(old["schedule"]):
+        raise UserError(
+            f"{folder} was trained for {old['steps']} steps on a {old['schedule']} schedule, which ends there: "
+            f"--steps {new['steps']} needs another --run-dir, or --schedule inverse_sqrt from the start"
+        )
+    if new["steps"] < old["steps"]:
+        raise UserError(
+            f"{folder} is a run of {old['steps']} steps: --steps {new['steps']} would cut it short; "
+            "name another --run-dir"
+        )
+
+
+def _check_free(folder: pathlib.Path) -> None:
+    """That a new run may be made in the folder: it is not there, or holds only an unfinished start.
+
+    Raises:
+      UserError: something else is there, or the folder cannot be read or written.
+    """
+    try:
+        there = {p.name.removesuffix(".draft") for p in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be used ({error.strerror}); name another --run-dir") from None
+    if there - {runs.TOKENIZER, runs.CONFIG}:
+        raise UserError(f"{folder} exists and is not a run: name another --run-dir")
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"{folder}: cannot be written ({parent} is no writable folder); name another --run-dir")
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def train_translator(
+    config: TranslationConfig,
+    run_dir: str | pathlib.Path,
+    *,
+    dials: Dials = Dials(),
+    note: Callable[[str], None] = _log.info,
+    started: float | None = None,
+) -> dict[str, Any]:
+    """Trains, resumes or extends a run, then scores it on the test split.
+
+    Args:
+      config: what to train on and how.
+      run_dir: the run's folder; a run of the same config that stands there is continued.
+      dials: how the model is computed.
+      note: receives a line of text now and then.
+      started: `time.perf_counter()` when the command started, for `seconds`.
+
+    Returns:
+      The contents of `results.json`, and under "translations" (source, translation, reference) of the
+      test split.
+
+    Raises:
+      UserError: bad input, another run in the folder, a full disk, a diverging loss.
+      Stopped: interrupted and saved.
+    """
+    started = time.perf_counter() if started is None else started
+    config = resolve(config)
+    folder = pathlib.Path(run_dir)
+    stored = runs.read_config(folder) if (folder / runs.CONFIG).exists() else None
+    if stored is None:
+        _check_free(folder)
+    corpus = load_corpus(config)
+    if stored is None:
+        texts = (text for pair in corpus.train for text in pair)
+        tokenizer = BytePairTokenizer.train(texts, config.vocab_size or 0)
+    else:
+        tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
+    data = _prepare(config, corpus, tokenizer, note)
+    changes: dict[str, Any] = dict(
+        norm=config.norm, tie=config.tie, dtype=config.dtype, max_length=config.max_length
+    )
+    if config.dropout is not None:
+        changes["dropout"] = config.dropout
+    model_config = TRANSLATORS[config.model].preset(str(config.preset), tokenizer.vocab_size, **changes)
+    described = dict(
+        format_version=runs.FORMAT_VERSION,
+        model=config.model,
+        model_config=dataclasses.asdict(model_config),
+        corpus_fingerprint=data.fingerprint,
+        training=dataclasses.asdict(config),
+    )
+    if stored is not None:
+        _check_same_run(folder, stored, described)
+
+    model = runs.make_model(config.model, model_config, seed=config.seed, dials=dials)
+    parameters = model.parameter_count
+    schedule = make_schedule(
+        str(config.schedule),
+        peak=config.learning_rate or 0.0,
+        warmup=config.warmup or 0,
+        steps=config.steps or 0,
+    )
+    optimizer = make_optimizer(
+        str(config.optimizer), schedule, model,
+        weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
+    )  # fmt: skip
+    # The parameters took the seed itself; the steps fold from another key.
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    state = create_state(model, optimizer, key, with_ema=config.ema > 0)
+    del model
+    checkpoints = Checkpoints(folder / runs.CHECKPOINTS, keep_last=config.average)
+    restored = checkpoints.restore(state)
+    if restored is not None:
+        state = restored
+        note(f"resuming {folder} after step {int(state.step)}")
+    if stored is None:
+        # The config comes last: a folder with a config is a run that can be resumed.
+        tokenizer.save(folder / runs.TOKENIZER)
+        runs.write_json(folder / runs.CONFIG, described)
+    elif stored["training"]["steps"] != config.steps:
+        runs.write_json(
+            folder / runs.CONFIG, stored | {"training": stored["training"] | {"steps": config.steps}}
+        )
+    step = int(state.step)
+    if step < (config.steps or 0):
+        # Parameters averaged over an earlier end are no longer this run's result.
+        shutil.rmtree(folder / runs.CHECKPOINTS / runs.AVERAGED, ignore_errors=True)
+    note(f"{config.model} {config.preset}, {parameters:,} parameters, buckets "
+         + ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets))  # fmt: skip
+    log = MetricsLog(folder, step)
+    try:
+        state = fit(
+            state,
+            make_train_step(
+                translation_loss(config.label_smoothing or 0.0),
+                optimizer,
+                accumulation=config.accumulation,
+                ema_decay=config.ema,
+            ),
+            data.train.from_step(step),
+            steps=config.steps or 0,
+            schedule=schedule,
+            log=log,
+            checkpoints=checkpoints,
+            save_every=config.save_every or 1,
+            evaluate=lambda state: _validate(state.model if state.ema is None else state.ema, data, config),
+            evaluate_every=config.evaluate_every or 1,
+            best="valid_bleu",
+        )
+    finally:
+        log.close()
+    model = state.ema
+    if model is None:
+        model = checkpoints.average(state.model, checkpoints.steps()[-config.average :])
+    checkpoints.save_model(runs.AVERAGED, model)
+    checkpoints.close()
+    from transformer_jax.plotting.curves import plot_losses  # matplotlib takes seconds to import
+
+    rows = read_metrics(folder)
+    plot_losses(rows, folder / "loss.png")
+    return _score(model, data, config, folder, parameters, rows[-1], started, note)
+
+
+def _score(model, data: _Data, config: TranslationConfig, folder, parameters, last, started, note):
+    translator = Translator(model, data.tokenizer, beam_size=config.beam_size or 1, alpha=config.length_penalty)
+    sources, references = [p.source for p in data.corpus.test], [p.target for p in data.corpus.test]
+    cut = sum(len(ids) > translator.max_source for ids in data.tokenizer.encode(sources))
+    if cut:
+        note(f"{cut} test source(s) are longer than {translator.max_source} tokens and were cut there")
+    began = time.perf_counter()
+    translations = translator(sources, truncate=True)
+    spent = time.perf_counter() - began
+    scores = dict(translation_scores(translations, references, bleu_tokenize=config.bleu_tokenize))
+    results = scores | {
+        "signature": bleu_signature(references, config.bleu_tokenize),
+        "steps": config.steps,
+        "parameters": parameters,
+        "seconds": time.perf_counter() - started,
+        "training_seconds": last["seconds"],
+        "tokens_per_second": last["target_tokens"] / max(last["seconds"], 1e-9),
+        "target_tokens": last["target_tokens"],
+        "test_sentences": len(sources),
+        "test_sentences_per_second": len(sources) / spent,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    runs.write_json(folder / runs.RESULTS, results)
+    return results | {"translations": list(zip(sources, translations, references, strict=True))}
