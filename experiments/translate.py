@@ -13,6 +13,11 @@ from __future__ import annotations
 
 import time
 
+from experiments.huge_pages import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+
 _STARTED = time.perf_counter()  # before the imports: `seconds` is the whole command's
 
 import dataclasses  # noqa: E402

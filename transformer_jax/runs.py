@@ -133,18 +133,15 @@ def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: D
     if name not in TRANSLATORS:
         raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TRANSLATORS)}")
     model_config = TRANSLATORS[name].config(**config["model_config"])
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    if weights is None:
-        whole = [AVERAGED] if checkpoints.is_whole(AVERAGED) else []
-        whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
-        if not whole:
-            raise UserError(
-                f"{folder}: no complete checkpoint yet; train first: the same command without --text"
-            )
-        weights = whole[0]
-    target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
-    try:
+    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+        if weights is None:
+            whole = [AVERAGED] if checkpoints.is_whole(AVERAGED) else []
+            whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
+            if not whole:
+                raise UserError(
+                    f"{folder}: no complete checkpoint yet; train first: the same command without --text"
+                )
+            weights = whole[0]
+        target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
         model = checkpoints.restore_model(target, weights)
-    finally:
-        checkpoints.close()
     return Run(model, BytePairTokenizer.load(folder / TOKENIZER), config, weights)

@@ -22,7 +22,7 @@ from transformer_jax.data.batching import (
     TranslationBatches,
     choose_buckets,
     example_length,
-    translation_batch,
+    packed_bucket,
 )
 from transformer_jax.data.phrases import Pair
 from transformer_jax.data.tokenizer import PAD, BytePairTokenizer
@@ -37,7 +37,7 @@ from transformer_jax.training.losses import smoothed_cross_entropy
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
-from transformer_jax.training.state import Loss, create_state, make_train_step
+from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
 from transformer_jax.translation_config import FREE_FIELDS, TranslationConfig, resolve
 
 _log = logging.getLogger(__name__)
@@ -61,10 +61,12 @@ def translation_loss(label_smoothing: float) -> Loss:
 def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
     """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
     counted = batch["target_out"] != PAD
-    # Padding follows the sentence and causal attention looks back, so no target mask is needed.
-    logits = model(
-        batch["source"], batch["target_in"], source_mask=batch["source"] != PAD, dropout_key=dropout_key
-    )
+    if "source_segments" in batch:
+        where = {name: batch[name] for name in ("source_segments", "target_segments")}
+    else:
+        # Padding follows the sentence and causal attention looks back, so no target mask is needed.
+        where = {"source_mask": batch["source"] != PAD}
+    logits = model(batch["source"], batch["target_in"], **where, dropout_key=dropout_key)
     return smoothed_cross_entropy(logits, batch["target_out"], counted, label_smoothing)
 
 
@@ -111,34 +113,22 @@ def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: ByteP
         f"vocabulary {tokenizer.vocab_size:,}"
     )
     lengths = [example_length(s, t) for s, t in zip(sources, targets, strict=True)]
-    assert config.buckets is not None, "a resolved config"
     assert config.batch_tokens is not None, "a resolved config"
-    buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, row_multiple=config.accumulation)
-    batches = TranslationBatches(sources, targets, buckets, config.seed)
+    packed = config.batching == "packed"
+    buckets: tuple[Bucket, ...]
+    if packed:
+        buckets = (packed_bucket(lengths, config.batch_tokens, row_multiple=config.accumulation),)
+    else:
+        buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, row_multiple=config.accumulation)
+    batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
     valid = _short_enough(*_encode(tokenizer, corpus.valid), config.max_length)
-    return _Data(corpus, _fingerprint(corpus), tokenizer, batches, _in_buckets(valid[0], valid[1], buckets))
-
-
-def _in_buckets(sources, targets, buckets: Sequence[Bucket]) -> list[dict[str, np.ndarray]]:
-    """Every example once, in the training buckets' shapes and, where longer than those, one more."""
-    batches, low = [], 0
-    longest = max(map(example_length, sources, targets), default=0)
+    longest = max(map(example_length, *valid), default=0)
     if longest > buckets[-1].length:
-        buckets = [*buckets, Bucket(longest, max(1, buckets[-1].rows // 2))]
-    for bucket in buckets:
-        members = [
-            i for i, (s, t) in enumerate(zip(sources, targets, strict=True))
-            if low < example_length(s, t) <= bucket.length
-        ]  # fmt: skip
-        low = bucket.length
-        for start in range(0, len(members), bucket.rows):
-            chosen = members[start : start + bucket.rows]
-            batches.append(
-                translation_batch(
-                    [sources[i] for i in chosen], [targets[i] for i in chosen], bucket.rows, bucket.length
-                )
-            )
-    return batches
+        # Longer than all that is trained on: one more shape.
+        buckets += (Bucket(longest, max(1, buckets[-1].rows // 2)),)
+    sources, targets = valid
+    valid_batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
+    return _Data(corpus, _fingerprint(corpus), tokenizer, batches, list(valid_batches.epoch()))
 
 
 def _validate(model: Any, data: _Data, config: TranslationConfig) -> Iterator[tuple[str, float]]:
@@ -223,6 +213,82 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _model_config(config: TranslationConfig, vocab_size: int) -> Any:
+    changes: dict[str, Any] = dict(
+        norm=config.norm, tie=config.tie, dtype=config.dtype, max_length=config.max_length
+    )
+    if config.dropout is not None:
+        changes["dropout"] = config.dropout
+    return TRANSLATORS[config.model].preset(str(config.preset), vocab_size, **changes)
+
+
+class _Trainer:
+    """The state of a run, restored from its checkpoints where it has some, and what trains it.
+
+    Attributes:
+      state: where training goes on; `train` gives its memory away.
+      resumed: whether it comes from a checkpoint.
+    """
+
+    def __init__(self, config: TranslationConfig, model: Any, data: _Data, checkpoints: Checkpoints):
+        self.config, self.data, self.checkpoints = config, data, checkpoints
+        self.schedule = make_schedule(
+            str(config.schedule),
+            peak=config.learning_rate or 0.0,
+            warmup=config.warmup or 0,
+            steps=config.steps or 0,
+        )
+        self.optimizer = make_optimizer(
+            str(config.optimizer), self.schedule, model,
+            weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
+        )  # fmt: skip
+        # The parameters took the seed itself; the steps fold from another key.
+        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        state = create_state(model, self.optimizer, key, with_ema=config.ema > 0)
+        restored = checkpoints.restore(state)
+        self.resumed = restored is not None
+        self.state = state if restored is None else restored
+
+    def train(self, folder: pathlib.Path) -> Any:
+        """Trains to the end, and saves and returns the parameters to use: an average of the run's."""
+        config, step = self.config, int(self.state.step)
+        if step < (config.steps or 0):
+            # Parameters averaged over an earlier end are no longer this run's result.
+            shutil.rmtree(folder / runs.CHECKPOINTS / runs.AVERAGED, ignore_errors=True)
+        train_step = make_train_step(
+            translation_loss(config.label_smoothing or 0.0),
+            self.optimizer,
+            accumulation=config.accumulation,
+            ema_decay=config.ema,
+        )
+        log = MetricsLog(folder, step)
+        try:
+            self.state = fit(
+                self.state,
+                train_step,
+                self.data.train.from_step(step),
+                steps=config.steps or 0,
+                schedule=self.schedule,
+                log=log,
+                checkpoints=self.checkpoints,
+                save_every=config.save_every or 1,
+                evaluate=self._evaluate,
+                evaluate_every=config.evaluate_every or 1,
+                best="valid_bleu",
+            )
+        finally:
+            log.close()
+        model = self.state.ema
+        if model is None:
+            last = self.checkpoints.steps()[-config.average :]
+            model = self.checkpoints.average(self.state.model, last)
+        self.checkpoints.save_model(runs.AVERAGED, model)
+        return model
+
+    def _evaluate(self, state: TrainState) -> Iterator[tuple[str, float]]:
+        return _validate(state.model if state.ema is None else state.ema, self.data, self.config)
+
+
 def train_translator(
     config: TranslationConfig,
     run_dir: str | pathlib.Path,
@@ -261,12 +327,7 @@ def train_translator(
     else:
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
     data = _prepare(config, corpus, tokenizer, note)
-    changes: dict[str, Any] = dict(
-        norm=config.norm, tie=config.tie, dtype=config.dtype, max_length=config.max_length
-    )
-    if config.dropout is not None:
-        changes["dropout"] = config.dropout
-    model_config = TRANSLATORS[config.model].preset(str(config.preset), tokenizer.vocab_size, **changes)
+    model_config = _model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         model=config.model,
@@ -279,66 +340,22 @@ def train_translator(
 
     model = runs.make_model(config.model, model_config, seed=config.seed, dials=dials)
     parameters = model.parameter_count
-    schedule = make_schedule(
-        str(config.schedule),
-        peak=config.learning_rate or 0.0,
-        warmup=config.warmup or 0,
-        steps=config.steps or 0,
-    )
-    optimizer = make_optimizer(
-        str(config.optimizer), schedule, model,
-        weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
-    )  # fmt: skip
-    # The parameters took the seed itself; the steps fold from another key.
-    key = jax.random.fold_in(jax.random.key(config.seed), 1)
-    state = create_state(model, optimizer, key, with_ema=config.ema > 0)
-    del model
-    checkpoints = Checkpoints(folder / runs.CHECKPOINTS, keep_last=config.average)
-    restored = checkpoints.restore(state)
-    if restored is not None:
-        state = restored
-        note(f"resuming {folder} after step {int(state.step)}")
-    if stored is None:
-        # The config comes last: a folder with a config is a run that can be resumed.
-        tokenizer.save(folder / runs.TOKENIZER)
-        runs.write_json(folder / runs.CONFIG, described)
-    elif stored["training"]["steps"] != config.steps:
-        runs.write_json(
-            folder / runs.CONFIG, stored | {"training": stored["training"] | {"steps": config.steps}}
-        )
-    step = int(state.step)
-    if step < (config.steps or 0):
-        # Parameters averaged over an earlier end are no longer this run's result.
-        shutil.rmtree(folder / runs.CHECKPOINTS / runs.AVERAGED, ignore_errors=True)
-    note(f"{config.model} {config.preset}, {parameters:,} parameters, buckets "
-         + ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets))  # fmt: skip
-    log = MetricsLog(folder, step)
-    try:
-        state = fit(
-            state,
-            make_train_step(
-                translation_loss(config.label_smoothing or 0.0),
-                optimizer,
-                accumulation=config.accumulation,
-                ema_decay=config.ema,
-            ),
-            data.train.from_step(step),
-            steps=config.steps or 0,
-            schedule=schedule,
-            log=log,
-            checkpoints=checkpoints,
-            save_every=config.save_every or 1,
-            evaluate=lambda state: _validate(state.model if state.ema is None else state.ema, data, config),
-            evaluate_every=config.evaluate_every or 1,
-            best="valid_bleu",
-        )
-    finally:
-        log.close()
-    model = state.ema
-    if model is None:
-        model = checkpoints.average(state.model, checkpoints.steps()[-config.average :])
-    checkpoints.save_model(runs.AVERAGED, model)
-    checkpoints.close()
+    with Checkpoints(folder / runs.CHECKPOINTS, keep_last=config.average) as checkpoints:
+        trainer = _Trainer(config, model, data, checkpoints)
+        del model  # the trainer's state owns it, and gives its memory to each step
+        if trainer.resumed:
+            note(f"resuming {folder} after step {int(trainer.state.step)}")
+        if stored is None:
+            # The config comes last: a folder with a config is a run that can be resumed.
+            tokenizer.save(folder / runs.TOKENIZER)
+            runs.write_json(folder / runs.CONFIG, described)
+        elif stored["training"]["steps"] != config.steps:
+            runs.write_json(
+                folder / runs.CONFIG, stored | {"training": stored["training"] | {"steps": config.steps}}
+            )
+        shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
+        note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
+        model = trainer.train(folder)
     from transformer_jax.plotting.curves import plot_losses  # matplotlib takes seconds to import
 
     rows = read_metrics(folder)

@@ -55,9 +55,12 @@ class TranslationConfig:
     """Training steps in all; None: the recipe's. A larger number extends a finished run, unless its
     schedule is cosine."""
     batch_tokens: int | None = None
-    """Padded tokens a side in one batch; None: 2,048 for the phrases, else 4,096."""
-    buckets: int | None = None
-    """Number of length buckets, each compiled once; 4 by default."""
+    """Padded tokens a side in one batch; None: 1,024 for the phrases, else 4,096."""
+    batching: Literal["buckets", "packed"] | None = None
+    """Batches of sentences of about equal length (buckets), or of rows that each hold several sentences
+    (packed: nearly no padding and one shape to compile); None: packed for the phrases, else buckets."""
+    buckets: int = 4
+    """Number of length buckets, each compiled once. Packed batches have one shape."""
     accumulation: int = 1
     """Cut each batch into this many micro-batches and add up their gradients: less memory, same result."""
     optimizer: str | None = None
@@ -102,9 +105,9 @@ _RECIPES: dict[str, dict[str, Any]] = {
         norm="pre",
         dropout=0.0,
         vocab_size=1_500,
-        steps=600,
-        batch_tokens=2_048,
-        buckets=4,
+        steps=1_000,
+        batch_tokens=1_024,
+        batching="packed",
         optimizer="muon",
         learning_rate=8e-3,
         schedule="cosine",
@@ -118,7 +121,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
         vocab_size=10_000,
         steps=20_000,
         batch_tokens=4_096,
-        buckets=4,
+        batching="buckets",
         optimizer="adam",
         learning_rate=5e-3,
         schedule="inverse_sqrt",

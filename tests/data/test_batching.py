@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from transformer_jax.data.batching import TranslationBatches, choose_buckets, example_length
+from transformer_jax.data.batching import TranslationBatches, choose_buckets, example_length, packed_bucket
+from transformer_jax.data.packing import pack_rows
 from transformer_jax.data.tokenizer import BEGIN, END, PAD
 from transformer_jax.errors import UserError
 
@@ -78,3 +79,44 @@ def test_a_budget_below_one_row():
 def test_an_example_longer_than_the_buckets(examples):
     with pytest.raises(ValueError, match="longer than the last bucket"):
         TranslationBatches(*examples, choose_buckets([8], 1, 128), seed=0)
+
+
+@pytest.fixture
+def packed(examples):
+    lengths = [example_length(s, t) for s, t in zip(*examples, strict=True)]
+    return TranslationBatches(*examples, [packed_bucket(lengths, 128, row_multiple=2)], seed=5, packed=True)
+
+
+def test_a_packed_epoch_holds_every_example_once_in_one_shape(packed, examples):
+    for epoch in range(2):
+        found = []
+        for step in range(epoch * packed.batches_per_epoch, (epoch + 1) * packed.batches_per_epoch):
+            batch = packed[step]
+            assert {array.shape for array in batch.values()} == {(4, 32)}
+            for row in range(4):
+                for segment in range(1, batch["source_segments"][row].max() + 1):
+                    here = batch["source_segments"][row] == segment
+                    there = batch["target_segments"][row] == segment
+                    source = batch["source"][row][here].tolist()
+                    number = source[0] - 100
+                    assert source == [*examples[0][number], END]
+                    assert batch["target_in"][row][there].tolist() == [BEGIN, *examples[1][number]]
+                    assert batch["target_out"][row][there].tolist() == [*examples[1][number], END]
+                    found.append(number)
+            for side, tokens in (("source", "source"), ("target", "target_out")):
+                np.testing.assert_array_equal(batch[f"{side}_segments"] == 0, batch[tokens] == PAD)
+        assert sorted(found) == list(range(211))
+
+
+def test_packed_rows_are_full(rng):
+    lengths = rng.integers(2, 20, (3000, 2))
+    rows = pack_rows(lengths, 48, seed=0)
+    assert sorted(i for row in rows for i in row) == list(range(3000))
+    assert all((lengths[row].sum(axis=0) <= 48).all() for row in rows)
+    assert lengths.sum() / (len(rows) * 48 * 2) > 0.9
+    assert rows == pack_rows(lengths, 48, seed=0) != pack_rows(lengths, 48, seed=1)
+
+
+def test_an_example_longer_than_a_row():
+    with pytest.raises(ValueError, match="an example of 9 tokens is longer than a row of 8"):
+        pack_rows(np.array([[3, 9]]), 8, seed=0)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.positions import learned_positions, sinusoidal_positions
+from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 
 
 def test_sinusoids_follow_the_papers_formula():
@@ -28,3 +28,8 @@ def test_an_odd_width_is_refused():
 def test_learned_positions_are_rows_of_the_table():
     table = jnp.arange(15.0).reshape(5, 3)
     np.testing.assert_array_equal(learned_positions(jnp.array([[2, 0]]), table), [[[6, 7, 8], [0, 1, 2]]])
+
+
+def test_segment_positions():
+    segments = jnp.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 3, 3, 3, 3, 0]])
+    assert segment_positions(segments).tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 0, 1, 2, 3, 0]]

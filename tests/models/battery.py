@@ -1,6 +1,7 @@
 """What every encoder-decoder of the zoo must do; a model's test file inherits the class."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,28 @@ from flax import nnx
 from transformer_jax.layers.dials import Dials
 
 
+@functools.cache
+def make(module, config, dials):
+    """A model, made once for all tests that ask for it."""
+    return jax.jit(lambda: module(config, rngs=nnx.Rngs(0), dials=dials))()
+
+
+# As users call a model: jitted, and compiled once for all tests with these shapes.
+@functools.partial(jax.jit, static_argnames="return_weights")
+def forward(model, source, target, **arguments):
+    return model(source, target, **arguments)
+
+
+@functools.partial(jax.jit, static_argnames="max_length")
+def start(model, source, **arguments):
+    return model.start(source, **arguments)
+
+
+@functools.partial(jax.jit, static_argnames="return_weights")
+def step(model, cache, tokens, return_weights=False):
+    return model.step_function(return_weights=return_weights)(cache, tokens)
+
+
 class TranslatorBattery:
     """Inherit, and set `module`, `config` (small, sizes distinct) and `changes`: for each field of the
     config, another value under which something must change."""
@@ -19,37 +42,39 @@ class TranslatorBattery:
     config = None
     changes: dict = {}  # noqa: RUF012
 
-    B, S, T = 3, 7, 5
+    # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
+    B, S, T = 7, 13, 11
+    source_lengths = (13, 4, 1, 9, 13, 2, 6)
 
     def make(self, dials=Dials(), **changes):
-        return self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(0), dials=dials)
+        return make(self.module, dataclasses.replace(self.config, **changes), dials)
 
     @pytest.fixture
     def inputs(self):
         rng = np.random.default_rng(1)
         source = rng.integers(3, self.config.vocab_size, (self.B, self.S)).astype(np.int32)
         target = rng.integers(3, self.config.vocab_size, (self.B, self.T)).astype(np.int32)
-        mask = np.arange(self.S) < np.array([self.S, 4, 1])[:, None]
+        mask = np.arange(self.S) < np.array(self.source_lengths)[:, None]
         return jnp.asarray(source), jnp.asarray(target), jnp.asarray(mask)
 
     def test_shape_and_dtype(self, inputs):
         source, target, mask = inputs
-        logits = self.make()(source, target, source_mask=mask)
+        logits = forward(self.make(), source, target, source_mask=mask)
         assert logits.shape == (self.B, self.T, self.config.vocab_size)
         assert logits.dtype == jnp.float32
-        assert self.make(dtype="bfloat16")(source, target, source_mask=mask).dtype == jnp.float32
+        assert forward(self.make(dtype="bfloat16"), source, target, source_mask=mask).dtype == jnp.float32
 
     def test_low_precision_is_close(self, inputs):
         source, target, mask = inputs
-        exact = self.make()(source, target, source_mask=mask)
-        rough = self.make(dtype="bfloat16")(source, target, source_mask=mask)
+        exact = forward(self.make(), source, target, source_mask=mask)
+        rough = forward(self.make(dtype="bfloat16"), source, target, source_mask=mask)
         assert np.abs(exact - rough).max() < 0.1 * np.abs(exact).max()
 
     def test_no_leak_from_the_future(self, inputs):
         source, target, mask = inputs
         model = self.make()
         changed = target.at[:, 3:].set((target[:, 3:] + 1) % self.config.vocab_size)
-        before, after = (model(source, t, source_mask=mask) for t in (target, changed))
+        before, after = (forward(model, source, t, source_mask=mask) for t in (target, changed))
         np.testing.assert_array_equal(before[:, :3], after[:, :3])
         assert (before[:, 3:] != after[:, 3:]).any()
 
@@ -57,10 +82,41 @@ class TranslatorBattery:
         source, target, mask = inputs
         model = self.make()
         other = jnp.where(mask, source, 3 + (source + 5) % 7)
-        before, after = (model(s, target, source_mask=mask) for s in (source, other))
+        before, after = (forward(model, s, target, source_mask=mask) for s in (source, other))
         np.testing.assert_array_equal(before, after)
-        alone = model(source[1:2, :4], target[1:2])
+        alone = forward(model, source[1:2, :4], target[1:2])
         np.testing.assert_allclose(before[1:2], alone, atol=2e-5)
+
+    def test_packed_rows_equal_sentences_alone(self, inputs):
+        """Two rows: sentences 0 and 1, and sentence 2 with padding behind it."""
+        source, target, mask = inputs
+        sizes, lengths = self.source_lengths, (11, 3, 2)
+        packed_source = jnp.zeros((2, 19), jnp.int32).at[0, :13].set(source[0]).at[0, 13:17].set(source[1, :4])
+        packed_source = packed_source.at[1, :1].set(source[2, :1])
+        packed_target = jnp.zeros((2, 17), jnp.int32).at[0, :11].set(target[0]).at[0, 11:14].set(target[1, :3])
+        packed_target = packed_target.at[1, :2].set(target[2, :2])
+        logits, weights = forward(
+            self.make(),
+            packed_source,
+            packed_target,
+            source_segments=jnp.array([[1] * 13 + [2] * 4 + [0] * 2, [1] + [0] * 18]),
+            target_segments=jnp.array([[1] * 11 + [2] * 3 + [0] * 3, [1] * 2 + [0] * 15]),
+            return_weights=True,
+        )
+        expected, expected_weights = forward(self.make(), source, target, source_mask=mask, return_weights=True)
+        for sentence, row, s, t in ((0, 0, 0, 0), (1, 0, 13, 11), (2, 1, 0, 0)):
+            T, S = lengths[sentence], sizes[sentence]
+            np.testing.assert_allclose(logits[row, t : t + T], expected[sentence, :T], atol=2e-5)
+            np.testing.assert_allclose(
+                weights[row, :, :, t : t + T, s : s + S], expected_weights[sentence, :, :, :T, :S], atol=1e-5
+            )
+
+    def test_segments_need_both_sides_and_no_mask(self, inputs):
+        source, target, mask = inputs
+        with pytest.raises(ValueError, match="source_segments and target_segments, or neither"):
+            self.make()(source, target, source_segments=mask)
+        with pytest.raises(ValueError, match="segments say where padding is"):
+            self.make()(source, target, source_mask=mask, source_segments=mask, target_segments=target)
 
     def test_a_source_of_padding_alone_is_finite(self, inputs):
         source, target, _ = inputs
@@ -68,19 +124,18 @@ class TranslatorBattery:
         def total(model):
             return model(source, target, source_mask=jnp.zeros_like(source, bool)).sum()
 
-        value, gradient = jax.value_and_grad(total)(self.make())
+        value, gradient = jax.jit(jax.value_and_grad(total))(self.make())
         assert np.isfinite(value)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
     def test_cached_steps_equal_the_full_pass(self, inputs):
         source, target, mask = inputs
         model = self.make()
-        logits, weights = model(source, target, source_mask=mask, return_weights=True)
-        cache = model.start(source, source_mask=mask, max_length=self.T + 4)
-        step = model.step_function(return_weights=True)
+        logits, weights = forward(model, source, target, source_mask=mask, return_weights=True)
+        cache = start(model, source, source_mask=mask, max_length=self.T + 4)
         parts = []
         for piece in (target[:, :2], target[:, 2:3], target[:, 3:]):
-            output, cache = step(cache, piece)
+            output, cache = step(model, cache, piece, return_weights=True)
             parts.append(output)
         np.testing.assert_allclose(jnp.concatenate([p.logits for p in parts], 1), logits, atol=2e-5)
         np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
@@ -88,18 +143,18 @@ class TranslatorBattery:
     def test_cache_follows_a_reordering(self, inputs):
         source, target, mask = inputs
         model, beams = self.make(), 2
-        step = model.step_function()
         rows = jnp.arange(self.B * beams) ^ 1  # the two beams of each sentence change places
         both = jnp.stack([target, target[:, ::-1]], axis=1).reshape(self.B * beams, self.T)
-        cache = model.start(source, source_mask=mask, max_length=self.T).repeat(beams)
-        _, cache = step(cache, both[:, :3])
-        output, _ = step(cache.reorder(rows), both[rows][:, 3:])
-        expected = model(jnp.repeat(source, beams, 0), both[rows], source_mask=jnp.repeat(mask, beams, 0))
+        cache = start(model, source, source_mask=mask, max_length=self.T).repeat(beams)
+        _, cache = step(model, cache, both[:, :3])
+        output, _ = step(model, cache.reorder(rows), both[rows][:, 3:])
+        sources, masks = jnp.repeat(source, beams, 0), jnp.repeat(mask, beams, 0)
+        expected = forward(model, sources, both[rows], source_mask=masks)
         np.testing.assert_allclose(output.logits, expected[:, 3:], atol=2e-5)
 
     def test_weights_sum_to_one_over_real_tokens(self, inputs):
         source, target, mask = inputs
-        _, weights = self.make()(source, target, source_mask=mask, return_weights=True)
+        _, weights = forward(self.make(), source, target, source_mask=mask, return_weights=True)
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
         assert (np.asarray(weights)[~np.broadcast_to(mask[:, None, None, None], weights.shape)] == 0).all()
 
@@ -123,10 +178,10 @@ class TranslatorBattery:
     def test_dropout_is_on_exactly_with_a_key(self, inputs):
         source, target, mask = inputs
         model = self.make(dropout=0.3)
-        quiet = self.make(dropout=0.0)(source, target, source_mask=mask)
-        np.testing.assert_array_equal(model(source, target, source_mask=mask), quiet)
+        quiet = forward(self.make(dropout=0.0), source, target, source_mask=mask)
+        np.testing.assert_array_equal(forward(model, source, target, source_mask=mask), quiet)
         first, again, other = (
-            model(source, target, source_mask=mask, dropout_key=jax.random.key(k)) for k in (1, 1, 2)
+            forward(model, source, target, source_mask=mask, dropout_key=jax.random.key(k)) for k in (1, 1, 2)
         )
         np.testing.assert_array_equal(first, again)
         assert (first != other).any()
@@ -136,16 +191,22 @@ class TranslatorBattery:
         source, target, mask = inputs
 
         def outcome(**changes):
-            model = self.make(**changes)
+            """The whole computation as text: initial values and forward pass, dropout on."""
+            config = dataclasses.replace(self.config, **changes)
+
+            def whole(key):
+                model = self.module(config, rngs=nnx.Rngs(key))
+                return model(source, target, source_mask=mask, dropout_key=key)
+
             try:
-                logits = model(source, target, source_mask=mask, dropout_key=jax.random.key(1))
+                return str(jax.make_jaxpr(whole)(jax.random.key(1)))
             except ValueError as error:
                 return str(error)
-            return jax.tree.map(jnp.shape, jax.tree.leaves(model)), logits.tolist()
 
         fields = {field.name for field in dataclasses.fields(self.config)}
         assert fields == set(self.changes), "a field without a test"
         usual = outcome()
+        assert outcome() == usual
         same = [name for name, value in self.changes.items() if outcome(**{name: value}) == usual]
         assert not same, f"fields that nothing reads: {same}"
 

@@ -1,4 +1,4 @@
-"""Fixed-shape batches: length buckets under a token budget, reshuffled each epoch, random access.
+"""Fixed-shape batches: length buckets or packed rows under a token budget, reshuffled each epoch.
 
 Which examples make up step n is a pure function of (examples, seed, n): a resumed run needs only the
 step, and every process can compute the same global batch.
@@ -14,6 +14,7 @@ from typing import SupportsIndex
 import grain
 import numpy as np
 
+from transformer_jax.data.packing import pack_rows
 from transformer_jax.data.tokenizer import BEGIN, END, PAD
 from transformer_jax.errors import UserError
 
@@ -46,11 +47,7 @@ def choose_buckets(
     counts = np.bincount(-(-np.asarray(lengths) // 4))
     units = len(counts) - 1
     longest = 4 * units
-    if batch_tokens < longest * row_multiple:
-        raise UserError(
-            f"a budget of {batch_tokens} tokens cannot hold {row_multiple} row(s) of {longest} tokens: "
-            f"raise it to {longest * row_multiple} or lower the length limit"
-        )
+    _check_budget(batch_tokens, longest, row_multiple)
     # least[n] after k rounds: fewest padded units of the examples up to length n in k buckets, the
     # last of which is n long. Buckets are few and lengths are hundreds at most.
     below = np.concatenate([[0], np.cumsum(counts)])
@@ -72,6 +69,24 @@ def choose_buckets(
     )
 
 
+def packed_bucket(lengths: Sequence[int] | np.ndarray, batch_tokens: int, *, row_multiple: int = 1) -> Bucket:
+    """The one shape of packed batches: rows as long as the longest example, in multiples of 16.
+
+    Args and errors are those of `choose_buckets`.
+    """
+    longest = -(-int(np.max(lengths)) // 16) * 16
+    _check_budget(batch_tokens, longest, row_multiple)
+    return Bucket(longest, batch_tokens // longest // row_multiple * row_multiple)
+
+
+def _check_budget(batch_tokens: int, longest: int, row_multiple: int) -> None:
+    if batch_tokens < longest * row_multiple:
+        raise UserError(
+            f"a budget of {batch_tokens} tokens cannot hold {row_multiple} row(s) of {longest} tokens: "
+            f"raise it to {longest * row_multiple} or lower the length limit"
+        )
+
+
 def pad(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
     """(rows, length) int32 with the sequences at the start and `PAD` elsewhere."""
     padded = np.full((rows, length), PAD, np.int32)
@@ -80,17 +95,27 @@ def pad(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarra
     return padded
 
 
+def example_length(source: Sequence[int], target: Sequence[int]) -> int:
+    """Tokens a side that an example needs: the source ends with END, the target has BEGIN or END."""
+    return max(len(source), len(target)) + 1
+
+
 class TranslationBatches:
     """An endless sequence of training batches, one for each step.
 
     Each is a dictionary of int32 arrays (rows, length): `source`, `target_in` (begin token first) and
-    `target_out` (end token last), padded with `PAD`; an epoch's last batch of a bucket may have empty
-    rows, so that every example is seen once an epoch.
+    `target_out` (end token last), padded with `PAD`. Packed rows hold several examples after each
+    other, and `source_segments` and `target_segments` then number them from 1, with 0 at padding. An
+    epoch's last batch of a shape may have empty rows, so that every example is seen once an epoch.
 
     Args:
       sources, targets: token ids of each example, without begin and end.
       buckets: shapes that hold every example together with its begin or end token.
       seed: of the shuffling.
+      packed: fill rows with several examples; the last bucket is the one shape then.
+
+    Raises:
+      ValueError: an example longer than the last bucket.
     """
 
     def __init__(
@@ -99,30 +124,33 @@ class TranslationBatches:
         targets: Sequence[Sequence[int]],
         buckets: Sequence[Bucket],
         seed: int,
+        *,
+        packed: bool = False,
     ):
-        self.sources, self.targets, self.buckets, self.seed = sources, targets, tuple(buckets), seed
-        lengths = np.array([example_length(s, t) for s, t in zip(sources, targets, strict=True)])
+        self.sources, self.targets, self.seed, self.packed = sources, targets, seed, packed
+        self.buckets = tuple(buckets[-1:] if packed else buckets)
+        sides = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(sources, targets, strict=True)])
         limits = np.array([bucket.length for bucket in self.buckets])
-        if lengths.max() > limits[-1]:
-            raise ValueError(
-                f"an example of {lengths.max()} tokens is longer than the last bucket {limits[-1]}"
-            )
-        self._bucket_of = np.searchsorted(limits, lengths)
-        counts = np.bincount(self._bucket_of, minlength=len(self.buckets))
-        self.batches_per_epoch = int(
-            sum(-(-n // bucket.rows) for n, bucket in zip(counts, self.buckets, strict=True))
+        if sides.max() > limits[-1]:
+            raise ValueError(f"an example of {sides.max()} tokens is longer than the last bucket {limits[-1]}")
+        # The rows of each bucket, as the numbers of the examples in them.
+        if packed:
+            self._rows = [pack_rows(sides, int(limits[-1]), seed)]
+        else:
+            bucket_of = np.searchsorted(limits, sides.max(axis=1))
+            self._rows = [[[i] for i in np.flatnonzero(bucket_of == n).tolist()] for n in range(len(limits))]
+        self.batches_per_epoch = sum(
+            -(-len(rows) // bucket.rows) for rows, bucket in zip(self._rows, self.buckets, strict=True)
         )
         self._plan = functools.lru_cache(maxsize=2)(self._make_plan)
 
-    def _make_plan(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
+    def _make_plan(self, epoch: int) -> list[tuple[Bucket, list[list[int]]]]:
         rng = np.random.default_rng((self.seed, epoch))
-        order = rng.permutation(len(self._bucket_of))
         plan = []
-        for i, bucket in enumerate(self.buckets):
-            members = order[self._bucket_of[order] == i]
-            plan += [
-                (bucket, members[start : start + bucket.rows]) for start in range(0, len(members), bucket.rows)
-            ]
+        for bucket, rows in zip(self.buckets, self._rows, strict=True):
+            order = rng.permutation(len(rows)).tolist()
+            for start in range(0, len(rows), bucket.rows):
+                plan.append((bucket, [rows[i] for i in order[start : start + bucket.rows]]))
         return [plan[i] for i in rng.permutation(len(plan))]
 
     def __len__(self) -> int:
@@ -131,31 +159,34 @@ class TranslationBatches:
 
     def __getitem__(self, step: SupportsIndex) -> dict[str, np.ndarray]:
         epoch, place = divmod(int(step), self.batches_per_epoch)
-        bucket, chosen = self._plan(epoch)[place]
-        return translation_batch(
-            [self.sources[i] for i in chosen],
-            [self.targets[i] for i in chosen],
-            bucket.rows,
-            bucket.length,
-        )
+        return self._batch(*self._plan(epoch)[place])
+
+    def _batch(self, bucket: Bucket, rows: list[list[int]]) -> dict[str, np.ndarray]:
+        def joined(sequences: Sequence[Sequence[int]], before: list[int], after: list[int]) -> np.ndarray:
+            filled = [[t for i in row for t in (*before, *sequences[i], *after)] for row in rows]
+            return pad(filled, bucket.rows, bucket.length)
+
+        def segments(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+            numbered = [[n for n, i in enumerate(row, 1) for _ in range(len(sequences[i]) + 1)] for row in rows]
+            return pad(numbered, bucket.rows, bucket.length)
+
+        batch = {
+            "source": joined(self.sources, [], [END]),
+            "target_in": joined(self.targets, [BEGIN], []),
+            "target_out": joined(self.targets, [], [END]),
+        }
+        if self.packed:
+            batch |= {
+                "source_segments": segments(self.sources),
+                "target_segments": segments(self.targets),
+            }
+        return batch
 
     def from_step(self, step: int) -> Iterator[dict[str, np.ndarray]]:
         """Batches of this step and those after it, made ahead of time by a Grain worker thread."""
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
         return iter(grain.MapDataset.source(self)[step:].to_iter_dataset(options))
 
-
-def example_length(source: Sequence[int], target: Sequence[int]) -> int:
-    """Tokens a side that an example needs: the source ends with END, the target has BEGIN or END."""
-    return max(len(source), len(target)) + 1
-
-
-def translation_batch(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], rows: int, length: int
-) -> dict[str, np.ndarray]:
-    """The arrays of one batch, see `TranslationBatches`."""
-    return {
-        "source": pad([[*s, END] for s in sources], rows, length),
-        "target_in": pad([[BEGIN, *t] for t in targets], rows, length),
-        "target_out": pad([[*t, END] for t in targets], rows, length),
-    }
+    def epoch(self) -> Iterator[dict[str, np.ndarray]]:
+        """The batches that hold every example once."""
+        return (self[step] for step in range(self.batches_per_epoch))

@@ -40,3 +40,17 @@ def learned_positions(positions: jax.Array, table: jax.Array) -> jax.Array:
       (..., D) in the table's dtype.
     """
     return table[positions]
+
+
+def segment_positions(segments: jax.Array) -> jax.Array:
+    """The position of each token in its own segment: [1, 1, 1, 2, 2, 0] -> [0, 1, 2, 0, 1, 0].
+
+    Args:
+      segments: (B, T) integers, equal numbers next to each other belong together.
+
+    Returns:
+      (B, T) int32, counted from 0.
+    """
+    place = jnp.arange(segments.shape[1])
+    starts = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)

@@ -14,8 +14,8 @@ from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
-from transformer_jax.layers.masks import causal_mask, padding_mask
-from transformer_jax.layers.positions import learned_positions, sinusoidal_positions
+from transformer_jax.layers.masks import causal_mask, padding_mask, segment_mask
+from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.models.step import StepFunction, StepOutput
 
@@ -91,7 +91,7 @@ class TransformerConfig:
 # size the literature uses for Multi30k (Wu et al. 2021), small doubles its width, mini is for the
 # embedded phrases and two CPU cores.
 _SIZES = {
-    "mini": (2, 128, 256, 4, 0.1),
+    "mini": (2, 128, 512, 4, 0.1),
     "tiny": (4, 128, 256, 4, 0.3),
     "small": (4, 256, 1024, 4, 0.3),
     "base": (6, 512, 2048, 8, 0.1),
@@ -227,13 +227,15 @@ class Transformer(nnx.Module):
         tables = sum(x is not None for x in (self.target_embedding, self.source_embedding, self.unembedding))
         return sum(x.size for x in jax.tree.leaves(self)) - tables * padding * self.config.width
 
-    def _embed(self, embedding, position_table, tokens, first, dropout_key):
-        """Scaled embedding plus position, with dropout on the sum: (B, N) -> (B, N, D)."""
+    def _embed(self, embedding, position_table, tokens, positions, dropout_key):
+        """Scaled embedding plus position, with dropout on the sum: (B, N) -> (B, N, D).
+
+        Positions are (N,), or (B, N) where they differ from row to row.
+        """
         config = self.config
         x = embedding(tokens)
         if config.embedding_scale:
             x = x * jnp.asarray(config.width**0.5, x.dtype)
-        positions = first + jnp.arange(tokens.shape[1])
         if position_table is None:
             encoding = sinusoidal_positions(positions, config.width)
         else:
@@ -258,6 +260,7 @@ class Transformer(nnx.Module):
         source: jax.Array,
         *,
         source_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """The encoder's output.
@@ -265,6 +268,7 @@ class Transformer(nnx.Module):
         Args:
           source: (B, S) token ids.
           source_mask: (B, S), True at real tokens; None where there is no padding.
+          source_segments: see `__call__`.
           dropout_key: dropout is on where given.
 
         Returns:
@@ -274,8 +278,12 @@ class Transformer(nnx.Module):
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
         mask = None if source_mask is None else padding_mask(source_mask)
+        positions = jnp.arange(source.shape[1])
+        if source_segments is not None:
+            mask = segment_mask(source_segments, source_segments) & padding_mask(source_segments != 0)
+            positions = segment_positions(source_segments)
         with jax.named_scope("encoder"):
-            x = self._embed(embedding, self.source_positions, source, 0, embed_key)
+            x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
                 lambda block, x, key: block(x, mask=mask, dropout_key=key),
                 self.encoder,
@@ -292,6 +300,8 @@ class Transformer(nnx.Module):
         *,
         source_mask: jax.Array | None = None,
         target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
@@ -301,6 +311,9 @@ class Transformer(nnx.Module):
           source: (B, S) token ids.
           target: (B, T) token ids, starting with the begin token.
           source_mask, target_mask: (B, S) and (B, T), True at real tokens.
+          source_segments, target_segments: (B, S) and (B, T), in place of the masks where a row holds
+            several sentences after each other: the number of the sentence that each token is of, from
+            1, and 0 at padding. A sentence sees only itself and its positions count from its start.
           dropout_key: dropout is on where given.
           return_weights: also return the cross-attention.
 
@@ -308,17 +321,29 @@ class Transformer(nnx.Module):
           logits (B, T, V) float32, or (logits, weights (B, L, H, T, S) float32).
 
         Raises:
-          ValueError: a source or target longer than `max_length`.
+          ValueError: a source or target longer than `max_length`, segments of one side only, or both
+            segments and a mask.
         """
         self._check_length(target.shape[1], "a target")
+        if (source_segments is None) != (target_segments is None):
+            raise ValueError("packed rows need source_segments and target_segments, or neither")
+        if source_segments is not None and not source_mask is target_mask is None:
+            raise ValueError("segments say where padding is: leave source_mask and target_mask out")
         encoder_key, embed_key, stack_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
         )
-        memory = self.encode(source, source_mask=source_mask, dropout_key=encoder_key)
+        memory = self.encode(
+            source, source_mask=source_mask, source_segments=source_segments, dropout_key=encoder_key
+        )
         mask = causal_mask(target.shape[1], target.shape[1])
+        positions = jnp.arange(target.shape[1])
         if target_mask is not None:
             mask = mask & padding_mask(target_mask)
         memory_mask = None if source_mask is None else padding_mask(source_mask)
+        if source_segments is not None and target_segments is not None:
+            mask = mask & segment_mask(target_segments, target_segments)
+            memory_mask = segment_mask(target_segments, source_segments) & padding_mask(source_segments != 0)
+            positions = segment_positions(target_segments)
 
         def run_block(block, x, key):
             x, (weights, _) = block(
@@ -332,7 +357,7 @@ class Transformer(nnx.Module):
             return x, weights
 
         with jax.named_scope("decoder"):
-            x = self._embed(self.target_embedding, self.target_positions, target, 0, embed_key)
+            x = self._embed(self.target_embedding, self.target_positions, target, positions, embed_key)
             x, weights = run_stack(run_block, self.decoder, x, stack_key, self.dials)
         logits = self._logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
@@ -359,7 +384,8 @@ class Transformer(nnx.Module):
         blocks = unstack(self.decoder)
 
         def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
-            x = self._embed(self.target_embedding, self.target_positions, tokens, cache.length, None)
+            positions = cache.length + jnp.arange(tokens.shape[1])
+            x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
             mask = causal_mask(tokens.shape[1], cache.target[0].key.shape[1], first_query=cache.length)
             target, kept = [], []
             for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):

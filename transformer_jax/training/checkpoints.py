@@ -7,6 +7,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -168,9 +169,25 @@ class Checkpoints:
             raise failure
 
     def close(self) -> None:
-        """Waits, and lets go of Orbax's threads."""
-        self.wait()
-        self._orbax.close()
+        """Waits, and lets go of Orbax's threads.
+
+        Raises:
+          UserError: the save under way failed.
+        """
+        try:
+            self.wait()
+        finally:
+            # Orbax raises a failed save's error once more; `wait` has said it already.
+            with contextlib.suppress(Exception):
+                self._orbax.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What stopped the run is the error to show, not a save that failed after it.
+        with contextlib.suppress(*([UserError] if kind else [])):
+            self.close()
 
     # --- reading ------------------------------------------------------------
 
