@@ -101,15 +101,25 @@ def _short_enough(sources, targets, limit: int):
     return [s for s, _ in kept], [t for _, t in kept]
 
 
+def _counted(kept: int, pairs: Sequence[Pair], empty: int, limit: int) -> str:
+    """ "29,000 pairs", with what was left out where anything was."""
+    reasons = [f"{empty:,} empty"] * (empty > 0)
+    reasons += [f"{len(pairs) - kept:,} longer than {limit} tokens"] * (len(pairs) > kept)
+    return f"{kept:,} pairs" + (f" ({' and '.join(reasons)} left out)" if reasons else "")
+
+
 def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: BytePairTokenizer, note) -> _Data:
-    everything = _encode(tokenizer, corpus.train)
-    sources, targets = _short_enough(*everything, config.max_length)
-    left_out = len(corpus.train) - len(sources)
-    if not sources:
-        raise UserError(f"every training pair is longer than --max-length {config.max_length} tokens: raise it")
+    sources, targets = _short_enough(*_encode(tokenizer, corpus.train), config.max_length)
+    valid_sources, valid_targets = _short_enough(*_encode(tokenizer, corpus.valid), config.max_length)
+    for split, kept in (("training", sources), ("validation", valid_sources)):
+        if not kept:
+            raise UserError(
+                f"every {split} pair is longer than --max-length {config.max_length} tokens: raise it"
+            )
     note(
-        f"{len(sources):,} training pairs ({corpus.empty} left out as empty, {left_out} as longer than "
-        f"{config.max_length} tokens), {len(corpus.valid):,} for validation, {len(corpus.test):,} for test, "
+        f"{_counted(len(sources), corpus.train, corpus.empty[0], config.max_length)} for training, "
+        f"{_counted(len(valid_sources), corpus.valid, corpus.empty[1], config.max_length)} for validation, "
+        f"{_counted(len(corpus.test), corpus.test, corpus.empty[2], config.max_length)} for test, "
         f"vocabulary {tokenizer.vocab_size:,}"
     )
     lengths = [example_length(s, t) for s, t in zip(sources, targets, strict=True)]
@@ -121,13 +131,11 @@ def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: ByteP
     else:
         buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, row_multiple=config.accumulation)
     batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
-    valid = _short_enough(*_encode(tokenizer, corpus.valid), config.max_length)
-    longest = max(map(example_length, *valid), default=0)
+    longest = max(map(example_length, valid_sources, valid_targets))
     if longest > buckets[-1].length:
         # Longer than all that is trained on: one more shape.
         buckets += (Bucket(longest, max(1, buckets[-1].rows // 2)),)
-    sources, targets = valid
-    valid_batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
+    valid_batches = TranslationBatches(valid_sources, valid_targets, buckets, config.seed, packed=packed)
     return _Data(corpus, _fingerprint(corpus), tokenizer, batches, list(valid_batches.epoch()))
 
 

@@ -131,6 +131,17 @@ def test_greedy_equals_a_plain_loop():
         np.testing.assert_allclose(hypotheses.scores[b, 0], total, rtol=1e-5)
 
 
+def test_greedy_weights_are_those_of_each_step():
+    step, cache, log_probabilities = table_model(1)
+    hypotheses = greedy_search(step, cache, return_weights=True, **OPTIONS)
+    assert hypotheses.tokens.tolist() == greedy_search(step, cache, **OPTIONS).tokens.tolist()
+    for b in range(B):
+        tokens = found(hypotheses, b)
+        for i in range(len(tokens)):
+            expected = np.exp(log_probabilities(b)((BEGIN, *tokens[:i])))
+            np.testing.assert_allclose(hypotheses.weights[b, 0, 0, 0, i], expected, rtol=1e-5)
+
+
 def test_a_beam_must_hold_the_n_best():
     step, cache, _ = table_model(0)
     with pytest.raises(ValueError, match="n_best=3 must be between 1 and the beam size 2"):

@@ -251,14 +251,20 @@ def test_a_diverging_run_names_the_step_and_keeps_its_checkpoint(files, tmp_path
 
 def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
     folder = pathlib.Path(files[1]).parent
-    source, target = tmp_path / "train.en", tmp_path / "train.de"
-    source.write_text((folder / "train.en").read_text() + "dog " * 60 + "\n\n")
-    target.write_text((folder / "train.de").read_text() + "hund " * 60 + "\nrot\n")
+    changed = {}
+    for split, extra in (("train", "\n"), ("valid", ""), ("test", "\n\n")):
+        changed[split] = (str(tmp_path / f"{split}.en"), str(tmp_path / f"{split}.de"))
+        for path, word, line in zip(
+            changed[split], ("dog ", "hund "), (extra, extra and "rot\n" * len(extra)), strict=True
+        ):
+            old = (folder / pathlib.Path(path).name).read_text()
+            pathlib.Path(path).write_text(old + (word * 60 + "\n" if split != "test" else "") + line)
     notes = []
-    train_translator(
-        config(files, train=(str(source), str(target)), steps=1), tmp_path / "run", note=notes.append
+    train_translator(config(files, **changed, steps=1), tmp_path / "run", note=notes.append)
+    assert notes[0] == (
+        "300 pairs (1 empty and 1 longer than 32 tokens left out) for training, 20 pairs (1 longer than 32 "
+        "tokens left out) for validation, 20 pairs (2 empty left out) for test, vocabulary 270"
     )
-    assert "300 training pairs (1 left out as empty, 1 as longer than 32 tokens)" in "\n".join(notes)
 
 
 def test_every_recipe_resolves_completely():

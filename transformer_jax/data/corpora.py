@@ -12,12 +12,12 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Three splits, and how many pairs were left out because a side was empty."""
+    """Three splits, and how many pairs of each were left out because a side was empty."""
 
     train: list[Pair]
     valid: list[Pair]
     test: list[Pair]
-    empty: int = 0
+    empty: tuple[int, int, int] = (0, 0, 0)
 
 
 def parse_phrases_name(corpus: str) -> tuple[str, str]:
@@ -41,6 +41,5 @@ def phrases_corpus(corpus: str, train: int, valid: int, test: int, seed: int) ->
 
 def files_corpus(train: Sequence[str], valid: Sequence[str], test: Sequence[str]) -> Corpus:
     """Splits read from files, see `read_pairs`."""
-    splits = [read_pairs(files) for files in (train, valid, test)]
-    pairs = [pairs for pairs, _ in splits]
-    return Corpus(pairs[0], pairs[1], pairs[2], sum(empty for _, empty in splits))
+    (train_pairs, a), (valid_pairs, b), (test_pairs, c) = (read_pairs(files) for files in (train, valid, test))
+    return Corpus(train_pairs, valid_pairs, test_pairs, (a, b, c))

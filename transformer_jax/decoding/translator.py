@@ -31,13 +31,15 @@ def search(
     alpha: float,
     return_weights: bool = False,
 ) -> Hypotheses:
-    """Translates a padded batch of sources (B, S); beam size 1 without weights is greedy search."""
+    """Translates a padded batch of sources (B, S); beam size 1 is greedy search."""
     cache = model.start(source, source_mask=source != PAD, max_length=max_length)
     step = model.step_function(return_weights=return_weights)
-    options: dict[str, Any] = dict(batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length)
-    if beam_size == 1 and not return_weights:
+    options: dict[str, Any] = dict(
+        batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, return_weights=return_weights
+    )
+    if beam_size == 1:
         return greedy_search(step, cache, **options)
-    return beam_search(step, cache, beam_size=beam_size, alpha=alpha, return_weights=return_weights, **options)
+    return beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options)
 
 
 @dataclasses.dataclass(frozen=True)
