@@ -11,7 +11,13 @@ from transformer_jax.data.phrases import Pair
 from transformer_jax.errors import UserError
 
 
-def _lines(path: pathlib.Path) -> list[str]:
+def read_lines(path: str | pathlib.Path) -> list[str]:
+    """The lines of a text file, plain or .gz.
+
+    Raises:
+      UserError: a missing or unreadable file, or bytes that are not UTF-8.
+    """
+    path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the path of a text file, plain or .gz")
     try:
@@ -52,7 +58,7 @@ def read_pairs(files: Sequence[str | pathlib.Path]) -> tuple[list[Pair], int]:
     """
     paths = [pathlib.Path(f) for f in files]
     if len(paths) == 2:
-        source, target = _lines(paths[0]), _lines(paths[1])
+        source, target = read_lines(paths[0]), read_lines(paths[1])
         if len(source) != len(target):
             raise UserError(
                 f"{paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}: "
@@ -60,7 +66,7 @@ def read_pairs(files: Sequence[str | pathlib.Path]) -> tuple[list[Pair], int]:
             )
     elif len(paths) == 1:
         source, target = [], []
-        for number, line in enumerate(_lines(paths[0]), 1):
+        for number, line in enumerate(read_lines(paths[0]), 1):
             columns = line.split("\t")
             if len(columns) < 2 and line.strip():
                 raise UserError(f"{paths[0]}:{number}: no tab between source and target")

@@ -21,6 +21,11 @@ from transformer_jax.errors import UserError
 _LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
+def bucket_length(length: int, limit: int) -> int:
+    """The length that a source is padded to: the smallest bucket that holds it, at most the limit."""
+    return min(next(n for n in (*_LENGTHS, limit) if n >= length), limit)
+
+
 @functools.partial(jax.jit, static_argnames=("max_length", "beam_size", "alpha", "return_weights"))
 def search(
     model: Any,
@@ -118,7 +123,7 @@ class Translator:
         order = [i for i in sorted(range(len(texts)), key=lambda i: len(encoded[i])) if texts[i].strip()]
         rows = next((r for r in (1, 8) if len(order) <= r), self.rows)
         while order:
-            length = self._bucket(len(encoded[order[0]]))
+            length = bucket_length(len(encoded[order[0]]), self.model.config.max_length)
             fitting = [i for i in order[:rows] if len(encoded[i]) <= length]
             order = order[len(fitting) :]
             found = self._search([encoded[i] for i in fitting], rows, length)
@@ -135,7 +140,9 @@ class Translator:
         if not text.strip():
             raise UserError("an empty sentence has no alignment: give some text")
         (ids,) = self.encode([text])
-        found = jax.device_get(self._search([ids], 1, self._bucket(len(ids)), return_weights=True))
+        found = jax.device_get(
+            self._search([ids], 1, bucket_length(len(ids), self.model.config.max_length), return_weights=True)
+        )
         size = int(found.lengths[0, 0])
         target = found.tokens[0, 0, :size].tolist()
         return Alignment(
@@ -144,10 +151,6 @@ class Translator:
             self.tokenizer.tokens(target),
             found.weights[0, 0, :, :, :size, : len(ids)],
         )
-
-    def _bucket(self, length: int) -> int:
-        limit = self.model.config.max_length
-        return min(next(n for n in (*_LENGTHS, limit) if n >= length), limit)
 
     def _search(self, ids: list[list[int]], rows: int, length: int, **options: Any) -> Hypotheses:
         # Rows to spare repeat a sentence: an empty one might never end and hold up the batch.
