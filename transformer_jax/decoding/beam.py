@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
+from transformer_jax.decoding.largest import largest, log_total
 from transformer_jax.models.step import StepFunction
 
 _NEVER = -1e30  # finite, so that differences of two of them are not NaN
@@ -101,12 +102,13 @@ def beam_search(
         last = open_beams.tokens[:, :, jnp.maximum(position - 1, 0)]
         last = jnp.where(position == 0, begin, last)
         output, cache = step(cache, last.reshape(B * W, 1))
-        log_probabilities = jax.nn.log_softmax(output.logits[:, -1]).reshape(B, W, -1)
-        V = log_probabilities.shape[-1]
+        logits = output.logits[:, -1].reshape(B, W, -1)
+        V = logits.shape[-1]
         # Each open beam has one way to finish, so 2W candidates hold at least W that go on. The best
         # of each beam first, then the best of those: the same 2W without sorting W * V numbers.
         per_beam = min(2 * W, V)
-        totals, choices = jax.lax.top_k(log_probabilities, per_beam)
+        totals, choices = largest(logits, per_beam)
+        totals -= log_total(logits, totals[..., :1])  # log probabilities
         totals = (totals + open_beams.scores[:, :, None]).reshape(B, W * per_beam)
         totals, places = jax.lax.top_k(totals, min(2 * W, W * per_beam))
         parents = places // per_beam

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.largest import largest, log_total
 from transformer_jax.models.step import StepFunction
 
 
@@ -45,9 +46,10 @@ def greedy_search(
     def extend(carry):
         position, last, tokens, done, score, weights, cache = carry
         output, cache = step(cache, last[:, None])
-        log_probabilities = jax.nn.log_softmax(output.logits[:, -1])
-        best = log_probabilities.argmax(axis=-1).astype(jnp.int32)
-        score = score + jnp.where(done, 0.0, log_probabilities.max(axis=-1))
+        logits = output.logits[:, -1]
+        value, place = largest(logits, 1)
+        best = place[:, 0].astype(jnp.int32)
+        score = score + jnp.where(done, 0.0, (value - log_total(logits, value))[:, 0])
         best = jnp.where(done, end, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], position, axis=1)
         if weights is not None and output.weights is not None:

@@ -114,20 +114,50 @@ def _fused_attention(query, key, value, mask, bias, scale):
 class KeyValueCache(flax.struct.PyTreeNode):
     """Keys and values of the tokens seen so far, in a buffer of fixed length.
 
+    The length is the last axis in memory: the products of one-token steps read the cache in this order,
+    and would otherwise copy all of it into this order at every step.
+
     Attributes:
-      key, value: (B, S, G, K), filled up to the number of tokens seen.
+      keys, values: (B, G, K, S), filled up to the number of tokens seen.
     """
 
-    key: jax.Array
-    value: jax.Array
+    keys: jax.Array
+    values: jax.Array
+
+    @classmethod
+    def of(cls, key: jax.Array, value: jax.Array) -> "KeyValueCache":
+        """A full cache of keys and values (B, S, G, K)."""
+        return cls(jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 3))
+
+    @classmethod
+    def empty(cls, rows: int, length: int, kv_heads: int, head_width: int, dtype: Any) -> "KeyValueCache":
+        """Room for `length` tokens of each of the B rows."""
+        buffer = jnp.zeros((rows, kv_heads, head_width, length), dtype)
+        return cls(buffer, buffer)
+
+    @property
+    def key(self) -> jax.Array:
+        """(B, S, G, K)."""
+        return jnp.moveaxis(self.keys, 3, 1)
+
+    @property
+    def value(self) -> jax.Array:
+        """(B, S, G, K)."""
+        return jnp.moveaxis(self.values, 3, 1)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens S that it has room for."""
+        return self.keys.shape[3]
 
     def append(self, key: jax.Array, value: jax.Array, at: jax.Array) -> "KeyValueCache":
         """The cache with (B, N, G, K) written from position `at` on."""
 
         def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, axis=1)
+            new = jnp.moveaxis(new, 1, 3).astype(buffer.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, at, axis=3)
 
-        return KeyValueCache(write(self.key, key), write(self.value, value))
+        return KeyValueCache(write(self.keys, key), write(self.values, value))
 
 
 class MultiHeadAttention(nnx.Module):

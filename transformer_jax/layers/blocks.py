@@ -206,4 +206,4 @@ class DecoderBlock(nnx.Module):
 
     def project_memory(self, memory: jax.Array) -> KeyValueCache:
         """Keys and values of the encoder's output (B, S, D), once per sentence."""
-        return KeyValueCache(*self.cross_attention.project(memory))
+        return KeyValueCache.of(*self.cross_attention.project(memory))

@@ -45,7 +45,7 @@ class TokenEmbedding(nnx.Module):
 
         Not `nnx.Embed.attend`, which would round the logits to the compute dtype.
         """
-        weight = self.table.embedding[...].astype(x.dtype)
-        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=jnp.float32)[
-            ..., : self.vocab_size
-        ]
+        # The table is cut to V rows, not the logits to V columns: that is the smaller copy by far, in the
+        # backward pass as well.
+        weight = self.table.embedding[: self.vocab_size].astype(x.dtype)
+        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=jnp.float32)

@@ -15,6 +15,7 @@ from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
 from transformer_jax.layers.masks import causal_mask, padding_mask, segment_mask
+from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.models.step import StepFunction, StepOutput
@@ -131,8 +132,8 @@ class TransformerCache(flax.struct.PyTreeNode):
     """A decoder between two steps.
 
     Attributes:
-      target: per layer, keys and values of the target tokens so far, (B * beams, max_length, G, K).
-      memory: per layer, keys and values of the source, (B, S, G, K): one copy for all beams.
+      target: per layer, keys and values of the target tokens so far, B * beams rows of max_length.
+      memory: per layer, keys and values of the source, B rows: one copy for all beams.
       memory_mask: (B, 1, 1, S) or None.
       length: number of target tokens so far.
     """
@@ -370,11 +371,14 @@ class Transformer(nnx.Module):
         config = self.config
         memory = self.encode(source, source_mask=source_mask)
         blocks = unstack(self.decoder)
-        shape = (source.shape[0], max_length, config.kv_heads, config.width // config.heads)
-        empty = KeyValueCache(jnp.zeros(shape, memory.dtype), jnp.zeros(shape, memory.dtype))
+        empty = KeyValueCache.empty(
+            source.shape[0], max_length, config.kv_heads, config.width // config.heads, memory.dtype
+        )
         return TransformerCache(
             target=tuple(empty for _ in blocks),
-            memory=tuple(block.project_memory(memory) for block in blocks),
+            # Stored in the order that the steps read: XLA would carry it as it was computed, and turn it
+            # around in every step of the loop.
+            memory=tuple(jax.tree.map(materialised, block.project_memory(memory)) for block in blocks),
             memory_mask=None if source_mask is None else padding_mask(source_mask),
             length=jnp.zeros((), jnp.int32),
         )
@@ -386,7 +390,7 @@ class Transformer(nnx.Module):
         def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
             positions = cache.length + jnp.arange(tokens.shape[1])
             x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
-            mask = causal_mask(tokens.shape[1], cache.target[0].key.shape[1], first_query=cache.length)
+            mask = causal_mask(tokens.shape[1], cache.target[0].length, first_query=cache.length)
             target, kept = [], []
             for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
                 x, (weights, layer) = block(
