@@ -7,7 +7,7 @@ pairs of 20 tokens, vocabulary 10,000, float32, dropout 0.3, label smoothing 0.1
 `transformers` with the very same weights, 1,000 sources in batches of 64 sorted by length, 20 tokens made
 for each (random weights never end a sentence). Each side has processes of its own, which take turns;
 medians are compared, and every ratio is this package's throughput over torch's. Needs torch and
-transformers; takes about 10 minutes on two CPU cores.
+transformers; takes three to five minutes on two CPU cores.
 """
 
 from __future__ import annotations

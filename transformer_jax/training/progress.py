@@ -64,4 +64,4 @@ class TrainingProgress:
 
     def note(self, text: str) -> None:
         """A line above the bar."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
