@@ -270,10 +270,16 @@ def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rou
     for side, make in sides.items():
         connections[side], theirs = context.Pipe()
         context.Process(target=serve, args=(theirs, make, argument), daemon=True).start()
+        theirs.close()  # so that the end of the process is the end of the line
 
     def ask(side: str, job: str) -> tuple[float, Any, int]:
         connections[side].send(job)
-        return connections[side].recv()
+        try:
+            return connections[side].recv()
+        except EOFError:
+            raise SystemExit(
+                f"error: the process of {side} ended while it ran {job}; see its error above"
+            ) from None
 
     report: dict[str, Any] = {}
     for job, calls in jobs.items():

@@ -24,7 +24,7 @@ import dataclasses  # noqa: E402
 import logging  # noqa: E402
 import pathlib  # noqa: E402
 import sys  # noqa: E402
-from typing import Annotated  # noqa: E402
+from typing import Annotated, Any  # noqa: E402
 
 import tyro  # noqa: E402
 
@@ -73,6 +73,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
         except UnicodeEncodeError:
             raise UserError("--text is not UTF-8: convert it first") from None
     run = load_run(run_dir)
+    search: dict[str, Any] = dict(beam_size=arguments.config.beam_size, alpha=arguments.config.length_penalty)
     if arguments.stdin:
         try:
             lines = sys.stdin.buffer.read().decode("utf-8").split("\n")
@@ -82,14 +83,14 @@ def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
             ) from None
         if lines[-1] == "":
             lines.pop()
-        for line in run.translate(lines):
+        for line in run.translate(lines, **search):
             print(line)
         return
     assert arguments.text is not None
     if arguments.plot_attention is None:
-        print(run.translate([arguments.text])[0])
+        print(run.translate([arguments.text], **search)[0])
         return
-    alignment = run.align(arguments.text)
+    alignment = run.align(arguments.text, **search)
     layers = len(alignment.weights)
     if not -layers <= arguments.plot_layer < layers:
         raise UserError(f"--plot-layer {arguments.plot_layer}: the model has layers 0 to {layers - 1}")
@@ -130,9 +131,9 @@ def main() -> int:
     """The command; returns its exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
-    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
-    run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     try:
+        arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+        run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
         if arguments.plot_attention is not None and arguments.text is None:
             raise UserError("--plot-attention draws the sentence of --text: give one")
         if arguments.text is not None and arguments.stdin:

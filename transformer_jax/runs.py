@@ -54,6 +54,18 @@ def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --run-dir") from None
 
 
+def is_run(folder: pathlib.Path) -> bool:
+    """Whether a run's config stands in the folder.
+
+    Raises:
+      UserError: the folder cannot be looked at.
+    """
+    try:
+        return (folder / CONFIG).exists()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be used ({error.strerror}); name another --run-dir") from None
+
+
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """A run's config.
 
@@ -102,17 +114,27 @@ class Run:
             alpha=training["length_penalty"] if alpha is None else alpha,
         )
 
-    def translate(self, texts: Sequence[str], *, beam_size: int | None = None) -> list[str]:
+    def translate(
+        self, texts: Sequence[str], *, beam_size: int | None = None, alpha: float | None = None
+    ) -> list[str]:
         """The translation of each text; an empty text stays empty.
+
+        Args:
+          texts: any number of sentences.
+          beam_size, alpha: see `beam_search`; None takes the run's.
 
         Raises:
           UserError: a text longer than the model's limit.
         """
-        return self.translator(beam_size=beam_size)(texts)
+        return self.translator(beam_size=beam_size, alpha=alpha)(texts)
 
-    def align(self, text: str) -> Alignment:
-        """The translation of one text with its cross-attention, see `Alignment`."""
-        return self.translator().align(text)
+    def align(self, text: str, *, beam_size: int | None = None, alpha: float | None = None) -> Alignment:
+        """The translation of one text with its cross-attention, see `Alignment`.
+
+        Raises:
+          UserError: an empty text, or one longer than the model's limit.
+        """
+        return self.translator(beam_size=beam_size, alpha=alpha).align(text)
 
 
 def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: Dials = Dials()) -> Run:
@@ -135,7 +157,9 @@ def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: D
     model_config = TRANSLATORS[name].config(**config["model_config"])
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         if weights is None:
-            whole = [AVERAGED] if checkpoints.is_whole(AVERAGED) else []
+            # Averaged at an earlier end, before the run was extended, it is no longer the run's result.
+            newest = max(checkpoints.steps(), default=0)
+            whole = [AVERAGED] if (checkpoints.step_of(AVERAGED) or -1) >= newest else []
             whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
             if not whole:
                 raise UserError(

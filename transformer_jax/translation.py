@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -126,10 +125,11 @@ def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: ByteP
     assert config.batch_tokens is not None, "a resolved config"
     packed = config.batching == "packed"
     buckets: tuple[Bucket, ...]
+    options: dict[str, int] = dict(row_multiple=config.accumulation, limit=config.max_length)
     if packed:
-        buckets = (packed_bucket(lengths, config.batch_tokens, row_multiple=config.accumulation),)
+        buckets = (packed_bucket(lengths, config.batch_tokens, **options),)
     else:
-        buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, row_multiple=config.accumulation)
+        buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, **options)
     batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
     longest = max(map(example_length, valid_sources, valid_targets))
     if longest > buckets[-1].length:
@@ -166,7 +166,9 @@ def load_corpus(config: TranslationConfig) -> corpora.Corpus:
     )
 
 
-def _check_same_run(folder: pathlib.Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_same_run(
+    folder: pathlib.Path, stored: dict[str, Any], wanted: dict[str, Any], steps_done: int
+) -> None:
     """That the config asked for is the one of the run that stands in the folder.
 
     Raises:
@@ -193,9 +195,10 @@ def _check_same_run(folder: pathlib.Path, stored: dict[str, Any], wanted: dict[s
             f"{folder} was trained for {old['steps']} steps on a {old['schedule']} schedule, which ends there: "
             f"--steps {new['steps']} needs another --run-dir, or --schedule inverse_sqrt from the start"
         )
-    if new["steps"] < old["steps"]:
+    least = steps_done if extends(old["schedule"]) else old["steps"]
+    if new["steps"] < least:
         raise UserError(
-            f"{folder} is a run of {old['steps']} steps: --steps {new['steps']} would cut it short; "
+            f"{folder} is a run of {least} steps: --steps {new['steps']} would cut it short; "
             "name another --run-dir"
         )
 
@@ -212,6 +215,7 @@ def _check_free(folder: pathlib.Path) -> None:
         raise UserError(f"{folder}: cannot be used ({error.strerror}); name another --run-dir") from None
     if there - {runs.TOKENIZER, runs.CONFIG}:
         raise UserError(f"{folder} exists and is not a run: name another --run-dir")
+    # The folder could be looked at above, so its parents can.
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{folder}: cannot be written ({parent} is no writable folder); name another --run-dir")
@@ -260,9 +264,8 @@ class _Trainer:
     def train(self, folder: pathlib.Path) -> Any:
         """Trains to the end, and saves and returns the parameters to use: an average of the run's."""
         config, step = self.config, int(self.state.step)
-        if step < (config.steps or 0):
-            # Parameters averaged over an earlier end are no longer this run's result.
-            shutil.rmtree(folder / runs.CHECKPOINTS / runs.AVERAGED, ignore_errors=True)
+        if step == config.steps and self.checkpoints.step_of(runs.AVERAGED) == step:
+            return self.checkpoints.restore_model(self.state.model, runs.AVERAGED)
         train_step = make_train_step(
             translation_loss(config.label_smoothing or 0.0),
             self.optimizer,
@@ -288,9 +291,9 @@ class _Trainer:
             log.close()
         model = self.state.ema
         if model is None:
-            last = self.checkpoints.steps()[-config.average :]
+            last = self.checkpoints.scheduled_steps()[-config.average :]
             model = self.checkpoints.average(self.state.model, last)
-        self.checkpoints.save_model(runs.AVERAGED, model)
+        self.checkpoints.save_model(runs.AVERAGED, model, step=int(self.state.step))
         return model
 
     def _evaluate(self, state: TrainState) -> Iterator[tuple[str, float]]:
@@ -325,7 +328,7 @@ def train_translator(
     started = time.perf_counter() if started is None else started
     config = resolve(config)
     folder = pathlib.Path(run_dir)
-    stored = runs.read_config(folder) if (folder / runs.CONFIG).exists() else None
+    stored = runs.read_config(folder) if runs.is_run(folder) else None
     if stored is None:
         _check_free(folder)
     corpus = load_corpus(config)
@@ -344,11 +347,14 @@ def train_translator(
         training=dataclasses.asdict(config),
     )
     if stored is not None:
-        _check_same_run(folder, stored, described)
+        with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
+            _check_same_run(folder, stored, described, max(checkpoints.steps(), default=0))
 
     model = runs.make_model(config.model, model_config, seed=config.seed, dials=dials)
     parameters = model.parameter_count
-    with Checkpoints(folder / runs.CHECKPOINTS, keep_last=config.average) as checkpoints:
+    with Checkpoints(
+        folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every or 1
+    ) as checkpoints:
         trainer = _Trainer(config, model, data, checkpoints)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
@@ -357,22 +363,28 @@ def train_translator(
             # The config comes last: a folder with a config is a run that can be resumed.
             tokenizer.save(folder / runs.TOKENIZER)
             runs.write_json(folder / runs.CONFIG, described)
-        elif stored["training"]["steps"] != config.steps:
-            runs.write_json(
-                folder / runs.CONFIG, stored | {"training": stored["training"] | {"steps": config.steps}}
-            )
+        else:
+            changed = {name: getattr(config, name) for name in FREE_FIELDS}
+            training = stored["training"] | changed
+            if training != stored["training"]:
+                runs.write_json(folder / runs.CONFIG, stored | {"training": training})
         shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
         note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
         model = trainer.train(folder)
     from transformer_jax.plotting.curves import plot_losses  # matplotlib takes seconds to import
 
     rows = read_metrics(folder)
-    plot_losses(rows, folder / "loss.png")
-    return _score(model, data, config, folder, parameters, rows[-1], started, note)
+    try:
+        plot_losses(rows, folder / "loss.png")
+    except OSError as error:
+        raise UserError(f"{folder / 'loss.png'}: cannot be written ({error}); free some space") from None
+    return _score(model, data, config, folder, parameters, rows[-1] if rows else {}, started, note)
 
 
 def _score(model, data: _Data, config: TranslationConfig, folder, parameters, last, started, note):
-    translator = Translator(model, data.tokenizer, beam_size=config.beam_size or 1, alpha=config.length_penalty)
+    translator = Translator(
+        model, data.tokenizer, beam_size=config.beam_size or 1, alpha=config.length_penalty or 0.0
+    )
     sources, references = [p.source for p in data.corpus.test], [p.target for p in data.corpus.test]
     cut = sum(len(ids) > translator.max_source for ids in data.tokenizer.encode(sources))
     if cut:
@@ -386,9 +398,9 @@ def _score(model, data: _Data, config: TranslationConfig, folder, parameters, la
         "steps": config.steps,
         "parameters": parameters,
         "seconds": time.perf_counter() - started,
-        "training_seconds": last["seconds"],
-        "tokens_per_second": last["target_tokens"] / max(last["seconds"], 1e-9),
-        "target_tokens": last["target_tokens"],
+        "training_seconds": last.get("seconds", 0.0),
+        "tokens_per_second": last.get("target_tokens", 0.0) / max(last.get("seconds", 0.0), 1e-9),
+        "target_tokens": last.get("target_tokens", 0.0),
         "test_sentences": len(sources),
         "test_sentences_per_second": len(sources) / spent,
         "device": jax.devices()[0].device_kind,

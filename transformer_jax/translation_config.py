@@ -88,9 +88,10 @@ class TranslationConfig:
     """Steps between validations (loss, and BLEU of greedy translations); None: a 5th
     of the run, half of it for the phrases."""
     beam_size: int | None = None
-    """Beam size of the test's translations; 1 is greedy. None: 1 for the phrases, else 4."""
-    length_penalty: float = 0.6
-    """Exponent of the length penalty (the paper's 0.6)."""
+    """Beam size of the test's translations, and with --text or --stdin of those; 1 is greedy. None: 1 for
+    the phrases, else 4; the run's own with --text or --stdin."""
+    length_penalty: float | None = None
+    """Exponent of the length penalty; None: the paper's 0.6, or the run's own with --text or --stdin."""
     bleu_tokenize: str = "13a"
     """sacreBLEU's tokenizer: 13a for plain text, none for tokenised text, zh, ja-mecab, char ..."""
     seed: int = 0
@@ -114,6 +115,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
         warmup=50,
         label_smoothing=0.0,
         beam_size=1,
+        length_penalty=0.6,
     ),
     "files": dict(
         preset="tiny",
@@ -128,6 +130,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
         warmup=2_000,
         label_smoothing=0.1,
         beam_size=4,
+        length_penalty=0.6,
     ),
 }
 

@@ -24,6 +24,11 @@ def members(batch):
     return [int(row[0]) - 100 for row in batch["source"] if row[0] not in (PAD, END)]
 
 
+def test_no_bucket_is_longer_than_the_limit():
+    assert [b.length for b in choose_buckets([3, 9, 50], 2, 200, limit=50)][-1] == 50
+    assert packed_bucket([3, 40], 200, limit=41).length == 41
+
+
 def test_an_epoch_holds_every_example_once(batches, examples):
     for epoch in range(2):
         first = epoch * batches.batches_per_epoch

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -206,16 +207,62 @@ def final_state(folder):
 
 
 def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
-    """12 steps at once, and 8 steps that are later extended to 12, dropout on."""
+    """12 steps at once, and 6 steps, which is off the schedule of saves, extended to 12; dropout on."""
     whole = train_translator(config(files), tmp_path / "whole")
-    train_translator(config(files, steps=8), tmp_path / "parts")
+    train_translator(config(files, steps=6), tmp_path / "parts")
+    before = named_leaves(load_run(tmp_path / "parts").model)
     extended = train_translator(config(files), tmp_path / "parts")
+    averages = [
+        named_leaves(load_run(tmp_path / name, weights="averaged").model) for name in ("whole", "parts")
+    ]
+    for name, leaf in averages[0].items():
+        assert isinstance(leaf, jax.Array)
+        np.testing.assert_array_equal(leaf, averages[1][name], err_msg=name)
+    assert any((leaf != before[name]).any() for name, leaf in averages[1].items())
+    assert extended["exact_match"] == whole["exact_match"]
     (step, expected), (other_step, got) = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert step == other_step == 12
     assert expected.keys() == got.keys()
     for name, leaf in expected.items():
         np.testing.assert_array_equal(leaf, got[name], err_msg=name)
     assert extended["steps"] == whole["steps"] == 12
+
+
+def test_scoring_again_leaves_the_averaged_parameters_alone(files, tmp_path):
+    train_translator(config(files, steps=4), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")}
+    train_translator(config(files, steps=4, beam_size=2), tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")} == before
+    assert json.loads((tmp_path / "config.json").read_text())["training"]["beam_size"] == 2
+
+
+def test_a_number_of_steps_that_was_too_large_can_be_taken_back(files, tmp_path):
+    train_translator(config(files, steps=4), tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["training"]["steps"] = 100_000  # as a command leaves it that was stopped at once
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="is a run of 4 steps: --steps 3 would cut it short"):
+        train_translator(config(files, steps=3), tmp_path)
+    assert train_translator(config(files, steps=5), tmp_path)["steps"] == 5
+
+
+@pytest.mark.parametrize("batching", ["buckets", "packed"])
+def test_a_length_limit_of_any_number(files, tmp_path, batching):
+    """Buckets round lengths up, but not past what the model takes."""
+    source, target = tmp_path / "train.en", tmp_path / "train.de"
+    source.write_text("a dog\n" * 30 + "dog " * 12 + "\n")
+    target.write_text("ein hund\n" * 30 + "hund " * 12 + "\n")
+    limits = dict(max_length=27, vocab_size=259, batching=batching)
+    results = train_translator(
+        config(files, train=(str(source), str(target)), steps=2, **limits), tmp_path / "run"
+    )
+    assert results["steps"] == 2
+
+
+def test_a_path_that_is_too_long(files, tmp_path):
+    for changes, folder in ((dict(train=("x" * 300, "y")), "run"), ({}, "x" * 300)):
+        with pytest.raises(UserError, match="File name too long"):
+            train_translator(config(files, **changes), tmp_path / folder)
 
 
 def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):

@@ -16,6 +16,12 @@ def test_alignment_is_drawn(tmp_path):
         assert (np.abs(picture.astype(int) - colour).max(axis=1) < 6).sum() > 100
 
 
+def test_money_is_no_formula(tmp_path):
+    labels = ["$5", "_", "a_b_c$"]
+    plot_alignment(np.eye(3)[None], labels, labels, tmp_path / "a.png", title="$5_a_b and $6")
+    assert (tmp_path / "a.png").exists()
+
+
 def test_labels_must_fit(tmp_path):
     with pytest.raises(ValueError, match="do not fit 1 target and 2 source tokens"):
         plot_alignment(np.ones((1, 2, 2)), ["a", "b"], ["x"], tmp_path / "a.png")

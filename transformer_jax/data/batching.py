@@ -28,7 +28,12 @@ class Bucket:
 
 
 def choose_buckets(
-    lengths: Sequence[int] | np.ndarray, count: int, batch_tokens: int, *, row_multiple: int = 1
+    lengths: Sequence[int] | np.ndarray,
+    count: int,
+    batch_tokens: int,
+    *,
+    row_multiple: int = 1,
+    limit: int | None = None,
 ) -> tuple[Bucket, ...]:
     """The `count` buckets that waste the least padding.
 
@@ -37,9 +42,10 @@ def choose_buckets(
       count: how many buckets, each of which is compiled once.
       batch_tokens: padded tokens a side in one batch.
       row_multiple: rows are a multiple of this (gradient accumulation, devices).
+      limit: no bucket is longer than this, the longest that the model takes.
 
     Returns:
-      At most `count` buckets of rising length, lengths multiples of 4.
+      At most `count` buckets of rising length, lengths multiples of 4 but for the limit.
 
     Raises:
       UserError: a budget below one row of the longest example.
@@ -64,19 +70,24 @@ def choose_buckets(
         if end:
             limits.append(4 * end)
             end = int(origins[end])
-    return tuple(
-        Bucket(limit, batch_tokens // limit // row_multiple * row_multiple) for limit in reversed(limits)
-    )
+    return tuple(_bucket(length, batch_tokens, row_multiple, limit) for length in reversed(limits))
 
 
-def packed_bucket(lengths: Sequence[int] | np.ndarray, batch_tokens: int, *, row_multiple: int = 1) -> Bucket:
-    """The one shape of packed batches: rows as long as the longest example, in multiples of 16.
+def packed_bucket(
+    lengths: Sequence[int] | np.ndarray, batch_tokens: int, *, row_multiple: int = 1, limit: int | None = None
+) -> Bucket:
+    """The one shape of packed batches: rows as long as the longest example, rounded up to 16 or the limit.
 
     Args and errors are those of `choose_buckets`.
     """
     longest = -(-int(np.max(lengths)) // 16) * 16
     _check_budget(batch_tokens, longest, row_multiple)
-    return Bucket(longest, batch_tokens // longest // row_multiple * row_multiple)
+    return _bucket(longest, batch_tokens, row_multiple, limit)
+
+
+def _bucket(length: int, batch_tokens: int, row_multiple: int, limit: int | None) -> Bucket:
+    length = min(length, limit or length)
+    return Bucket(length, batch_tokens // length // row_multiple * row_multiple)
 
 
 def _check_budget(batch_tokens: int, longest: int, row_multiple: int) -> None:

@@ -18,9 +18,9 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
       UserError: a missing or unreadable file, or bytes that are not UTF-8.
     """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give the path of a text file, plain or .gz")
     try:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; give the path of a text file, plain or .gz")
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)

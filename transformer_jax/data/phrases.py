@@ -35,6 +35,10 @@ _HASH_BUCKETS = 10
 _LONGEST = 64
 
 
+# Draws of one name before it is given up; only a name that is longer than a phrase may be needs them all.
+_TRIES = 1_000
+
+
 class Pair(NamedTuple):
     """One example: a source sentence and its one translation."""
 
@@ -166,7 +170,10 @@ class PhraseBook:
         for template in self._simple:
             for atom in template.atoms:
                 phrase = template, template.draw(rng, atom)
-                while split_of(self._source(*phrase)) != "train":
+                for _ in range(_TRIES):
+                    source = self._source(*phrase)
+                    if split_of(source) == "train" and len(source) <= _LONGEST:
+                        break
                     if template.name in ("territory", "language"):
                         # A bare name is one text with one split: set it beside a phrase that can vary.
                         pair = ((template, atom), self._draw_simple(rng))

@@ -269,12 +269,17 @@ class Transformer(nnx.Module):
         Args:
           source: (B, S) token ids.
           source_mask: (B, S), True at real tokens; None where there is no padding.
-          source_segments: see `__call__`.
+          source_segments: see `__call__`; in place of `source_mask`.
           dropout_key: dropout is on where given.
 
         Returns:
           (B, S, D) in the compute dtype.
+
+        Raises:
+          ValueError: a source longer than `max_length`, or both a mask and segments.
         """
+        if source_segments is not None and source_mask is not None:
+            raise ValueError("segments say where padding is: leave source_mask out")
         self._check_length(source.shape[1], "a source")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
@@ -366,7 +371,11 @@ class Transformer(nnx.Module):
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
     ) -> TransformerCache:
-        """Encodes the source (B, S) and makes room for `max_length` target tokens."""
+        """Encodes the source (B, S) and makes room for `max_length` target tokens.
+
+        Raises:
+          ValueError: a source or target longer than the model's `max_length`.
+        """
         self._check_length(max_length, "a target")
         config = self.config
         memory = self.encode(source, source_mask=source_mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,7 +27,8 @@ def plot_alignment(
       title: shown above.
 
     Raises:
-      ValueError: weights that do not fit the labels.
+      ValueError: weights that do not fit the labels, or an unknown kind of picture.
+      OSError: the picture cannot be written.
     """
     heads = len(weights)
     if weights.shape[1:] != (len(target_tokens), len(source_tokens)):
@@ -41,13 +43,14 @@ def plot_alignment(
     for head, axes in enumerate(panels):
         image = axes.imshow(weights[head], vmin=0, vmax=1, cmap="viridis", aspect="equal")
         axes.set_title(f"head {head + 1}", fontsize=9)
-        axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, fontsize=8, family=_FONTS)
-        axes.set_yticks(range(len(target_tokens)), target_tokens, fontsize=8, family=_FONTS)
+        axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, **_LABEL)
+        axes.set_yticks(range(len(target_tokens)), target_tokens, **_LABEL)
     panels[0].set_ylabel("target")
     figure.supxlabel("source", fontsize=9)
     figure.colorbar(image, ax=panels, shrink=0.6, label="attention weight")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     figure.savefig(path, dpi=120)
 
 
-_FONTS = ["DejaVu Sans"]
+# A dollar sign is money here, not the start of a formula.
+_LABEL: dict[str, Any] = dict(fontsize=8, family=["DejaVu Sans"], parse_math=False)

@@ -67,7 +67,8 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
     for name, leaf in named_leaves(target).items():
         if _is_key(leaf) and name in leaves:
             leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
-    return with_leaves(target, leaves)
+    # Orbax gives NumPy arrays; as JAX's own they are put on the device once, not at each call.
+    return with_leaves(target, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -80,12 +81,13 @@ class Checkpoints:
 
     Args:
       folder: made at the first save.
-      keep_last: how many of the newest are kept.
+      keep_last: how many of the newest scheduled ones are kept, beside the best and the newest.
+      save_every: the schedule, in steps.
     """
 
-    def __init__(self, folder: str | pathlib.Path, keep_last: int = 1):
+    def __init__(self, folder: str | pathlib.Path, keep_last: int = 1, save_every: int = 1):
         self.folder = pathlib.Path(folder).absolute()
-        self.keep_last = keep_last
+        self.keep_last, self.save_every = keep_last, save_every
         self.best: int | None = None
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._finisher: threading.Thread | None = None
@@ -112,20 +114,32 @@ class Checkpoints:
             self.best = step
         if step in self.steps() and self.is_whole(step):
             return
-        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()})
+        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step)
 
-    def save_model(self, name: str, model: Any) -> None:
+    def save_model(self, name: str, model: Any, *, step: int) -> None:
         """Writes parameters alone, under a name ("averaged"), and waits for it.
+
+        One of this name that is there stays until the new one is complete.
+
+        Args:
+          name: of its folder.
+          model: the parameters.
+          step: the step that they belong to.
 
         Raises:
           UserError: the disk is full or the folder cannot be written.
         """
         self.wait()
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        self._write(name, {"model": _storable(model)})
+        draft, target = self.folder / f"{name}.draft", self.folder / name
+        self._write(draft.name, {"model": _storable(model)}, step)
         self.wait()
+        try:
+            shutil.rmtree(target, ignore_errors=True)
+            draft.rename(target)
+        except OSError as error:
+            raise _saving_error(target, error) from error
 
-    def _write(self, name: str, parts: dict[str, Any]) -> None:
+    def _write(self, name: str, parts: dict[str, Any], step: int) -> None:
         target = self.folder / name
         try:
             # What a killed save left behind: no manifest, so no checkpoint.
@@ -135,13 +149,13 @@ class Checkpoints:
             self._orbax.save(target, args=ocp.args.Composite(**args))
         except Exception as error:
             raise _saving_error(target, error) from error
-        self._finisher = threading.Thread(target=self._finish, args=(target,), name="checkpoint-manifest")
+        self._finisher = threading.Thread(target=self._finish, args=(target, step), name="checkpoint-manifest")
         self._finisher.start()
 
-    def _finish(self, target: pathlib.Path) -> None:
+    def _finish(self, target: pathlib.Path, step: int) -> None:
         try:
             self._orbax.wait_until_finished()
-            manifest = {"format_version": 1, "sha256": _digests(target)}
+            manifest = {"format_version": 1, "step": step, "sha256": _digests(target)}
             write_text_atomically(target / _MANIFEST, json.dumps(manifest, indent=1))
             self._remove_old()
         except Exception as error:  # noqa: BLE001  handed to the thread that saves
@@ -149,8 +163,9 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         steps = self.steps()
-        for step in steps[: -self.keep_last]:
-            if step != self.best:
+        kept = {self.best, *steps[-1:], *[s for s in steps if s % self.save_every == 0][-self.keep_last :]}
+        for step in steps:
+            if step not in kept:
                 # The manifest goes first: a half-removed folder must not look complete.
                 (self.folder / str(step) / _MANIFEST).unlink()
                 shutil.rmtree(self.folder / str(step), ignore_errors=True)
@@ -194,6 +209,21 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps with a manifest, rising; their digests are not read."""
         return sorted(int(p.parent.name) for p in self.folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
+
+    def scheduled_steps(self) -> list[int]:
+        """The steps of the schedule and the newest, rising: those that are averaged.
+
+        A checkpoint that was saved out of turn (a stop, a best evaluation) is none of them, so that a run
+        that was interrupted ends with the average of one that was not.
+        """
+        steps = self.steps()
+        return [step for step in steps if step % self.save_every == 0 or step == steps[-1]]
+
+    def step_of(self, name: str) -> int | None:
+        """The step that a whole checkpoint of this name belongs to, or None where there is none."""
+        if not self.is_whole(name):
+            return None
+        return json.loads((self.folder / name / _MANIFEST).read_text(encoding="utf-8")).get("step")
 
     def is_whole(self, name: int | str) -> bool:
         """Whether every file of a checkpoint is there and matches the digest in its manifest."""

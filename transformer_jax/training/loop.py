@@ -158,7 +158,7 @@ def fit(
             if step % LOG_EVERY == 0 or evaluating or saving:
                 record(progress)
             is_best = False
-            if evaluating and (not stopping or step % evaluate_every == 0):
+            if evaluating:
                 values = dict(evaluate(state))
                 is_best = values[best] > best_value
                 if is_best:
@@ -169,7 +169,7 @@ def fit(
                 )
             if saving or is_best:
                 checkpoints.save(state, best=is_best)
-            if stopping and not last:
+            if stopping:
                 checkpoints.wait()
                 raise Stopped(step)
             if evaluating or saving:

@@ -16,14 +16,14 @@ FILE = "metrics.jsonl"
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a last line cut short by a kill is left out."""
+    """The lines of a run's `metrics.jsonl`; what is no whole line, as a kill leaves it, is left out."""
     path = pathlib.Path(folder) / FILE
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             rows.append(json.loads(line))
         except ValueError:
-            break
+            continue
     return rows
 
 

@@ -30,7 +30,8 @@ def make_optimizer(
       model: the model, or its abstract shape; only names and axes are read.
       weight_decay: decoupled decay of the matrices.
       clip: largest global norm of the gradient; 0 is no clipping.
-      b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9.
+      b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9. Muon's Adam shares them but
+        for epsilon, which is 1e-8 there: it guards Muon's norms as well.
 
     Raises:
       ValueError: an unknown name.
