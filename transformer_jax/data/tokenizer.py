@@ -107,5 +107,6 @@ class BytePairTokenizer:
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token as readable text, for the axes of a picture; a cut character shows as U+FFFD."""
         return [
-            SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else self._tokenizer.decode([i]).strip() or "␣" for i in ids
+            SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else self._tokenizer.decode([i]).strip() or "␣"
+            for i in ids
         ]

@@ -46,6 +46,11 @@ def window_mask(
 ) -> jax.Array:
     """A query sees the keys at most `before` positions behind and `after` positions ahead of it.
 
+    Args:
+      queries, keys: numbers of queries T and keys S.
+      before, after: in positions; 0 and 0 leave a query its own position.
+      first_query: see `causal_mask`.
+
     Returns:
       (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
     """
