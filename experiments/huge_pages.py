@@ -1,7 +1,7 @@
-"""Memory in large pages: on Linux, a command restarted once runs up to 1.4 times as fast on a CPU.
+"""Memory in large pages: on Linux, a command that is started once more for them trains faster on a CPU.
 
 Each training step allocates its activations anew, and where the kernel hands them out in pages of 4 KiB
-a quarter of the time goes into faulting them in one by one. glibc can ask for pages of 2 MiB, but reads
+much of the time goes into faulting them in one by one. glibc can ask for pages of 2 MiB, but reads
 that wish only when a process starts.
 """
 

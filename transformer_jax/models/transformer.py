@@ -333,7 +333,7 @@ class Transformer(nnx.Module):
         self._check_length(target.shape[1], "a target")
         if (source_segments is None) != (target_segments is None):
             raise ValueError("packed rows need source_segments and target_segments, or neither")
-        if source_segments is not None and not source_mask is target_mask is None:
+        if source_segments is not None and (source_mask is not None or target_mask is not None):
             raise ValueError("segments say where padding is: leave source_mask and target_mask out")
         encoder_key, embed_key, stack_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
