@@ -21,7 +21,7 @@ from transformer_jax import runs
 from transformer_jax.layers import materialise
 from transformer_jax.models.transformer import preset
 from transformer_jax.training.state import create_state, make_train_step
-from transformer_jax.translation import translation_loss
+from transformer_jax.training.translation_loss import translation_loss
 
 
 @dataclasses.dataclass(frozen=True)

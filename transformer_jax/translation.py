@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from transformer_jax import runs
-from transformer_jax.data import corpora
-from transformer_jax.data.batching import (
-    Bucket,
-    TranslationBatches,
-    choose_buckets,
-    example_length,
-    packed_bucket,
-)
-from transformer_jax.data.phrases import Pair
-from transformer_jax.data.tokenizer import PAD, BytePairTokenizer
+from transformer_jax.data.tokenizer import BytePairTokenizer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
@@ -32,114 +22,24 @@ from transformer_jax.layers.dials import Dials
 from transformer_jax.models.registry import TRANSLATORS
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import fit
-from transformer_jax.training.losses import smoothed_cross_entropy
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
 from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
+from transformer_jax.training.translation_loss import r_drop_loss, token_loss, translation_loss
 from transformer_jax.translation_config import FREE_FIELDS, TranslationConfig, resolve
+from transformer_jax.translation_data import TranslationData, load_corpus, prepare
 
 _log = logging.getLogger(__name__)
 
-
-_VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
 # Sentences whose greedy translations are scored while training; the loss is over all.
 _TRANSLATED_WHILE_TRAINING = 200
-
-
-def translation_loss(label_smoothing: float) -> Loss:
-    """The task of an encoder-decoder: smoothed cross-entropy of each target token."""
-
-    def loss(model, extra, batch, key):
-        total, likelihood, weight = token_loss(model, batch, label_smoothing, dropout_key=key)
-        return {"loss": total, "nll": likelihood}, {"loss": weight, "nll": weight}, extra
-
-    return loss
-
-
-def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
-    """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
-    counted = batch["target_out"] != PAD
-    if "source_segments" in batch:
-        where = {name: batch[name] for name in ("source_segments", "target_segments")}
-    else:
-        # Padding follows the sentence and causal attention looks back, so no target mask is needed.
-        where = {"source_mask": batch["source"] != PAD}
-    logits = model(batch["source"], batch["target_in"], **where, dropout_key=dropout_key)
-    return smoothed_cross_entropy(logits, batch["target_out"], counted, label_smoothing)
 
 
 _validation_loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    """A corpus made ready for one run."""
-
-    corpus: corpora.Corpus
-    fingerprint: str
-    tokenizer: BytePairTokenizer
-    train: TranslationBatches
-    valid: list[dict[str, np.ndarray]]
-
-
-def _fingerprint(corpus: corpora.Corpus) -> str:
-    digest = hashlib.sha256()
-    for split in (corpus.train, corpus.valid, corpus.test):
-        for pair in split:
-            digest.update("\t".join(pair).encode() + b"\n")
-    return digest.hexdigest()[:16]
-
-
-def _encode(tokenizer: BytePairTokenizer, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-    return tokenizer.encode([p.source for p in pairs]), tokenizer.encode([p.target for p in pairs])
-
-
-def _short_enough(sources, targets, limit: int):
-    kept = [(s, t) for s, t in zip(sources, targets, strict=True) if example_length(s, t) <= limit]
-    return [s for s, _ in kept], [t for _, t in kept]
-
-
-def _counted(kept: int, pairs: Sequence[Pair], empty: int, limit: int) -> str:
-    """ "29,000 pairs", with what was left out where anything was."""
-    reasons = [f"{empty:,} empty"] * (empty > 0)
-    reasons += [f"{len(pairs) - kept:,} longer than {limit} tokens"] * (len(pairs) > kept)
-    return f"{kept:,} pairs" + (f" ({' and '.join(reasons)} left out)" if reasons else "")
-
-
-def _prepare(config: TranslationConfig, corpus: corpora.Corpus, tokenizer: BytePairTokenizer, note) -> _Data:
-    sources, targets = _short_enough(*_encode(tokenizer, corpus.train), config.max_length)
-    valid_sources, valid_targets = _short_enough(*_encode(tokenizer, corpus.valid), config.max_length)
-    for split, kept in (("training", sources), ("validation", valid_sources)):
-        if not kept:
-            raise UserError(
-                f"every {split} pair is longer than --max-length {config.max_length} tokens: raise it"
-            )
-    note(
-        f"{_counted(len(sources), corpus.train, corpus.empty[0], config.max_length)} for training, "
-        f"{_counted(len(valid_sources), corpus.valid, corpus.empty[1], config.max_length)} for validation, "
-        f"{_counted(len(corpus.test), corpus.test, corpus.empty[2], config.max_length)} for test, "
-        f"vocabulary {tokenizer.vocab_size:,}"
-    )
-    lengths = [example_length(s, t) for s, t in zip(sources, targets, strict=True)]
-    assert config.batch_tokens is not None, "a resolved config"
-    packed = config.batching == "packed"
-    buckets: tuple[Bucket, ...]
-    options: dict[str, int] = dict(row_multiple=config.accumulation, limit=config.max_length)
-    if packed:
-        buckets = (packed_bucket(lengths, config.batch_tokens, **options),)
-    else:
-        buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, **options)
-    batches = TranslationBatches(sources, targets, buckets, config.seed, packed=packed)
-    longest = max(map(example_length, valid_sources, valid_targets))
-    if longest > buckets[-1].length:
-        # Longer than all that is trained on: one more shape.
-        buckets += (Bucket(longest, max(1, buckets[-1].rows // 2)),)
-    valid_batches = TranslationBatches(valid_sources, valid_targets, buckets, config.seed, packed=packed)
-    return _Data(corpus, _fingerprint(corpus), tokenizer, batches, list(valid_batches.epoch()))
-
-
-def _validate(model: Any, data: _Data, config: TranslationConfig) -> Iterator[tuple[str, float]]:
+def _validate(model: Any, data: TranslationData, config: TranslationConfig) -> Iterator[tuple[str, float]]:
     totals = [_validation_loss(model, batch) for batch in data.valid]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
@@ -151,19 +51,6 @@ def _validate(model: Any, data: _Data, config: TranslationConfig) -> Iterator[tu
         translated, [p.target for p in some], bleu_tokenize=config.bleu_tokenize
     ):
         yield f"valid_{name}", value
-
-
-def load_corpus(config: TranslationConfig) -> corpora.Corpus:
-    """The pairs that a resolved config names.
-
-    Raises:
-      UserError: see `read_pairs` and `PhraseBook`.
-    """
-    if config.train:
-        return corpora.files_corpus(config.train, config.valid, config.test)
-    return corpora.phrases_corpus(
-        config.corpus, config.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed
-    )
 
 
 def _check_same_run(
@@ -242,7 +129,7 @@ class _Trainer:
       resumed: whether it comes from a checkpoint.
     """
 
-    def __init__(self, config: TranslationConfig, model: Any, data: _Data, checkpoints: Checkpoints):
+    def __init__(self, config: TranslationConfig, model: Any, data: TranslationData, checkpoints: Checkpoints):
         self.config, self.data, self.checkpoints = config, data, checkpoints
         self.schedule = make_schedule(
             str(config.schedule),
@@ -267,7 +154,7 @@ class _Trainer:
         if step == config.steps and self.checkpoints.step_of(runs.AVERAGED) == step:
             return self.checkpoints.restore_model(self.state.model, runs.AVERAGED)
         train_step = make_train_step(
-            translation_loss(config.label_smoothing or 0.0),
+            self._loss(),
             self.optimizer,
             accumulation=config.accumulation,
             ema_decay=config.ema,
@@ -295,6 +182,10 @@ class _Trainer:
             model = self.checkpoints.average(self.state.model, last)
         self.checkpoints.save_model(runs.AVERAGED, model, step=int(self.state.step))
         return model
+
+    def _loss(self) -> Loss:
+        smoothing = self.config.label_smoothing or 0.0
+        return r_drop_loss(smoothing, self.config.r_drop) if self.config.r_drop else translation_loss(smoothing)
 
     def _evaluate(self, state: TrainState) -> Iterator[tuple[str, float]]:
         return _validate(state.model if state.ema is None else state.ema, self.data, self.config)
@@ -337,13 +228,13 @@ def train_translator(
         tokenizer = BytePairTokenizer.train(texts, config.vocab_size or 0)
     else:
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
-    data = _prepare(config, corpus, tokenizer, note)
+    data = prepare(config, corpus, tokenizer, note)
     model_config = _model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         model=config.model,
         model_config=dataclasses.asdict(model_config),
-        corpus_fingerprint=data.fingerprint,
+        corpus_fingerprint=corpus.fingerprint(),
         training=dataclasses.asdict(config),
     )
     if stored is not None:
@@ -381,7 +272,7 @@ def train_translator(
     return _score(model, data, config, folder, parameters, rows[-1] if rows else {}, started, note)
 
 
-def _score(model, data: _Data, config: TranslationConfig, folder, parameters, last, started, note):
+def _score(model, data: TranslationData, config: TranslationConfig, folder, parameters, last, started, note):
     translator = Translator(
         model, data.tokenizer, beam_size=config.beam_size or 1, alpha=config.length_penalty or 0.0
     )

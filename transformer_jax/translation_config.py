@@ -48,6 +48,8 @@ class TranslationConfig:
     """Compute dtype; parameters, softmax and loss stay float32."""
     vocab_size: int | None = None
     """Size of the shared BPE vocabulary; None: 1,500 for the phrases, else 10,000."""
+    bpe_dropout: float = 0.0
+    """Rate at which merges of training words are left out at random (BPE-dropout); the paper's is 0.1."""
     max_length: int = 128
     """Longest sentence in tokens. Longer training pairs are left out and counted; longer test sources
     are cut and counted."""
@@ -76,6 +78,9 @@ class TranslationConfig:
     """Decoupled weight decay of the matrices."""
     label_smoothing: float | None = None
     """Probability spread over the vocabulary; None: 0 for the phrases, else the paper's 0.1."""
+    r_drop: float = 0.0
+    """Weight of the agreement of two passes with different dropout (R-Drop), which doubles a step; the
+    paper's is 5."""
     clip: float = 1.0
     """Largest global norm of the gradient; 0 for no clipping."""
     ema: float = 0.0
@@ -178,12 +183,12 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
     least: dict[str, float] = dict(
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,
-        warmup=0, phrases=1, seed=0, dropout=0,
+        warmup=0, phrases=1, seed=0, dropout=0, bpe_dropout=0, r_drop=0,
     )  # fmt: skip
     for field, limit in least.items():
         if (value := getattr(config, field)) is not None and value < limit:
             raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)} is below {limit}")
-    for field in ("label_smoothing", "ema", "dropout"):
+    for field in ("label_smoothing", "ema", "dropout", "bpe_dropout"):
         if (getattr(config, field) or 0) >= 1:
             raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)} must be below 1")
     return config

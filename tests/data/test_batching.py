@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from transformer_jax.data.batching import TranslationBatches, choose_buckets, example_length, packed_bucket
+from tests.data.listed_examples import ListedExamples
+from transformer_jax.data.batching import TranslationBatches, choose_buckets, packed_bucket
 from transformer_jax.data.packing import pack_rows
 from transformer_jax.data.tokenizer import BEGIN, END, PAD
 from transformer_jax.errors import UserError
@@ -16,8 +17,8 @@ def examples(rng):
 
 @pytest.fixture
 def batches(examples):
-    lengths = [example_length(s, t) for s, t in zip(*examples, strict=True)]
-    return TranslationBatches(*examples, choose_buckets(lengths, 3, 128), seed=5)
+    lengths = ListedExamples(*examples).lengths.max(axis=1) + 1
+    return TranslationBatches(ListedExamples(*examples), choose_buckets(lengths, 3, 128), seed=5)
 
 
 def members(batch):
@@ -37,8 +38,8 @@ def test_an_epoch_holds_every_example_once(batches, examples):
 
 
 def test_epochs_differ_and_a_step_is_a_function_of_the_seed(batches, examples):
-    again = TranslationBatches(*examples, batches.buckets, seed=5)
-    other = TranslationBatches(*examples, batches.buckets, seed=6)
+    again = TranslationBatches(ListedExamples(*examples), batches.buckets, seed=5)
+    other = TranslationBatches(ListedExamples(*examples), batches.buckets, seed=6)
     n = batches.batches_per_epoch
     for step in (n + 3, 0, 2 * n - 1, 1):  # in any order
         for name, array in batches[step].items():
@@ -83,13 +84,15 @@ def test_a_budget_below_one_row():
 
 def test_an_example_longer_than_the_buckets(examples):
     with pytest.raises(ValueError, match="longer than the last bucket"):
-        TranslationBatches(*examples, choose_buckets([8], 1, 128), seed=0)
+        TranslationBatches(ListedExamples(*examples), choose_buckets([8], 1, 128), seed=0)
 
 
 @pytest.fixture
 def packed(examples):
-    lengths = [example_length(s, t) for s, t in zip(*examples, strict=True)]
-    return TranslationBatches(*examples, [packed_bucket(lengths, 128, row_multiple=2)], seed=5, packed=True)
+    lengths = ListedExamples(*examples).lengths.max(axis=1) + 1
+    return TranslationBatches(
+        ListedExamples(*examples), [packed_bucket(lengths, 128, row_multiple=2)], seed=5, packed=True
+    )
 
 
 def test_a_packed_epoch_holds_every_example_once_in_one_shape(packed, examples):

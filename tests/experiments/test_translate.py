@@ -207,11 +207,12 @@ def final_state(folder):
 
 
 def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
-    """12 steps at once, and 6 steps, which is off the schedule of saves, extended to 12; dropout on."""
-    whole = train_translator(config(files), tmp_path / "whole")
-    train_translator(config(files, steps=6), tmp_path / "parts")
+    """12 steps at once, and 6 steps, which is off the schedule of saves, extended to 12; both dropouts on."""
+    changes = dict(bpe_dropout=0.1)
+    whole = train_translator(config(files, **changes), tmp_path / "whole")
+    train_translator(config(files, steps=6, **changes), tmp_path / "parts")
     before = named_leaves(load_run(tmp_path / "parts").model)
-    extended = train_translator(config(files), tmp_path / "parts")
+    extended = train_translator(config(files, **changes), tmp_path / "parts")
     averages = [
         named_leaves(load_run(tmp_path / name, weights="averaged").model) for name in ("whole", "parts")
     ]
@@ -325,7 +326,8 @@ def test_every_recipe_resolves_completely():
 @pytest.mark.parametrize(
     "changes",
     [dict(accumulation=2), dict(ema=0.9), dict(optimizer="muon"), dict(norm="pre"), dict(tie="none"),
-     dict(dtype="bfloat16"), dict(beam_size=1), dict(schedule="inverse_sqrt")],
+     dict(dtype="bfloat16"), dict(beam_size=1), dict(schedule="inverse_sqrt"), dict(r_drop=5.0),
+     dict(r_drop=5.0, bpe_dropout=0.1, accumulation=2, batching="packed")],
 )  # fmt: skip
 @pytest.mark.long
 def test_every_kind_of_run_ends_with_scores(files, tmp_path, changes):

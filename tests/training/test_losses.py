@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.training.losses import smoothed_cross_entropy
+from transformer_jax.training.losses import smoothed_cross_entropy, symmetric_divergence
 
 B, T, V = 3, 5, 11
 
@@ -44,3 +44,29 @@ def test_padding_has_no_gradient(rng):
     gradient = jax.grad(lambda x: smoothed_cross_entropy(x, labels, weights, 0.1)[0])(logits)
     assert (gradient[0, 0] != 0).any()
     assert (np.asarray(gradient).reshape(-1, V)[1:] == 0).all()
+
+
+def test_divergence_equals_the_formula(rng):
+    a, b = rng.normal(size=(2, B, T, V)) * 3
+    weights = (rng.random((B, T)) < 0.7).astype(float)
+    p, q = (np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True) for x in (a, b))
+    expected = 0.5 * ((p * np.log(p / q) + q * np.log(q / p)).sum(axis=-1) * weights).sum()
+    first, second = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+    got = symmetric_divergence(first, second, jnp.asarray(weights))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    # Far-off logits neither overflow nor become NaN, and equal ones have no divergence and no gradient.
+    assert jnp.isfinite(symmetric_divergence(first * 1e4, second, jnp.asarray(weights)))
+    same, gradient = jax.value_and_grad(symmetric_divergence)(first, first, jnp.asarray(weights))
+    assert same == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_divergence_equals_torch(rng):
+    torch = pytest.importorskip("torch", reason="a second implementation where torch is installed")
+    a, b = rng.normal(size=(2, B * T, V)).astype(np.float32)
+    p, q = (torch.nn.functional.log_softmax(torch.tensor(x), -1) for x in (a, b))
+    theirs = sum(
+        torch.nn.functional.kl_div(x, y, log_target=True, reduction="sum") for x, y in ((p, q), (q, p))
+    )
+    ours = symmetric_divergence(jnp.asarray(a), jnp.asarray(b), jnp.ones(B * T))
+    np.testing.assert_allclose(ours, theirs.item() / 2, rtol=1e-5)

@@ -7,12 +7,13 @@ import optax
 import pytest
 from flax import nnx
 
-from transformer_jax.data.batching import TranslationBatches, choose_buckets, example_length
+from tests.data.listed_examples import ListedExamples
+from transformer_jax.data.batching import TranslationBatches, choose_buckets
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.state import create_state, make_train_step
-from transformer_jax.translation import translation_loss
+from transformer_jax.training.translation_loss import translation_loss
 
 CONFIG = TransformerConfig(
     vocab_size=53, width=16, feed_forward=24, heads=4, kv_heads=4, encoder_layers=2, decoder_layers=2,
@@ -136,9 +137,9 @@ def test_adam_is_the_published_one(rng):
 
 def test_compilations_of_an_epoch_equal_the_number_of_buckets(rng):
     sizes = rng.integers(1, 30, size=(150, 2))
-    sources, targets = ([list(rng.integers(3, 53, n)) for n in sizes[:, side]] for side in (0, 1))
-    lengths = [example_length(s, t) for s, t in zip(sources, targets, strict=True)]
-    batches = TranslationBatches(sources, targets, choose_buckets(lengths, 3, 128), seed=0)
+    examples = ListedExamples(*([list(rng.integers(3, 53, n)) for n in sizes[:, side]] for side in (0, 1)))
+    buckets = choose_buckets(examples.lengths.max(axis=1) + 1, 3, 128)
+    batches = TranslationBatches(examples, buckets, seed=0)
     assert len(batches.buckets) == 3
     optimizer = optax.sgd(0.1)
     step = make_train_step(translation_loss(0.1), optimizer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import SupportsIndex
+from typing import Protocol, SupportsIndex
 
 import grain
 import numpy as np
@@ -102,13 +102,43 @@ def pad(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarra
     """(rows, length) int32 with the sequences at the start and `PAD` elsewhere."""
     padded = np.full((rows, length), PAD, np.int32)
     for row, sequence in zip(padded, sequences, strict=False):
-        row[: len(sequence)] = sequence
+        row[: len(sequence)] = sequence  # longer than the row: an error, nothing is cut unseen
     return padded
 
 
-def example_length(source: Sequence[int], target: Sequence[int]) -> int:
-    """Tokens a side that an example needs: the source ends with END, the target has BEGIN or END."""
-    return max(len(source), len(target)) + 1
+class Examples(Protocol):
+    """Sentence pairs as token ids by number, without begin and end; see `EncodedPairs`.
+
+    Attributes:
+      lengths: (N, 2) tokens to plan for on the source and target side.
+    """
+
+    lengths: np.ndarray
+
+    def read(
+        self, rows: Sequence[Sequence[int]], room: int, rng: np.random.Generator
+    ) -> list[list[tuple[list[int], list[int]]]]:
+        """The (source ids, target ids) of each row's examples, which together fit `room` tokens a side."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Rows of one shape: row n holds the examples `members[starts[n] : starts[n + 1]]`."""
+
+    bucket: Bucket
+    members: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def batches(self) -> int:
+        return -(-len(self) // self.bucket.rows)
+
+    def take(self, numbers: np.ndarray) -> list[list[int]]:
+        return [self.members[self.starts[n] : self.starts[n + 1]].tolist() for n in numbers]
 
 
 class TranslationBatches:
@@ -120,7 +150,7 @@ class TranslationBatches:
     epoch's last batch of a shape may have empty rows, so that every example is seen once an epoch.
 
     Args:
-      sources, targets: token ids of each example, without begin and end.
+      examples: what to train on; read when a batch is made.
       buckets: shapes that hold every example together with its begin or end token.
       seed: of the shuffling.
       packed: fill rows with several examples; the last bucket is the one shape then.
@@ -129,40 +159,33 @@ class TranslationBatches:
       ValueError: an example longer than the last bucket.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
-        buckets: Sequence[Bucket],
-        seed: int,
-        *,
-        packed: bool = False,
-    ):
-        self.sources, self.targets, self.seed, self.packed = sources, targets, seed, packed
+    def __init__(self, examples: Examples, buckets: Sequence[Bucket], seed: int, *, packed: bool = False):
+        self.examples, self.seed, self.packed = examples, seed, packed
         self.buckets = tuple(buckets[-1:] if packed else buckets)
-        sides = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(sources, targets, strict=True)])
+        sides = examples.lengths + 1
         limits = np.array([bucket.length for bucket in self.buckets])
         if sides.max() > limits[-1]:
             raise ValueError(f"an example of {sides.max()} tokens is longer than the last bucket {limits[-1]}")
-        # The rows of each bucket, as the numbers of the examples in them.
+        self._rows: list[_Rows] = []
         if packed:
-            self._rows = [pack_rows(sides, int(limits[-1]), seed)]
+            rows = pack_rows(sides, int(limits[-1]), seed)
+            members = np.fromiter((i for row in rows for i in row), np.int32, len(sides))
+            starts = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+            self._rows.append(_Rows(self.buckets[0], members, starts))
         else:
             bucket_of = np.searchsorted(limits, sides.max(axis=1))
-            self._rows = [[[i] for i in np.flatnonzero(bucket_of == n).tolist()] for n in range(len(limits))]
-        self.batches_per_epoch = sum(
-            -(-len(rows) // bucket.rows) for rows, bucket in zip(self._rows, self.buckets, strict=True)
-        )
-        self._plan = functools.lru_cache(maxsize=2)(self._make_plan)
+            for n, bucket in enumerate(self.buckets):
+                members = np.flatnonzero(bucket_of == n).astype(np.int32)
+                self._rows.append(_Rows(bucket, members, np.arange(len(members) + 1, dtype=np.int32)))
+        self.batches_per_epoch = sum(rows.batches for rows in self._rows)
+        self._order = functools.lru_cache(maxsize=2)(self._draw_order)
 
-    def _make_plan(self, epoch: int) -> list[tuple[Bucket, list[list[int]]]]:
+    def _draw_order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """The order of each shape's rows in an epoch, and (batches, 2) shape and number of each batch."""
         rng = np.random.default_rng((self.seed, epoch))
-        plan = []
-        for bucket, rows in zip(self.buckets, self._rows, strict=True):
-            order = rng.permutation(len(rows)).tolist()
-            for start in range(0, len(rows), bucket.rows):
-                plan.append((bucket, [rows[i] for i in order[start : start + bucket.rows]]))
-        return [plan[i] for i in rng.permutation(len(plan))]
+        orders = [rng.permutation(np.arange(len(rows), dtype=np.int32)) for rows in self._rows]
+        batches = [(shape, n) for shape, rows in enumerate(self._rows) for n in range(rows.batches)]
+        return orders, rng.permutation(np.array(batches, np.int32))
 
     def __len__(self) -> int:
         # Grain wants an end; no run gets there.
@@ -170,27 +193,33 @@ class TranslationBatches:
 
     def __getitem__(self, step: SupportsIndex) -> dict[str, np.ndarray]:
         epoch, place = divmod(int(step), self.batches_per_epoch)
-        return self._batch(*self._plan(epoch)[place])
+        orders, batches = self._order(epoch)
+        shape, number = batches[place].tolist()
+        rows = self._rows[shape]
+        first = number * rows.bucket.rows
+        taken = rows.take(orders[shape][first : first + rows.bucket.rows])
+        # Not the order's generator: what an example looks like is drawn for each step.
+        rng = np.random.default_rng((self.seed, epoch, place))
+        return self._batch(rows.bucket, self.examples.read(taken, rows.bucket.length, rng))
 
-    def _batch(self, bucket: Bucket, rows: list[list[int]]) -> dict[str, np.ndarray]:
-        def joined(sequences: Sequence[Sequence[int]], before: list[int], after: list[int]) -> np.ndarray:
-            filled = [[t for i in row for t in (*before, *sequences[i], *after)] for row in rows]
+    def _batch(self, bucket: Bucket, rows: list[list[tuple[list[int], list[int]]]]) -> dict[str, np.ndarray]:
+        def joined(side: int, before: list[int], after: list[int]) -> np.ndarray:
+            filled = [[t for pair in row for t in (*before, *pair[side], *after)] for row in rows]
             return pad(filled, bucket.rows, bucket.length)
 
-        def segments(sequences: Sequence[Sequence[int]]) -> np.ndarray:
-            numbered = [[n for n, i in enumerate(row, 1) for _ in range(len(sequences[i]) + 1)] for row in rows]
+        def segments(side: int) -> np.ndarray:
+            numbered = [
+                [n for n, pair in enumerate(row, 1) for _ in range(len(pair[side]) + 1)] for row in rows
+            ]
             return pad(numbered, bucket.rows, bucket.length)
 
         batch = {
-            "source": joined(self.sources, [], [END]),
-            "target_in": joined(self.targets, [BEGIN], []),
-            "target_out": joined(self.targets, [], [END]),
+            "source": joined(0, [], [END]),
+            "target_in": joined(1, [BEGIN], []),
+            "target_out": joined(1, [], [END]),
         }
         if self.packed:
-            batch |= {
-                "source_segments": segments(self.sources),
-                "target_segments": segments(self.targets),
-            }
+            batch |= {"source_segments": segments(0), "target_segments": segments(1)}
         return batch
 
     def from_step(self, step: int) -> Iterator[dict[str, np.ndarray]]:

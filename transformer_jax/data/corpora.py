@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 from transformer_jax.data.pairs import read_pairs
@@ -18,6 +19,14 @@ class Corpus:
     valid: list[Pair]
     test: list[Pair]
     empty: tuple[int, int, int] = (0, 0, 0)
+
+    def fingerprint(self) -> str:
+        """Tells this corpus from any other."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.valid, self.test):
+            for pair in split:
+                digest.update("\t".join(pair).encode() + b"\n")
+        return digest.hexdigest()[:16]
 
 
 def parse_phrases_name(corpus: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -98,6 +99,19 @@ class BytePairTokenizer:
         self._tokenizer.encode_special_tokens = True
         encoded = self._tokenizer.encode_batch_fast([" " + text for text in texts], add_special_tokens=False)
         return [e.ids for e in encoded]
+
+    def words(self, text: str) -> list[str]:
+        """The pieces of a text that are encoded one by one, in the byte-level alphabet."""
+        pre_tokenizer = self._tokenizer.pre_tokenizer
+        assert pre_tokenizer is not None, "every tokenizer here cuts words"
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(" " + text)]
+
+    def merge_table(self) -> tuple[dict[str, int], dict[tuple[int, int], tuple[int, int]]]:
+        """(id of each token, (rank, id of the whole) of each pair of ids that merges)."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        ids = model["vocab"]
+        merges = {(ids[a], ids[b]): (rank, ids[a + b]) for rank, (a, b) in enumerate(model["merges"])}
+        return ids, merges
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Texts of token ids; ids of special tokens are left out."""

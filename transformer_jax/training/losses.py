@@ -29,3 +29,21 @@ def smoothed_cross_entropy(
     if smoothing:
         loss = (1 - smoothing) * likelihood + smoothing * (log_total - logits.mean(axis=-1))
     return (loss * weights).sum(), (likelihood * weights).sum(), weights.sum()
+
+
+def symmetric_divergence(first: jax.Array, second: jax.Array, weights: jax.Array) -> jax.Array:
+    """Half of KL(p || q) + KL(q || p), the distance of two predictions of the same tokens.
+
+    With p and q the softmax of the two logits a and b, this is half of the sum of (p - q) (a - b): the
+    normalisers cancel, since p - q adds up to 0.
+
+    Args:
+      first, second: (..., V) logits; computed in float32.
+      weights: (...) 1 at tokens that count, 0 at padding.
+
+    Returns:
+      The weighted sum, nats.
+    """
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    difference = jax.nn.softmax(first) - jax.nn.softmax(second)
+    return 0.5 * ((difference * (first - second)).sum(axis=-1) * weights).sum()
