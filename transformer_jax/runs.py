@@ -1,7 +1,8 @@
 """Run folders: everything that a trained model needs, in one place, readable by other tools.
 
 `config.json` (format version, model name and config, training config), `tokenizer.json`, `checkpoints/`,
-`metrics.jsonl` with TensorBoard event files, `results.json`, `loss.png`.
+`metrics.jsonl` with TensorBoard event files, `results.json`, `loss.png`, and for a corpus that is read from
+disk `lengths.npy`, its token counts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from transformer_jax.data.tokenizer import BytePairTokenizer
@@ -24,7 +26,7 @@ from transformer_jax.training.checkpoints import Checkpoints, write_text_atomica
 
 FORMAT_VERSION = 1
 CONFIG, TOKENIZER, RESULTS, CHECKPOINTS = "config.json", "tokenizer.json", "results.json", "checkpoints"
-AVERAGED = "averaged"
+AVERAGED, LENGTHS = "averaged", "lengths.npy"
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -64,6 +66,29 @@ def is_run(folder: pathlib.Path) -> bool:
         return (folder / CONFIG).exists()
     except OSError as error:
         raise UserError(f"{folder}: cannot be used ({error.strerror}); name another --run-dir") from None
+
+
+def write_lengths(folder: pathlib.Path, lengths: np.ndarray) -> None:
+    """Keeps the token counts of a corpus that is read from disk, so that it is counted once.
+
+    Raises:
+      UserError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / LENGTHS, lengths)
+    except OSError as error:
+        raise UserError(
+            f"{folder / LENGTHS}: cannot be written ({error.strerror}); choose another --run-dir"
+        ) from None
+
+
+def read_lengths(folder: pathlib.Path) -> np.ndarray | None:
+    """What `write_lengths` kept, or None where there is nothing that can be read."""
+    try:
+        return np.load(folder / LENGTHS) if is_run(folder) else None
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:

@@ -61,7 +61,9 @@ def _check_same_run(
     Raises:
       UserError: another config, with the fields that differ; the run is left as it is.
     """
-    old, new = stored["training"], wanted["training"]
+    # A run from before a field existed was trained with what is the field's default now.
+    defaults = {field: _as_json(value) for field, value in dataclasses.asdict(TranslationConfig()).items()}
+    old, new = defaults | stored["training"], wanted["training"]
     differ = [
         f"--{field.replace('_', '-')} is {old.get(field)!r} there, not {new[field]!r}"
         for field in new
@@ -100,7 +102,7 @@ def _check_free(folder: pathlib.Path) -> None:
         there = {p.name.removesuffix(".draft") for p in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise UserError(f"{folder}: cannot be used ({error.strerror}); name another --run-dir") from None
-    if there - {runs.TOKENIZER, runs.CONFIG}:
+    if there - {runs.TOKENIZER, runs.LENGTHS, runs.CONFIG}:
         raise UserError(f"{folder} exists and is not a run: name another --run-dir")
     # The folder could be looked at above, so its parents can.
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -224,11 +226,11 @@ def train_translator(
         _check_free(folder)
     corpus = load_corpus(config)
     if stored is None:
-        texts = (text for pair in corpus.train for text in pair)
+        texts = (text for pair in corpus.train for text in pair if text)
         tokenizer = BytePairTokenizer.train(texts, config.vocab_size or 0)
     else:
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
-    data = prepare(config, corpus, tokenizer, note)
+    data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
     model_config = _model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
@@ -253,6 +255,9 @@ def train_translator(
         if stored is None:
             # The config comes last: a folder with a config is a run that can be resumed.
             tokenizer.save(folder / runs.TOKENIZER)
+            if not isinstance(corpus.train, list):
+                # A corpus read from disk is not read through again each time that the run goes on.
+                runs.write_lengths(folder, data.lengths)
             runs.write_json(folder / runs.CONFIG, described)
         else:
             changed = {name: getattr(config, name) for name in FREE_FIELDS}

@@ -21,8 +21,15 @@ class TranslationConfig:
     one recipe for the embedded phrases, another for files."""
 
     corpus: str = "phrases:en-de"
-    """Embedded corpus: phrases:SOURCE-TARGET, any two CLDR locales (de, fr, ja, ru, pt_BR ...). Ignored
-    where --train names files."""
+    """phrases:SOURCE-TARGET, the embedded corpus in any two CLDR locales (de, fr, ja, ru, pt_BR ...), or
+    tfds:NAME, a translation set of TensorFlow Datasets (tfds:wmt14_translate/de-en), downloaded where it
+    is not on disk. Ignored where --train names files."""
+    direction: str | None = None
+    """SOURCE-TARGET languages of a tfds: corpus; None: in the set's own order."""
+    splits: tuple[str, str, str] = ("train", "validation", "test")
+    """Training, validation and test split of a tfds: corpus, in its syntax: train[:98%] ..."""
+    data_dir: str | None = None
+    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
     train: tuple[str, ...] = ()
     """Your own training pairs: two aligned text files (SRC TGT) or one tab-separated file; plain or .gz.
     --valid and --test are needed beside it."""
@@ -140,7 +147,15 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 
 # Fields that may change on an existing run: they do not touch what was trained so far.
-FREE_FIELDS = {"steps", "beam_size", "length_penalty", "bleu_tokenize", "save_every", "evaluate_every"}
+FREE_FIELDS = {
+    "steps",
+    "beam_size",
+    "length_penalty",
+    "bleu_tokenize",
+    "save_every",
+    "evaluate_every",
+    "data_dir",
+}
 
 
 def resolve(config: TranslationConfig) -> TranslationConfig:
@@ -157,7 +172,8 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
             raise UserError(f"unknown {field} {value!r}: choose one of {', '.join(choices)}{hint}")
 
     choose("model", config.model, tuple(TRANSLATORS))
-    recipe = _RECIPES["files" if config.train else "phrases"]
+    phrases = not config.train and config.corpus.startswith("phrases:")
+    recipe = _RECIPES["phrases" if phrases else "files"]
     config = dataclasses.replace(
         config, **{name: value for name, value in recipe.items() if getattr(config, name) is None}
     )
@@ -165,7 +181,7 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
     if config.save_every is None:
         config = dataclasses.replace(config, save_every=max(1, steps // 20))
     if config.evaluate_every is None:
-        share = 5 if config.train else 2
+        share = 2 if phrases else 5
         config = dataclasses.replace(config, evaluate_every=max(1, steps // share))
     choose("preset", str(config.preset), TRANSLATORS[config.model].presets)
     choose("optimizer", str(config.optimizer), OPTIMIZERS)
@@ -178,8 +194,12 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
         raise UserError("--train needs --valid and --test beside it: scores come from pairs not trained on")
     if not config.train and (config.valid or config.test):
         raise UserError("--valid and --test need --train beside them")
-    if not config.train:
+    if not config.train and not config.corpus.startswith("tfds:"):
         corpora.parse_phrases_name(config.corpus)
+    if not config.corpus.startswith("tfds:"):
+        for field in ("direction", "data_dir"):
+            if getattr(config, field) is not None:
+                raise UserError(f"--{field.replace('_', '-')} is for a corpus tfds:NAME, not {config.corpus}")
     least: dict[str, float] = dict(
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,

@@ -9,7 +9,7 @@ import numpy as np
 
 from transformer_jax.data import corpora
 from transformer_jax.data.batching import Bucket, TranslationBatches, choose_buckets, packed_bucket
-from transformer_jax.data.encoded_pairs import EncodedPairs
+from transformer_jax.data.encoded_pairs import EncodedPairs, token_lengths
 from transformer_jax.data.tokenizer import BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.translation_config import TranslationConfig
@@ -19,22 +19,29 @@ _VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
 
 @dataclasses.dataclass(frozen=True)
 class TranslationData:
-    """A corpus made ready for one run."""
+    """A corpus made ready for one run.
+
+    Attributes:
+      lengths: of every training pair, see `token_lengths`.
+    """
 
     corpus: corpora.Corpus
     tokenizer: BytePairTokenizer
     train: TranslationBatches
     valid: list[dict[str, np.ndarray]]
+    lengths: np.ndarray
 
 
 def load_corpus(config: TranslationConfig) -> corpora.Corpus:
     """The pairs that a resolved config names.
 
     Raises:
-      UserError: see `read_pairs` and `PhraseBook`.
+      UserError: see `read_pairs`, `PhraseBook` and `tfds_corpus`.
     """
     if config.train:
         return corpora.files_corpus(config.train, config.valid, config.test)
+    if config.corpus.startswith("tfds:"):
+        return corpora.tfds_corpus(config.corpus, config.direction, config.splits, config.data_dir)
     return corpora.phrases_corpus(
         config.corpus, config.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed
     )
@@ -49,9 +56,15 @@ def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
 
 
 def prepare(
-    config: TranslationConfig, corpus: corpora.Corpus, tokenizer: BytePairTokenizer, note: Callable[[str], None]
+    config: TranslationConfig,
+    corpus: corpora.Corpus,
+    tokenizer: BytePairTokenizer,
+    note: Callable[[str], None],
+    lengths: np.ndarray | None = None,
 ) -> TranslationData:
     """Training and validation batches of a corpus, as a resolved config wants them.
+
+    `lengths` are those that an earlier call gave for the same corpus and tokenizer; None counts them.
 
     Raises:
       UserError: every pair of a split is longer than the config's limit, or a batch is too small for
@@ -59,7 +72,9 @@ def prepare(
     """
     assert config.batch_tokens is not None, "a resolved config"
     limit = config.max_length
-    train = EncodedPairs(corpus.train, tokenizer, max_length=limit, dropout=config.bpe_dropout)
+    if lengths is None or len(lengths) != len(corpus.train):
+        lengths = token_lengths(corpus.train, tokenizer)
+    train = EncodedPairs(corpus.train, tokenizer, max_length=limit, dropout=config.bpe_dropout, lengths=lengths)
     valid = EncodedPairs(corpus.valid, tokenizer, max_length=limit)
     for split, examples in (("training", train), ("validation", valid)):
         if not len(examples):
@@ -73,15 +88,15 @@ def prepare(
     packed = config.batching == "packed"
     buckets: tuple[Bucket, ...]
     options: dict[str, int] = dict(row_multiple=config.accumulation, limit=limit)
-    lengths = train.lengths.max(axis=1) + 1
+    longer_side = train.lengths.max(axis=1) + 1
     if packed:
-        buckets = (packed_bucket(lengths, config.batch_tokens, **options),)
+        buckets = (packed_bucket(longer_side, config.batch_tokens, **options),)
     else:
-        buckets = choose_buckets(lengths, config.buckets, config.batch_tokens, **options)
+        buckets = choose_buckets(longer_side, config.buckets, config.batch_tokens, **options)
     batches = TranslationBatches(train, buckets, config.seed, packed=packed)
     longest = int(valid.lengths.max()) + 1
     if longest > buckets[-1].length:
         # Longer than all that is trained on: one more shape.
         buckets += (Bucket(longest, max(1, buckets[-1].rows // 2)),)
     valid_batches = TranslationBatches(valid, buckets, config.seed, packed=packed)
-    return TranslationData(corpus, tokenizer, batches, list(valid_batches.epoch()))
+    return TranslationData(corpus, tokenizer, batches, list(valid_batches.epoch()), lengths)

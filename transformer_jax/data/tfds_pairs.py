@@ -1,0 +1,249 @@
+"""Translation sets of TensorFlow Datasets, read pair by pair from ArrayRecord, without TensorFlow."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import difflib
+import hashlib
+import importlib
+import itertools
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from transformer_jax.data.phrases import Pair
+from transformer_jax.errors import UserError
+
+# Seconds until a host that does not answer counts as unreachable.
+_PATIENCE = 10
+
+
+class TfdsPairs(Sequence[Pair]):
+    """One split as a sequence of pairs; a pair is read when it is asked for, in any order.
+
+    A set whose examples hold varying languages (`TranslationVariableLanguages`) gives empty text for a
+    language that an example lacks.
+
+    Args:
+      builder: of a set that is on disk, from `prepared_builder`.
+      split: in TFDS's syntax: "train", "train[:90%]".
+      source, target: the two languages, as the set names them.
+
+    Raises:
+      UserError: an unknown split, or a shard that is missing, torn or of another set.
+    """
+
+    def __init__(self, builder: Any, split: str, source: str, target: str):
+        self._languages = source, target
+        self._place, _ = translation_feature(builder)
+        try:
+            instructions = builder.info.splits[split].file_instructions
+        except (KeyError, ValueError, AssertionError) as error:
+            reason = str(error).splitlines()[0].strip("'\".")
+            raise UserError(
+                f"{builder.info.full_name} has no split {split!r} ({reason}): name three with --splits"
+            ) from None
+        self._paths = [i.filename for i in instructions]
+        self._ends = list(itertools.accumulate(i.take for i in instructions))
+        for instruction in instructions:
+            _check_shard(instruction.filename, instruction.examples_in_shard)
+        try:
+            self._source = builder.as_data_source(split=split)
+        except NotImplementedError:
+            raise UserError(
+                f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random "
+                "access: convert them with python -m tensorflow_datasets.scripts.convert_format "
+                "--out_file_format=array_record"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @overload
+    def __getitem__(self, number: int) -> Pair: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Pair]: ...
+    def __getitem__(self, number: int | slice) -> Pair | list[Pair]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pair {number} of {len(self)}")
+        number %= len(self)
+        try:
+            example = self._source[number]
+        except RuntimeError as error:
+            path = self._paths[bisect.bisect_right(self._ends, number)]
+            reason = str(error).split(";")[0]
+            raise UserError(
+                f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is torn: "
+                "delete the folder and prepare the set again"
+            ) from None
+        source, target = _texts(example[self._place] if self._place else example, self._languages)
+        return Pair(source, target)
+
+
+def _check_shard(path: str, records: int) -> None:
+    """That a shard's index can be read and counts what the set's description says."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    reader = ArrayRecordReader(path)
+    found = reader.num_records() if reader.ok() else 0
+    with contextlib.suppress(RuntimeError):  # what is torn is not closed well either
+        reader.close()
+    if found != records:
+        raise UserError(
+            f"{path}: {found:,} of {records:,} records can be read; the shard is torn or missing: "
+            "delete the folder and prepare the set again"
+        )
+
+
+def _texts(translations: dict[str, Any], languages: tuple[str, str]) -> list[str]:
+    """The text of each language, of a dictionary by language or of parallel lists of languages and texts."""
+    if isinstance(translations.get("language"), np.ndarray | list):
+        names = [name.decode() for name in translations["language"]]
+        translations = dict(zip(names, translations["translation"], strict=True))
+    # White space inside would be kept by the tokenizer; a line break ends no sentence here.
+    return [
+        " ".join(translations.get(language, b"").decode("utf-8", "replace").split()) for language in languages
+    ]
+
+
+def translation_feature(builder: Any) -> tuple[str, list[str]]:
+    """Where in an example the translations stand, "" being the example itself, and their languages.
+
+    Raises:
+      UserError: a set without translations.
+    """
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    kinds = (tfds.features.Translation, tfds.features.TranslationVariableLanguages)
+    if isinstance(features, kinds):
+        return "", list(features.languages)
+    for name, feature in features.items() if hasattr(features, "items") else ():
+        if isinstance(feature, kinds):
+            return name, list(feature.languages)
+    raise UserError(
+        f"{builder.info.full_name} is not a translation set: it holds "
+        f"{', '.join(sorted(features)) if hasattr(features, 'keys') else type(features).__name__}"
+    )
+
+
+def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
+    """Source and target language: those of "SOURCE-TARGET", or the set's own two in its order.
+
+    Raises:
+      UserError: a language that the set lacks, or more than two languages and no direction.
+    """
+    _, languages = translation_feature(builder)
+    listed = ", ".join(languages)
+    if direction is None:
+        if len(languages) != 2:
+            raise UserError(
+                f"{builder.info.full_name} holds {len(languages)} languages ({listed}): choose two with "
+                "--direction SOURCE-TARGET"
+            )
+        return languages[0], languages[1]
+    # A language's own name may have a dash in it.
+    for source, target in itertools.permutations(languages, 2):
+        if direction == f"{source}-{target}":
+            return source, target
+    raise UserError(f"{builder.info.full_name} does not hold {direction}: its languages are {listed}")
+
+
+def prepared_builder(name: str, data_dir: str | None = None) -> Any:
+    """The TFDS builder of a set that is on disk, downloaded and prepared first where it is not.
+
+    Args:
+      name: "wmt14_translate/de-en", with ":VERSION" behind it for an older one.
+      data_dir: TFDS's folder; None is its own default, TFDS_DATA_DIR or ~/tensorflow_datasets.
+
+    Raises:
+      UserError: tensorflow-datasets is not installed, an unknown set or configuration, a set that is
+        neither on disk nor to be had; in every case at once.
+    """
+    try:
+        import tensorflow_datasets as tfds
+
+        # Sets of the older kind are registered by the import of their own module.
+        importlib.import_module("tensorflow_datasets.translate")
+    except ImportError as error:
+        raise UserError(
+            f"--corpus tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"
+        ) from None
+    from tensorflow_datasets.core.registered import DatasetNotFoundError
+
+    options: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
+    try:
+        try:
+            # A set that is on disk needs no code: its folder says what it holds.
+            return _checked(tfds.core.read_only_builder.builder_from_files(name, **options))
+        except DatasetNotFoundError:
+            builder = tfds.builder(name, file_format="array_record", **options)
+    except DatasetNotFoundError:
+        known = tfds.list_builders(with_community_datasets=False)
+        short = name.split("/")[0].split(":")[0]
+        near = difflib.get_close_matches(short, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        folder = data_dir or tfds.core.constants.DATA_DIR
+        raise UserError(f"unknown data set {name!r}: neither TFDS nor {folder} has it{hint}") from None
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"tfds:{name} cannot be had: {_one_line(error)}{_configurations(tfds, name)}") from None
+    translation_feature(builder)
+    _download(tfds, builder)
+    return builder
+
+
+def _checked(builder: Any) -> Any:
+    translation_feature(builder)
+    return builder
+
+
+def _configurations(tfds: Any, name: str) -> str:
+    try:
+        configurations = list(tfds.builder_cls(name.split("/")[0]).builder_configs)
+    except Exception:  # noqa: BLE001  only for the message
+        return ""
+    return f"; its configurations are {', '.join(configurations)}" if configurations else ""
+
+
+def _one_line(error: BaseException) -> str:
+    # TFDS sets its own context around what went wrong, on lines of its own.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).split(" Here are ")[0].rstrip(".")
+
+
+def _download(tfds: Any, builder: Any) -> None:
+    """Downloads and prepares a set; a host that cannot be reached is an error at once."""
+    missing = f"{builder.info.full_name} is not on disk (looked in {builder.data_dir})"
+    homepage = urllib.parse.urlsplit(builder.info.homepage or "")
+    # TFDS's downloader tries a dead host for minutes. Behind a proxy only the proxy knows who is there,
+    # and a set without a page of its own, which has TFDS's, may need no network at all.
+    host = None if homepage.path.startswith("/datasets/catalog") else homepage.hostname
+    if host and not urllib.request.getproxies():
+        try:
+            socket.create_connection((host, 80), timeout=_PATIENCE).close()
+        except OSError as error:
+            raise UserError(
+                f"{missing} and {host} cannot be reached ({error}): connect to a network, or give the folder "
+                "of a prepared set with --data-dir"
+            ) from None
+    try:
+        builder.download_and_prepare()
+    except Exception as error:  # noqa: BLE001  whatever a builder's own code raises
+        raise UserError(
+            f"{missing} and cannot be prepared: {type(error).__name__}: {_one_line(error)}"
+        ) from None
+
+
+def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: tuple[str, str]) -> str:
+    """Tells a prepared set, its splits and their direction from any other, without reading its records."""
+    described = [builder.info.full_name, *splits, *direction]
+    for name, split in sorted(builder.info.splits.items()):
+        described += [name, *map(str, split.shard_lengths), str(split.num_bytes)]
+    return hashlib.sha256("\t".join(described).encode()).hexdigest()[:16]
