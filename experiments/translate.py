@@ -29,9 +29,10 @@ from typing import Annotated, Any  # noqa: E402
 import tyro  # noqa: E402
 
 from transformer_jax.errors import UserError  # noqa: E402
+from transformer_jax.recipes import COMMON  # noqa: E402
 from transformer_jax.training.loop import Stopped  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
-from transformer_jax.translation_config import TranslationConfig  # noqa: E402
+from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +51,18 @@ class Arguments:
     """Translate the lines of standard input with the trained run; an empty line stays empty."""
     plot_attention: str | None = None
     """With --text: draw the cross-attention of its translation, heads side by side, to this picture."""
+    dry_run: bool = False
+    """Print what the run would be, with its work and the time that it takes on 8 accelerators; nothing
+    is read or written."""
     plot_layer: int = -1
     """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
 
 
 def default_run_dir(config: TranslationConfig) -> pathlib.Path:
     """A folder name that says what was trained."""
-    corpus = "files" if config.train else config.corpus.replace(":", "-")
+    named = config.recipe if config.recipe and not config.corpus else None
+    corpus = named or ("files" if config.train else (config.corpus or COMMON["corpus"]))
+    corpus = corpus.replace(":", "-").replace("/", "-")
     return pathlib.Path("runs") / "-".join(filter(None, (corpus, config.model, config.preset)))
 
 
@@ -127,6 +133,14 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     )
 
 
+def show_plan(config: TranslationConfig) -> None:
+    """Prints what the run would be."""
+    from transformer_jax.dry_run import describe
+
+    for name, value in describe(resolve(config)):
+        print(f"{name:<10} {value}")
+
+
 def main() -> int:
     """The command; returns its exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -140,6 +154,8 @@ def main() -> int:
             raise UserError("--text and --stdin contradict each other: give one of them")
         if arguments.text is not None or arguments.stdin:
             translate(arguments, run_dir)
+        elif arguments.dry_run:
+            show_plan(arguments.config)
         else:
             train(arguments, run_dir)
     except UserError as error:

@@ -25,9 +25,9 @@ from transformer_jax.training.loop import fit
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
-from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
-from transformer_jax.training.translation_loss import r_drop_loss, token_loss, translation_loss
-from transformer_jax.translation_config import FREE_FIELDS, TranslationConfig, resolve
+from transformer_jax.training.state import TrainState, create_state, make_train_step
+from transformer_jax.training.translation_loss import model_loss, token_loss
+from transformer_jax.translation_config import FREE_FIELDS, ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import TranslationData, load_corpus, prepare
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _TRANSLATED_WHILE_TRAINING = 200
 _validation_loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:])
 
 
-def _validate(model: Any, data: TranslationData, config: TranslationConfig) -> Iterator[tuple[str, float]]:
+def _validate(model: Any, data: TranslationData, config: ResolvedConfig) -> Iterator[tuple[str, float]]:
     totals = [_validation_loss(model, batch) for batch in data.valid]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
@@ -62,7 +62,9 @@ def _check_same_run(
       UserError: another config, with the fields that differ; the run is left as it is.
     """
     # A run from before a field existed was trained with what is the field's default now.
-    defaults = {field: _as_json(value) for field, value in dataclasses.asdict(TranslationConfig()).items()}
+    defaults = {
+        field: _as_json(value) for field, value in dataclasses.asdict(resolve(TranslationConfig())).items()
+    }
     old, new = defaults | stored["training"], wanted["training"]
     differ = [
         f"--{field.replace('_', '-')} is {old.get(field)!r} there, not {new[field]!r}"
@@ -114,13 +116,14 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _model_config(config: TranslationConfig, vocab_size: int) -> Any:
+def model_config(config: ResolvedConfig, vocab_size: int) -> Any:
+    """The model that a training config asks for, with the vocabulary that its corpus gave."""
     changes: dict[str, Any] = dict(
         norm=config.norm, tie=config.tie, dtype=config.dtype, max_length=config.max_length
     )
     if config.dropout is not None:
         changes["dropout"] = config.dropout
-    return TRANSLATORS[config.model].preset(str(config.preset), vocab_size, **changes)
+    return TRANSLATORS[config.model].preset(config.preset, vocab_size, **changes)
 
 
 class _Trainer:
@@ -131,16 +134,16 @@ class _Trainer:
       resumed: whether it comes from a checkpoint.
     """
 
-    def __init__(self, config: TranslationConfig, model: Any, data: TranslationData, checkpoints: Checkpoints):
+    def __init__(self, config: ResolvedConfig, model: Any, data: TranslationData, checkpoints: Checkpoints):
         self.config, self.data, self.checkpoints = config, data, checkpoints
         self.schedule = make_schedule(
-            str(config.schedule),
-            peak=config.learning_rate or 0.0,
-            warmup=config.warmup or 0,
-            steps=config.steps or 0,
+            config.schedule,
+            peak=config.learning_rate,
+            warmup=config.warmup,
+            steps=config.steps,
         )
         self.optimizer = make_optimizer(
-            str(config.optimizer), self.schedule, model,
+            config.optimizer, self.schedule, model,
             weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
         )  # fmt: skip
         # The parameters took the seed itself; the steps fold from another key.
@@ -156,7 +159,7 @@ class _Trainer:
         if step == config.steps and self.checkpoints.step_of(runs.AVERAGED) == step:
             return self.checkpoints.restore_model(self.state.model, runs.AVERAGED)
         train_step = make_train_step(
-            self._loss(),
+            model_loss(self.config.label_smoothing, self.config.r_drop),
             self.optimizer,
             accumulation=config.accumulation,
             ema_decay=config.ema,
@@ -167,13 +170,13 @@ class _Trainer:
                 self.state,
                 train_step,
                 self.data.train.from_step(step),
-                steps=config.steps or 0,
+                steps=config.steps,
                 schedule=self.schedule,
                 log=log,
                 checkpoints=self.checkpoints,
-                save_every=config.save_every or 1,
+                save_every=config.save_every,
                 evaluate=self._evaluate,
-                evaluate_every=config.evaluate_every or 1,
+                evaluate_every=config.evaluate_every,
                 best="valid_bleu",
             )
         finally:
@@ -184,10 +187,6 @@ class _Trainer:
             model = self.checkpoints.average(self.state.model, last)
         self.checkpoints.save_model(runs.AVERAGED, model, step=int(self.state.step))
         return model
-
-    def _loss(self) -> Loss:
-        smoothing = self.config.label_smoothing or 0.0
-        return r_drop_loss(smoothing, self.config.r_drop) if self.config.r_drop else translation_loss(smoothing)
 
     def _evaluate(self, state: TrainState) -> Iterator[tuple[str, float]]:
         return _validate(state.model if state.ema is None else state.ema, self.data, self.config)
@@ -219,23 +218,25 @@ def train_translator(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    config = resolve(config)
-    folder = pathlib.Path(run_dir)
+    return _train(resolve(config), pathlib.Path(run_dir), dials, note, started)
+
+
+def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, started: float) -> dict[str, Any]:
     stored = runs.read_config(folder) if runs.is_run(folder) else None
     if stored is None:
         _check_free(folder)
     corpus = load_corpus(config)
     if stored is None:
         texts = (text for pair in corpus.train for text in pair if text)
-        tokenizer = BytePairTokenizer.train(texts, config.vocab_size or 0)
+        tokenizer = BytePairTokenizer.train(texts, config.vocab_size)
     else:
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
     data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
-    model_config = _model_config(config, tokenizer.vocab_size)
+    described_model = model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         model=config.model,
-        model_config=dataclasses.asdict(model_config),
+        model_config=dataclasses.asdict(described_model),
         corpus_fingerprint=corpus.fingerprint(),
         training=dataclasses.asdict(config),
     )
@@ -243,10 +244,10 @@ def train_translator(
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
             _check_same_run(folder, stored, described, max(checkpoints.steps(), default=0))
 
-    model = runs.make_model(config.model, model_config, seed=config.seed, dials=dials)
+    model = runs.make_model(config.model, described_model, seed=config.seed, dials=dials)
     parameters = model.parameter_count
     with Checkpoints(
-        folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every or 1
+        folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
         trainer = _Trainer(config, model, data, checkpoints)
         del model  # the trainer's state owns it, and gives its memory to each step
@@ -277,10 +278,8 @@ def train_translator(
     return _score(model, data, config, folder, parameters, rows[-1] if rows else {}, started, note)
 
 
-def _score(model, data: TranslationData, config: TranslationConfig, folder, parameters, last, started, note):
-    translator = Translator(
-        model, data.tokenizer, beam_size=config.beam_size or 1, alpha=config.length_penalty or 0.0
-    )
+def _score(model, data: TranslationData, config: ResolvedConfig, folder, parameters, last, started, note):
+    translator = Translator(model, data.tokenizer, beam_size=config.beam_size, alpha=config.length_penalty)
     sources, references = [p.source for p in data.corpus.test], [p.target for p in data.corpus.test]
     cut = sum(len(ids) > translator.max_source for ids in data.tokenizer.encode(sources))
     if cut:

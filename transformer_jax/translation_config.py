@@ -5,25 +5,28 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from transformer_jax.data import corpora
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import check_bleu_tokenizer
 from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.recipes import COMMON, RECIPES
 from transformer_jax.training.optimizers import OPTIMIZERS
 from transformer_jax.training.schedules import SCHEDULES
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslationConfig:
-    """A translator's training, from corpus to scores. A field that is None takes its recipe's value:
-    one recipe for the embedded phrases, another for files."""
+    """A translator's training, from corpus to scores. A field that is None takes its recipe's value."""
 
-    corpus: str = "phrases:en-de"
+    recipe: str | None = None
+    """What the flags that are not given stand for: phrases, files, wmt14-en-de-base, wmt14-en-de-big,
+    wmt14-en-fr-base or wmt14-en-fr-big; None: phrases for the embedded corpus, else files."""
+    corpus: str | None = None
     """phrases:SOURCE-TARGET, the embedded corpus in any two CLDR locales (de, fr, ja, ru, pt_BR ...), or
     tfds:NAME, a translation set of TensorFlow Datasets (tfds:wmt14_translate/de-en), downloaded where it
-    is not on disk. Ignored where --train names files."""
+    is not on disk; None: the recipe's, phrases:en-de. Ignored where --train names files."""
     direction: str | None = None
     """SOURCE-TARGET languages of a tfds: corpus; None: in the set's own order."""
     splits: tuple[str, str, str] = ("train", "validation", "test")
@@ -49,17 +52,19 @@ class TranslationConfig:
     phrases, post for files."""
     dropout: float | None = None
     """Dropout rate; None: 0 for the phrases, of which there are enough, else the preset's."""
-    tie: Literal["all", "decoder", "none"] = "all"
-    """Shared embedding matrices: source, target and logits (all), target and logits (decoder), none."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute dtype; parameters, softmax and loss stay float32."""
+    tie: Literal["all", "decoder", "none"] | None = None
+    """Shared embedding matrices: source, target and logits (all, the default), target and logits
+    (decoder), none."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Compute dtype; parameters, softmax and loss stay float32. None: float32."""
     vocab_size: int | None = None
     """Size of the shared BPE vocabulary; None: 1,500 for the phrases, else 10,000."""
-    bpe_dropout: float = 0.0
-    """Rate at which merges of training words are left out at random (BPE-dropout); the paper's is 0.1."""
-    max_length: int = 128
-    """Longest sentence in tokens. Longer training pairs are left out and counted; longer test sources
-    are cut and counted."""
+    bpe_dropout: float | None = None
+    """Rate at which merges of training words are left out at random (BPE-dropout); the paper's is 0.1.
+    None: 0."""
+    max_length: int | None = None
+    """Longest sentence in tokens; None: 128. Longer training pairs are left out and counted; longer test
+    sources are cut and counted."""
     steps: int | None = None
     """Training steps in all; None: the recipe's. A larger number extends a finished run, unless its
     schedule is cosine."""
@@ -85,15 +90,15 @@ class TranslationConfig:
     """Decoupled weight decay of the matrices."""
     label_smoothing: float | None = None
     """Probability spread over the vocabulary; None: 0 for the phrases, else the paper's 0.1."""
-    r_drop: float = 0.0
+    r_drop: float | None = None
     """Weight of the agreement of two passes with different dropout (R-Drop), which doubles a step; the
-    paper's is 5."""
-    clip: float = 1.0
-    """Largest global norm of the gradient; 0 for no clipping."""
+    paper's is 5. None: 0."""
+    clip: float | None = None
+    """Largest global norm of the gradient; 0 for no clipping. None: 1."""
     ema: float = 0.0
     """Decay of an exponential moving average of the parameters, evaluated in their stead; 0 for none."""
-    average: int = 5
-    """Evaluate the mean of this many last checkpoints (the paper's 5); 1 for the last alone."""
+    average: int | None = None
+    """Evaluate the mean of this many last checkpoints; 1 for the last alone. None: 5, as the paper's base."""
     save_every: int | None = None
     """Steps between checkpoints; None: a 20th of the run."""
     evaluate_every: int | None = None
@@ -104,88 +109,97 @@ class TranslationConfig:
     the phrases, else 4; the run's own with --text or --stdin."""
     length_penalty: float | None = None
     """Exponent of the length penalty; None: the paper's 0.6, or the run's own with --text or --stdin."""
-    bleu_tokenize: str = "13a"
-    """sacreBLEU's tokenizer: 13a for plain text, none for tokenised text, zh, ja-mecab, char ..."""
+    bleu_tokenize: str | None = None
+    """sacreBLEU's tokenizer: 13a (the default) for plain text, none for tokenised text, zh, ja-mecab,
+    char ..."""
     seed: int = 0
     """Of the parameters, the shuffling, dropout and the training phrases."""
 
 
-# What None stands for. The phrases' recipe is tuned for two CPU cores and four minutes; the other one
-# follows the literature's tiny Transformer for Multi30k (Wu et al. 2021).
-_RECIPES: dict[str, dict[str, Any]] = {
-    "phrases": dict(
-        preset="mini",
-        norm="pre",
-        dropout=0.0,
-        vocab_size=1_500,
-        steps=1_000,
-        batch_tokens=1_024,
-        batching="packed",
-        optimizer="muon",
-        learning_rate=8e-3,
-        schedule="cosine",
-        warmup=50,
-        label_smoothing=0.0,
-        beam_size=1,
-        length_penalty=0.6,
-    ),
-    "files": dict(
-        preset="tiny",
-        norm="post",
-        vocab_size=10_000,
-        steps=20_000,
-        batch_tokens=4_096,
-        batching="buckets",
-        optimizer="adam",
-        learning_rate=5e-3,
-        schedule="inverse_sqrt",
-        warmup=2_000,
-        label_smoothing=0.1,
-        beam_size=4,
-        length_penalty=0.6,
-    ),
-}
+class ResolvedConfig(TranslationConfig):
+    """A config with every field filled and checked; made by `resolve`. Dropout may still be None, the
+    preset's own."""
+
+    if TYPE_CHECKING:
+        recipe: str
+        corpus: str
+        preset: str
+        norm: Literal["post", "pre"]
+        tie: Literal["all", "decoder", "none"]
+        dtype: Literal["float32", "bfloat16"]
+        vocab_size: int
+        bpe_dropout: float
+        max_length: int
+        steps: int
+        batch_tokens: int
+        batching: Literal["buckets", "packed"]
+        optimizer: str
+        learning_rate: float
+        schedule: str
+        warmup: int
+        label_smoothing: float
+        r_drop: float
+        clip: float
+        average: int
+        save_every: int
+        evaluate_every: int
+        beam_size: int
+        length_penalty: float
+        bleu_tokenize: str
+
 
 # Fields that may change on an existing run: they do not touch what was trained so far.
 FREE_FIELDS = {
+    "recipe",  # its values stand in the other fields
+    "data_dir",
     "steps",
     "beam_size",
     "length_penalty",
     "bleu_tokenize",
     "save_every",
     "evaluate_every",
-    "data_dir",
 }
 
 
-def resolve(config: TranslationConfig) -> TranslationConfig:
+def resolve(config: TranslationConfig) -> ResolvedConfig:
     """The config with every None filled from its recipe, checked.
 
     Raises:
       UserError: a value that no run can have; nothing was written.
     """
-
-    def choose(field: str, value: str, choices: Sequence[str]) -> None:
-        if value not in choices:
-            near = difflib.get_close_matches(value, choices, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"unknown {field} {value!r}: choose one of {', '.join(choices)}{hint}")
-
     choose("model", config.model, tuple(TRANSLATORS))
-    phrases = not config.train and config.corpus.startswith("phrases:")
-    recipe = _RECIPES["phrases" if phrases else "files"]
-    config = dataclasses.replace(
-        config, **{name: value for name, value in recipe.items() if getattr(config, name) is None}
-    )
-    steps = config.steps or 0
-    if config.save_every is None:
-        config = dataclasses.replace(config, save_every=max(1, steps // 20))
-    if config.evaluate_every is None:
-        share = 2 if phrases else 5
-        config = dataclasses.replace(config, evaluate_every=max(1, steps // share))
-    choose("preset", str(config.preset), TRANSLATORS[config.model].presets)
-    choose("optimizer", str(config.optimizer), OPTIMIZERS)
-    choose("schedule", str(config.schedule), SCHEDULES)
+    recipe = config.recipe
+    if recipe is None:
+        embedded = not config.train and (config.corpus or "phrases:").startswith("phrases:")
+        recipe = "phrases" if embedded else "files"
+    choose("recipe", recipe, tuple(RECIPES))
+    values = COMMON | RECIPES[recipe].values
+    steps = config.steps or values["steps"]
+    values |= {"recipe": recipe, "save_every": values.get("save_every", max(1, steps // 20))}
+    share = 2 if recipe == "phrases" else 5
+    values["evaluate_every"] = values.get("evaluate_every", max(1, steps // share))
+    given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    resolved = ResolvedConfig(**(values | given))
+    _check(resolved)
+    return resolved
+
+
+def choose(field: str, value: str, choices: Sequence[str]) -> None:
+    """That a name is one of the choices.
+
+    Raises:
+      UserError: it is not; the nearest is named.
+    """
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"unknown {field} {value!r}: choose one of {', '.join(choices)}{hint}")
+
+
+def _check(config: ResolvedConfig) -> None:
+    choose("preset", config.preset, TRANSLATORS[config.model].presets)
+    choose("optimizer", config.optimizer, OPTIMIZERS)
+    choose("schedule", config.schedule, SCHEDULES)
     try:
         check_bleu_tokenizer(config.bleu_tokenize)
     except ValueError as error:
@@ -194,12 +208,12 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
         raise UserError("--train needs --valid and --test beside it: scores come from pairs not trained on")
     if not config.train and (config.valid or config.test):
         raise UserError("--valid and --test need --train beside them")
-    if not config.train and not config.corpus.startswith("tfds:"):
+    named = not config.train and config.corpus.startswith("tfds:")
+    if not config.train and not named:
         corpora.parse_phrases_name(config.corpus)
-    if not config.corpus.startswith("tfds:"):
-        for field in ("direction", "data_dir"):
-            if getattr(config, field) is not None:
-                raise UserError(f"--{field.replace('_', '-')} is for a corpus tfds:NAME, not {config.corpus}")
+    for field in () if named else ("direction", "data_dir"):
+        if getattr(config, field) is not None:
+            raise UserError(f"--{field.replace('_', '-')} is for a corpus tfds:NAME")
     least: dict[str, float] = dict(
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,
@@ -207,8 +221,7 @@ def resolve(config: TranslationConfig) -> TranslationConfig:
     )  # fmt: skip
     for field, limit in least.items():
         if (value := getattr(config, field)) is not None and value < limit:
-            raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)} is below {limit}")
+            raise UserError(f"--{field.replace('_', '-')} {value} is below {limit}")
     for field in ("label_smoothing", "ema", "dropout", "bpe_dropout"):
         if (getattr(config, field) or 0) >= 1:
             raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)} must be below 1")
-    return config

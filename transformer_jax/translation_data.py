@@ -12,7 +12,7 @@ from transformer_jax.data.batching import Bucket, TranslationBatches, choose_buc
 from transformer_jax.data.encoded_pairs import EncodedPairs, token_lengths
 from transformer_jax.data.tokenizer import BytePairTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.translation_config import TranslationConfig
+from transformer_jax.translation_config import ResolvedConfig
 
 _VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
 
@@ -32,7 +32,7 @@ class TranslationData:
     lengths: np.ndarray
 
 
-def load_corpus(config: TranslationConfig) -> corpora.Corpus:
+def load_corpus(config: ResolvedConfig) -> corpora.Corpus:
     """The pairs that a resolved config names.
 
     Raises:
@@ -56,7 +56,7 @@ def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
 
 
 def prepare(
-    config: TranslationConfig,
+    config: ResolvedConfig,
     corpus: corpora.Corpus,
     tokenizer: BytePairTokenizer,
     note: Callable[[str], None],
@@ -70,7 +70,6 @@ def prepare(
       UserError: every pair of a split is longer than the config's limit, or a batch is too small for
         the longest.
     """
-    assert config.batch_tokens is not None, "a resolved config"
     limit = config.max_length
     if lengths is None or len(lengths) != len(corpus.train):
         lengths = token_lengths(corpus.train, tokenizer)

@@ -62,3 +62,8 @@ def r_drop_loss(label_smoothing: float, alpha: float) -> Loss:
         return sums, dict.fromkeys(sums, weight), extra
 
     return loss
+
+
+def model_loss(label_smoothing: float, r_drop: float) -> Loss:
+    """The loss that a config's two numbers stand for: R-Drop's where its weight is not 0."""
+    return r_drop_loss(label_smoothing, r_drop) if r_drop else translation_loss(label_smoothing)
