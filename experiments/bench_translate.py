@@ -111,7 +111,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
 def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     """All sentences a call; sources are padded to the translator's buckets, as users get them."""
     from transformer_jax.data.batching import pad
-    from transformer_jax.decoding.translator import bucket_length, search
+    from transformer_jax.decoding.translator import bucket_length, search_all
 
     model = our_model(0.0)
     padded = [
@@ -119,8 +119,8 @@ def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     ]
 
     def decode(beams: int) -> list[np.ndarray]:
-        options: dict[str, Any] = dict(max_length=LENGTH, beam_size=beams, alpha=ALPHA)
-        return [np.asarray(search(model, batch, **options).tokens[:, 0]) for batch in padded]
+        found = search_all(model, padded, max_length=LENGTH, beam_size=beams, alpha=ALPHA)
+        return [np.asarray(hypotheses.tokens[:, 0]) for hypotheses in found]
 
     return {"greedy": lambda: decode(1), "beam": lambda: decode(BEAMS)}
 

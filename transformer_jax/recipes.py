@@ -73,6 +73,33 @@ _FILES = Recipe(
 )
 
 
+# The literature's tiny Transformer for Multi30k (4 layers, 128 / 256 / 4, dropout 0.3, joint BPE; 41.02 BLEU in
+# Wu et al. 2021), pre-norm and with Muon so that an hour on two CPU cores is enough, and with BPE-dropout
+# against learning 29,000 pairs by heart.
+_MULTI30K = Recipe(
+    "Multi30k English-German on its 29,000 pairs alone",
+    dict(
+        preset="tiny",
+        norm="pre",
+        vocab_size=10_000,
+        bpe_dropout=0.1,
+        steps=9_000,
+        batch_tokens=4_096,
+        batching="packed",
+        optimizer="muon",
+        learning_rate=4e-3,
+        schedule="cosine",
+        warmup=100,
+        label_smoothing=0.1,
+        average=8,
+        save_every=200,
+        evaluate_every=400,
+        beam_size=5,
+    ),
+    "41.02 BLEU, text only, lowercased and tokenised (Wu et al. 2021)",
+)
+
+
 def _wmt14(about: str, published: str, width: int, **values: Any) -> Recipe:
     """The set-up of "Attention Is All You Need", sections 5 and 6.1.
 
@@ -108,6 +135,7 @@ _BIG: dict[str, Any] = dict(preset="big", steps=300_000, average=20, save_every=
 RECIPES: dict[str, Recipe] = {
     "phrases": _PHRASES,
     "files": _FILES,
+    "multi30k": _MULTI30K,
     "wmt14-en-de-base": _wmt14(
         "the paper's base model on WMT 2014 English-German",
         "27.3 BLEU (Vaswani et al. 2017, table 2)",

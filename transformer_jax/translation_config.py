@@ -21,8 +21,8 @@ class TranslationConfig:
     """A translator's training, from corpus to scores. A field that is None takes its recipe's value."""
 
     recipe: str | None = None
-    """What the flags that are not given stand for: phrases, files, wmt14-en-de-base, wmt14-en-de-big,
-    wmt14-en-fr-base or wmt14-en-fr-big; None: phrases for the embedded corpus, else files."""
+    """What the flags that are not given stand for: phrases, files, multi30k, wmt14-en-de-base,
+    wmt14-en-de-big, wmt14-en-fr-base or wmt14-en-fr-big; None: phrases for the embedded corpus, else files."""
     corpus: str | None = None
     """phrases:SOURCE-TARGET, the embedded corpus in any two CLDR locales (de, fr, ja, ru, pt_BR ...), or
     tfds:NAME, a translation set of TensorFlow Datasets (tfds:wmt14_translate/de-en), downloaded where it
@@ -204,6 +204,8 @@ def _check(config: ResolvedConfig) -> None:
         check_bleu_tokenizer(config.bleu_tokenize)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if config.recipe == "multi30k" and not config.train:
+        raise UserError("the recipe multi30k trains on files: name them with --train, --valid and --test")
     if config.train and not (config.valid and config.test):
         raise UserError("--train needs --valid and --test beside it: scores come from pairs not trained on")
     if not config.train and (config.valid or config.test):

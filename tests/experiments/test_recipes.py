@@ -10,9 +10,12 @@ from transformer_jax.recipes import RECIPES
 from transformer_jax.translation_config import TranslationConfig, resolve
 
 
+FILES = dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_resolves_completely(name):
-    resolved = resolve(TranslationConfig(recipe=name))
+    resolved = resolve(TranslationConfig(recipe=name, **(FILES if name in ("files", "multi30k") else {})))
     given = {"train", "valid", "test", "direction", "data_dir", "dropout"}
     assert not [field for field, value in vars(resolved).items() if value is None and field not in given]
 
@@ -21,6 +24,8 @@ def test_a_flag_goes_before_the_recipe():
     assert resolve(TranslationConfig(recipe="wmt14-en-de-big", steps=5, beam_size=1)).steps == 5
     assert resolve(TranslationConfig(recipe="phrases", corpus="phrases:en-fr")).corpus == "phrases:en-fr"
     assert resolve(TranslationConfig(corpus="tfds:opus/de-en")).recipe == "files"
+    with pytest.raises(UserError, match="multi30k trains on files: name them"):
+        resolve(TranslationConfig(recipe="multi30k"))
     with pytest.raises(UserError, match=r"unknown recipe 'wmt14-en-de': .*did you mean wmt14-en-de-b"):
         resolve(TranslationConfig(recipe="wmt14-en-de"))
 

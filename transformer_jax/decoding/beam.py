@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
-from transformer_jax.decoding.largest import largest, log_total
+from transformer_jax.decoding.largest import largest_continuations
 from transformer_jax.models.step import StepFunction
 
 _NEVER = -1e30  # finite, so that differences of two of them are not NaN
@@ -103,16 +103,9 @@ def beam_search(
         last = jnp.where(position == 0, begin, last)
         output, cache = step(cache, last.reshape(B * W, 1))
         logits = output.logits[:, -1].reshape(B, W, -1)
-        V = logits.shape[-1]
-        # Each open beam has one way to finish, so 2W candidates hold at least W that go on. The best
-        # of each beam first, then the best of those: the same 2W without sorting W * V numbers.
-        per_beam = min(2 * W, V)
-        totals, choices = largest(logits, per_beam)
-        totals -= log_total(logits, totals[..., :1])  # log probabilities
-        totals = (totals + open_beams.scores[:, :, None]).reshape(B, W * per_beam)
-        totals, places = jax.lax.top_k(totals, min(2 * W, W * per_beam))
-        parents = places // per_beam
-        new_tokens = jnp.take_along_axis(choices.reshape(B, -1), places, axis=1).astype(jnp.int32)
+        # Each open beam has one way to finish, so 2W candidates hold at least W that go on.
+        count = min(2 * W, W * logits.shape[-1])
+        totals, parents, new_tokens = largest_continuations(logits, open_beams.scores, count)
 
         history, seen = _pick((open_beams.tokens, open_beams.weights), parents)
         history = jax.lax.dynamic_update_slice_in_dim(history, new_tokens[..., None], position, axis=2)

@@ -47,6 +47,39 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values.reshape(*batch, k), places.reshape(*batch, k)
 
 
+def largest_continuations(
+    logits: jax.Array, scores: jax.Array, k: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The k largest of score + log softmax(logits), over all beams and tokens of a sentence.
+
+    As `largest`, with the chunks of all beams side by side: what each beam adds to its logits is one
+    number, which the chunks' maxima take as the logits would, and the logits are read twice, not changed.
+
+    Args:
+      logits: (B, W, V).
+      scores: (B, W) of each beam.
+      k: how many, at most W V.
+
+    Returns:
+      (sums (B, k), falling; beams (B, k) int32; tokens (B, k) int32); of equal ones the first come first.
+    """
+    B, W, V = logits.shape
+    size = _chunk_size(V, k)
+    chunks = -(-V // size)
+    if V % size:
+        logits = jnp.pad(logits, ((0, 0), (0, 0), (0, chunks * size - V)), constant_values=-jnp.inf)
+    parts = logits.reshape(B, W, chunks, size)
+    maxima = parts.max(axis=-1)
+    added = scores - log_total(logits, maxima.max(axis=-1, keepdims=True))[..., 0]
+    _, kept = jax.lax.top_k((maxima + added[..., None]).reshape(B, W * chunks), min(k, W * chunks))
+    kept = jnp.sort(kept, axis=-1)
+    candidates = jnp.take_along_axis(parts.reshape(B, W * chunks, size), kept[..., None], axis=1)
+    candidates += jnp.take_along_axis(added, kept // chunks, axis=1)[..., None]
+    sums, places = jax.lax.top_k(candidates.reshape(B, -1), k)
+    chosen = jnp.take_along_axis(kept, places // size, axis=1)
+    return sums, chosen // chunks, chosen % chunks * size + places % size
+
+
 def log_total(x: jax.Array, largest_value: jax.Array) -> jax.Array:
     """log(sum(exp(x))) over the last axis, kept; `largest_value` (..., 1) is x's maximum."""
     return largest_value + jnp.log(jnp.exp(x - largest_value).sum(axis=-1, keepdims=True))

@@ -114,6 +114,10 @@ def _fused_attention(query, key, value, mask, bias, scale):
 class KeyValueCache(flax.struct.PyTreeNode):
     """Keys and values of the tokens seen so far, in a buffer of fixed length.
 
+    W beams of a sentence share its row: the buffer then holds W entries for each position, next to each
+    other, and a mask says which of them are a beam's own history. Beams change places by changing the
+    mask; no key is moved.
+
     The length is the last axis in memory: the products of one-token steps read the cache in this order,
     and would otherwise copy all of it into this order at every step.
 
@@ -147,15 +151,20 @@ class KeyValueCache(flax.struct.PyTreeNode):
 
     @property
     def length(self) -> int:
-        """The number of tokens S that it has room for."""
+        """The number of entries S that it has room for."""
         return self.keys.shape[3]
 
     def append(self, key: jax.Array, value: jax.Array, at: jax.Array) -> "KeyValueCache":
-        """The cache with (B, N, G, K) written from position `at` on."""
+        """The cache with N new tokens (B, N, G, K) written from position `at` on.
+
+        Where there are W times the cache's rows, they are the beams of each sentence.
+        """
+        beams = key.shape[0] // self.keys.shape[0]
 
         def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
-            new = jnp.moveaxis(new, 1, 3).astype(buffer.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(buffer, new, at, axis=3)
+            new = new.reshape(-1, beams, *new.shape[1:])  # (B, W, N, G, K) -> (B, G, K, N W)
+            new = new.transpose(0, 3, 4, 2, 1).reshape(*buffer.shape[:3], -1).astype(buffer.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, at * beams, axis=3)
 
         return KeyValueCache(write(self.keys, key), write(self.values, value))
 
@@ -223,8 +232,8 @@ class MultiHeadAttention(nnx.Module):
         """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
 
         Where the queries have a multiple of the keys' rows (beams of one sentence, next to each other),
-        the rows of a group read the same keys; nothing is copied. A mask then holds for all of a
-        group's rows alike and must be broadcastable over T.
+        the rows of a group read the same keys; nothing is copied. A mask is then broadcastable to
+        (B, H, W T, S), for the W beams of a row after each other.
 
         Returns:
           (output (B, T, D), weights (B, H, T, S) float32 or None).

@@ -1,5 +1,7 @@
 """Token embeddings whose table is padded so that any mesh divides it, and logits tied to them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -40,12 +42,17 @@ class TokenEmbedding(nnx.Module):
         """tokens (...) -> (..., D)."""
         return self.table(tokens)
 
-    def logits(self, x: jax.Array) -> jax.Array:
-        """x (..., D) -> (..., V) float32: the product with the table (Press & Wolf 2017).
-
-        Not `nnx.Embed.attend`, which would round the logits to the compute dtype.
-        """
+    def output_weight(self, dtype: Any) -> jax.Array:
+        """(V, D) the rows that logits are made of; a loop of steps takes them once, before it starts."""
         # The table is cut to V rows, not the logits to V columns: that is the smaller copy by far, in the
         # backward pass as well.
-        weight = self.table.embedding[: self.vocab_size].astype(x.dtype)
+        return self.table.embedding[: self.vocab_size].astype(dtype)
+
+    def logits(self, x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """x (..., D) -> (..., V) float32: the product with the table (Press & Wolf 2017).
+
+        Not `nnx.Embed.attend`, which would round the logits to the compute dtype. `weight` is what
+        `output_weight` gave, where it was taken before.
+        """
+        weight = self.output_weight(x.dtype) if weight is None else weight
         return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=jnp.float32)

@@ -129,25 +129,46 @@ def preset(name: str, vocab_size: int, **changes) -> TransformerConfig:
 
 
 class TransformerCache(flax.struct.PyTreeNode):
-    """A decoder between two steps.
+    """A decoder between two steps, of B sentences with W beams each.
 
     Attributes:
-      target: per layer, keys and values of the target tokens so far, B * beams rows of max_length.
+      target: per layer, keys and values of the target tokens so far: B rows, W entries a position.
       memory: per layer, keys and values of the source, B rows: one copy for all beams.
       memory_mask: (B, 1, 1, S) or None.
       length: number of target tokens so far.
+      history: (B, W, T) which of a position's W entries belongs to each beam.
     """
 
     target: tuple[KeyValueCache, ...]
     memory: tuple[KeyValueCache, ...]
     memory_mask: jax.Array | None
     length: jax.Array
+    history: jax.Array
 
     def repeat(self, times: int) -> "TransformerCache":
-        return self.replace(target=jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.target))
+        return self.replace(
+            target=jax.tree.map(lambda x: jnp.repeat(x, times, axis=3), self.target),
+            history=jnp.repeat(self.history * times, times, axis=1),
+        )
 
     def reorder(self, rows: jax.Array) -> "TransformerCache":
-        return self.replace(target=jax.tree.map(lambda x: x[rows], self.target))
+        # Moving the keys themselves would read and write the whole cache in every step.
+        B, W, T = self.history.shape
+        return self.replace(history=self.history.reshape(B * W, T)[rows].reshape(B, W, T))
+
+    def extended(self, new: int) -> tuple["TransformerCache", jax.Array]:
+        """The cache once every beam has `new` more tokens of its own, but for their keys and values.
+
+        Returns:
+          (the cache, the mask (B, 1, W N, T W) of what each new token sees).
+        """
+        B, W, T = self.history.shape
+        positions, beams = jnp.arange(T), jnp.arange(W)
+        history = jnp.where(positions < self.length, self.history, beams[:, None])
+        own = history[..., None] == beams  # (B, W, T, W)
+        seen = positions <= self.length + jnp.arange(new)[:, None]  # (N, T)
+        mask = own[:, :, None] & seen[:, :, None]  # (B, W, N, T, W)
+        return self.replace(history=history, length=self.length + new), mask.reshape(B, 1, W * new, T * W)
 
 
 class Transformer(nnx.Module):
@@ -243,11 +264,11 @@ class Transformer(nnx.Module):
             encoding = learned_positions(positions, position_table.embedding[...])
         return dropout(x + encoding.astype(x.dtype), config.dropout, dropout_key)
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
         if self.decoder_norm is not None:
             x = self.decoder_norm(x)
         if self.unembedding is None:
-            return self.target_embedding.logits(x)
+            return self.target_embedding.logits(x, table)
         return self.unembedding(x)[..., : self.config.vocab_size].astype(jnp.float32)
 
     def _check_length(self, length: int, what: str) -> None:
@@ -390,16 +411,20 @@ class Transformer(nnx.Module):
             memory=tuple(jax.tree.map(materialised, block.project_memory(memory)) for block in blocks),
             memory_mask=None if source_mask is None else padding_mask(source_mask),
             length=jnp.zeros((), jnp.int32),
+            history=jnp.zeros((source.shape[0], 1, max_length), jnp.int32),
         )
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
-        """The step that decoding sees; its weights are unstacked once, so make it before a loop."""
+        """The step that decoding sees; its weights are cut out once, so make it before a loop."""
         blocks = unstack(self.decoder)
+        table = None
+        if self.unembedding is None:
+            table = materialised(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
 
         def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
             positions = cache.length + jnp.arange(tokens.shape[1])
             x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
-            mask = causal_mask(tokens.shape[1], cache.target[0].length, first_query=cache.length)
+            extended, mask = cache.extended(tokens.shape[1])
             target, kept = [], []
             for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
                 x, (weights, layer) = block(
@@ -413,8 +438,7 @@ class Transformer(nnx.Module):
                 )
                 target.append(layer)
                 kept.append(weights)
-            cache = cache.replace(target=tuple(target), length=cache.length + tokens.shape[1])
             weights = jnp.stack(kept, axis=1) if return_weights else None
-            return StepOutput(self._logits(x), weights), cache
+            return StepOutput(self._logits(x, table), weights), extended.replace(target=tuple(target))
 
         return step
