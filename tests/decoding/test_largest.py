@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.decoding.largest import largest, log_total
+from transformer_jax.decoding.largest import largest, largest_continuations, log_total
 
 
 @pytest.mark.parametrize("size", [7, 100, 1009, 4096])
@@ -31,3 +31,26 @@ def test_log_total(rng):
     x = rng.normal(size=(3, 17)) * 30
     expected = np.log(np.exp(x).sum(-1, keepdims=True))
     np.testing.assert_allclose(log_total(jnp.asarray(x), x.max(-1, keepdims=True)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("V", [5, 100, 1009, 4096])
+@pytest.mark.parametrize("k", [1, 4, 10])
+def test_continuations_equal_a_sort_of_them_all(rng, V, k):
+    logits = rng.normal(size=(3, 4, V)) * 3
+    scores = rng.normal(size=(3, 4))
+    scores[:, 2] = -1e30  # a beam that is not open yet
+    totals = scores[..., None] + logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    order = np.argsort(-totals.reshape(3, -1), kind="stable")[:, :k]
+    sums, beams, tokens = largest_continuations(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(scores, jnp.float32), k
+    )
+    np.testing.assert_allclose(sums, np.take_along_axis(totals.reshape(3, -1), order, 1), rtol=1e-5)
+    np.testing.assert_array_equal(beams, order // V)
+    np.testing.assert_array_equal(tokens, order % V)
+
+
+def test_equal_continuations_come_in_their_order():
+    sums, beams, tokens = largest_continuations(jnp.zeros((2, 3, 1009)), jnp.asarray([[0.0, 1, 1]] * 2), 5)
+    np.testing.assert_array_equal(beams, [[1] * 5] * 2)
+    np.testing.assert_array_equal(tokens, [range(5)] * 2)
+    np.testing.assert_allclose(sums, 1 - np.log(1009), rtol=1e-6)

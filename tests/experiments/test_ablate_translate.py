@@ -10,8 +10,10 @@ from experiments import ablate_translate
 from transformer_jax import runs
 from transformer_jax.translation_config import TranslationConfig, resolve
 
-SMALL = ["--preset", "mini", "--vocab-size", "270", "--batch-tokens", "256", "--max-length", "32", "--steps", "4",
-         "--save-every", "2", "--evaluate-every", "4", "--average", "2", "--beam-size", "1", "--warmup", "2"]  # fmt: skip
+SMALL = {
+    "preset": "mini", "vocab-size": 270, "batch-tokens": 256, "max-length": 32, "steps": 4, "save-every": 2,
+    "evaluate-every": 4, "average": 2, "beam-size": 1, "warmup": 2,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,7 +40,8 @@ def test_a_row_changes_something(name):
 def test_rows_are_trained_scored_and_kept(files, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "ablation"
     rows = ["base", "no average", "post-norm"]
-    command = ["ablate", *files, *SMALL, "--runs-dir", str(folder), "--only", *rows]
+    small = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
+    command = ["ablate", *files, *small, "--runs-dir", str(folder), "--only", *rows]
     monkeypatch.setattr(sys, "argv", command)
     assert ablate_translate.main() == 0
     table = json.loads((folder / "table.json").read_text())

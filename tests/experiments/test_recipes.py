@@ -9,7 +9,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.recipes import RECIPES
 from transformer_jax.translation_config import TranslationConfig, resolve
 
-
 FILES = dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))
 
 

@@ -152,6 +152,24 @@ class TranslatorBattery:
         expected = forward(model, sources, both[rows], source_mask=masks)
         np.testing.assert_allclose(output.logits, expected[:, 3:], atol=2e-5)
 
+    def test_cache_follows_beams_that_part_and_die(self, inputs, rng):
+        """After a shared prefix, each step keeps random parents: some beams double, some are dropped."""
+        source, target, mask = inputs
+        model, beams = self.make(), 3
+        cache = start(model, source, source_mask=mask, max_length=self.T + 1)
+        _, cache = step(model, cache, target[:, :2])
+        cache, history = cache.repeat(beams), jnp.repeat(target[:, :2], beams, axis=0)
+        for length in range(2, self.T):
+            tokens = jnp.asarray(rng.integers(3, self.config.vocab_size, (self.B * beams, 1)), jnp.int32)
+            output, cache = step(model, cache, tokens)
+            history = jnp.concatenate([history, tokens], axis=1)
+            if length < self.T - 1:
+                rows = np.arange(self.B)[:, None] * beams + rng.integers(0, beams, (self.B, beams))
+                cache, history = cache.reorder(rows.reshape(-1)), history[rows.reshape(-1)]
+        sources, masks = jnp.repeat(source, beams, 0), jnp.repeat(mask, beams, 0)
+        expected = forward(model, sources, history, source_mask=masks)
+        np.testing.assert_allclose(output.logits[:, 0], expected[:, -1], atol=2e-5)
+
     def test_weights_sum_to_one_over_real_tokens(self, inputs):
         source, target, mask = inputs
         _, weights = forward(self.make(), source, target, source_mask=mask, return_weights=True)

@@ -1,0 +1,32 @@
+"""Many batches at a time give what each gives alone, in order, and compile once for each shape."""
+
+import numpy as np
+import pytest
+
+from transformer_jax import runs
+from transformer_jax.decoding.translator import search, search_all
+from transformer_jax.models.transformer import preset
+
+OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return runs.make_model("transformer", preset("mini", 53, dropout=0.0))
+
+
+def test_many_batches(model, rng):
+    sources = [rng.integers(3, 53, (2, length)).astype(np.int32) for length in (7, 7, 11, 7, 11)]
+    before = search._cache_size()
+    found = search_all(model, iter(sources), **OPTIONS)
+    assert search._cache_size() == before + 2
+    for source, hypotheses in zip(sources, found, strict=True):
+        alone = search(model, source, **OPTIONS)
+        np.testing.assert_array_equal(hypotheses.tokens, alone.tokens)
+        np.testing.assert_array_equal(hypotheses.scores, alone.scores)
+    assert search_all(model, [], **OPTIONS) == []
+
+
+def test_what_goes_wrong_is_heard(model):
+    with pytest.raises(ValueError, match="longer than the model"):
+        search_all(model, [np.full((1, 600), 3, np.int32)] * 3, **OPTIONS)
