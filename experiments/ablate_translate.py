@@ -31,6 +31,7 @@ import tyro
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.runs import Run, load_run
+from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.loop import Stopped
 from transformer_jax.translation import train_translator
 from transformer_jax.translation_config import ResolvedConfig, TranslationConfig, choose, resolve
@@ -69,7 +70,7 @@ def _folder(arguments: Arguments, name: str) -> pathlib.Path:
 
 
 def _bleu(run: Run, config: ResolvedConfig, pairs) -> float:
-    translations = run.translate([pair.source for pair in pairs])
+    translations = run.translator()([pair.source for pair in pairs], truncate=True)
     scores = translation_scores(
         translations, [pair.target for pair in pairs], bleu_tokenize=config.bleu_tokenize
     )
@@ -89,6 +90,8 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         trained = "base" if name == LAST else name
         changed = dataclasses.replace(arguments.config, **VARIANTS[trained])
         config, folder = resolve(changed), _folder(arguments, trained)
+        if trained != "base" and config == resolve(arguments.config):
+            raise UserError(f"the row {name!r} would be the base again: leave its change out of the flags")
         results = train_translator(changed, folder, note=lambda line: print(line, file=sys.stderr))
         run = load_run(folder, weights=str(config.steps) if name == LAST else None)
         corpus = load_corpus(config)
@@ -106,18 +109,21 @@ def main() -> int:
     """The command; returns its exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
-    table = []
+    table: list[dict[str, Any]] = []
     try:
         arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+        file = pathlib.Path(arguments.runs_dir, "table.json")
+        if file.exists():
+            table = json.loads(file.read_text())
         print("| row | validation BLEU | test BLEU | training |\n|---|---|---|---|")
         for row in rows(arguments):
-            table.append(row)
+            table = [*(old for old in table if old["name"] != row["name"]), row]
             print(
                 f"| {row['name']} | {row['valid_bleu']:.2f} | {row['test_bleu']:.2f} | "
                 f"{row['steps']:,} steps, {row['training_seconds']:,.0f} s |",
                 flush=True,
             )
-            pathlib.Path(arguments.runs_dir, "table.json").write_text(json.dumps(table, indent=1) + "\n")
+            write_text_atomically(file, json.dumps(table, indent=1) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,7 @@ from transformer_jax.translation_config import ResolvedConfig
 # Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
 # bfloat16 (float32 on the P100, the paper's own device).
 PEAKS = {"P100": 10.6, "A100": 312, "H100": 989, "TPU v4": 275, "TPU v5e": 197, "TPU v5p": 459, "TPU v6e": 918}
+# The share of it is an assumption, and so is that neither input nor communication is waited for.
 DEVICES, UTILISATION = 8, 0.3
 
 
@@ -71,7 +72,7 @@ def describe(config: ResolvedConfig) -> Iterator[tuple[str, str]]:
     yield "work", f"{_operations(flops)} a step, {_operations(total)} in all"
     seconds = {name: total / (peak * 1e12 * DEVICES * UTILISATION) for name, peak in PEAKS.items()}
     times = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
-    yield "time", f"computed, {DEVICES} devices at {UTILISATION:.0%} of their peak, input keeping up: {times}"
+    yield "time", f"computed for the work alone, {DEVICES} devices at {UTILISATION:.0%} of their peak: {times}"
     if recipe.published:
         yield "published", f"{recipe.published}; not measured here"
 

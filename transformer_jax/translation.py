@@ -227,6 +227,8 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
         _check_free(folder)
     corpus = load_corpus(config)
     if stored is None:
+        if not isinstance(corpus.train, list):
+            note(f"learning the vocabulary of {len(corpus.train):,} pairs")
         texts = (text for pair in corpus.train for text in pair if text)
         tokenizer = BytePairTokenizer.train(texts, config.vocab_size)
     else:

@@ -45,70 +45,70 @@ class TranslationConfig:
     model: str = "transformer"
     """Model of the zoo: transformer."""
     preset: str | None = None
-    """Size of the model: mini, tiny, small, base or big (the last two are the paper's); None: mini for
-    the phrases, else tiny."""
+    """Size of the model: mini, tiny, small, base or big (the last two are the paper's); None: the
+    recipe's, mini for the phrases and tiny for files."""
     norm: Literal["post", "pre"] | None = None
-    """Layer normalisation after each sub-layer (post, the paper) or before it (pre); None: pre for the
-    phrases, post for files."""
+    """Layer normalisation after each sub-layer (post, the paper) or before it (pre); None: the recipe's."""
     dropout: float | None = None
-    """Dropout rate; None: 0 for the phrases, of which there are enough, else the preset's."""
+    """Dropout rate; None: the recipe's, or where it has none the preset's."""
     tie: Literal["all", "decoder", "none"] | None = None
-    """Shared embedding matrices: source, target and logits (all, the default), target and logits
+    """Shared embedding matrices: source, target and logits (all, every recipe's), target and logits
     (decoder), none."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Compute dtype; parameters, softmax and loss stay float32. None: float32."""
+    """Compute dtype; parameters, softmax and loss stay float32. None: the recipe's, bfloat16 for wmt14."""
     vocab_size: int | None = None
-    """Size of the shared BPE vocabulary; None: 1,500 for the phrases, else 10,000."""
+    """Size of the shared BPE vocabulary; None: the recipe's, 1,500 for the phrases and 10,000 for files."""
     bpe_dropout: float | None = None
     """Rate at which merges of training words are left out at random (BPE-dropout); the paper's is 0.1.
-    None: 0."""
+    None: the recipe's, 0.1 for multi30k and 0 for others."""
     max_length: int | None = None
-    """Longest sentence in tokens; None: 128. Longer training pairs are left out and counted; longer test
-    sources are cut and counted."""
+    """Longest sentence in tokens; None: the recipe's, 256 for wmt14 and 128 for others. Longer training
+    pairs are left out and counted; longer test sources are cut and counted."""
     steps: int | None = None
     """Training steps in all; None: the recipe's. A larger number extends a finished run, unless its
     schedule is cosine."""
     batch_tokens: int | None = None
-    """Padded tokens a side in one batch; None: 1,024 for the phrases, else 4,096."""
+    """Padded tokens a side in one batch; None: the recipe's."""
     batching: Literal["buckets", "packed"] | None = None
     """Batches of sentences of about equal length (buckets), or of rows that each hold several sentences
-    (packed: nearly no padding and one shape to compile); None: packed for the phrases, else buckets."""
+    (packed: nearly no padding and one shape to compile); None: the recipe's."""
     buckets: int = 4
     """Number of length buckets, each compiled once. Packed batches have one shape."""
     accumulation: int = 1
     """Cut each batch into this many micro-batches and add up their gradients: less memory, same result."""
     optimizer: str | None = None
-    """adam or muon; None: muon for the phrases, else adam."""
+    """adam or muon; None: the recipe's."""
     learning_rate: float | None = None
     """Peak learning rate; None: the recipe's."""
     schedule: str | None = None
-    """inverse_sqrt (the paper), cosine or constant, each after a linear warm-up; None: cosine for the
-    phrases, else inverse_sqrt."""
+    """inverse_sqrt (the paper), cosine or constant, each after a linear warm-up; None: the recipe's."""
     warmup: int | None = None
     """Warm-up steps; None: the recipe's."""
     weight_decay: float = 0.0
     """Decoupled weight decay of the matrices."""
     label_smoothing: float | None = None
-    """Probability spread over the vocabulary; None: 0 for the phrases, else the paper's 0.1."""
+    """Probability spread over the vocabulary; None: the recipe's, 0 for the phrases and the paper's 0.1
+    for others."""
     r_drop: float | None = None
     """Weight of the agreement of two passes with different dropout (R-Drop), which doubles a step; the
-    paper's is 5. None: 0."""
+    paper's is 5. None: the recipe's, 0."""
     clip: float | None = None
-    """Largest global norm of the gradient; 0 for no clipping. None: 1."""
+    """Largest global norm of the gradient; 0 for no clipping. None: the recipe's."""
     ema: float = 0.0
     """Decay of an exponential moving average of the parameters, evaluated in their stead; 0 for none."""
     average: int | None = None
-    """Evaluate the mean of this many last checkpoints; 1 for the last alone. None: 5, as the paper's base."""
+    """Evaluate the mean of this many last checkpoints; 1 for the last alone. None: the recipe's, 5 for
+    most."""
     save_every: int | None = None
-    """Steps between checkpoints; None: a 20th of the run."""
+    """Steps between checkpoints; None: a 20th of the run, or fewer where the recipe says so."""
     evaluate_every: int | None = None
-    """Steps between validations (loss, and BLEU of greedy translations); None: a 5th
-    of the run, half of it for the phrases."""
+    """Steps between validations (loss, and BLEU of greedy translations); None: a 5th of the run, half of
+    it for the phrases, or fewer where the recipe says so."""
     beam_size: int | None = None
-    """Beam size of the test's translations, and with --text or --stdin of those; 1 is greedy. None: 1 for
-    the phrases, else 4; the run's own with --text or --stdin."""
+    """Beam size of the test's translations, and with --text or --stdin of those; 1 is greedy. None: the
+    recipe's; the run's own with --text or --stdin."""
     length_penalty: float | None = None
-    """Exponent of the length penalty; None: the paper's 0.6, or the run's own with --text or --stdin."""
+    """Exponent of the length penalty; None: the recipe's 0.6, or the run's own with --text or --stdin."""
     bleu_tokenize: str | None = None
     """sacreBLEU's tokenizer: 13a (the default) for plain text, none for tokenised text, zh, ja-mecab,
     char ..."""
@@ -174,10 +174,17 @@ def resolve(config: TranslationConfig) -> ResolvedConfig:
         recipe = "phrases" if embedded else "files"
     choose("recipe", recipe, tuple(RECIPES))
     values = COMMON | RECIPES[recipe].values
+    named = not config.train and (config.corpus or values["corpus"]).startswith("tfds:")
+    if not named:
+        values |= {"direction": None}
+        for field in ("direction", "data_dir"):
+            if getattr(config, field) is not None:
+                raise UserError(f"--{field.replace('_', '-')} is for a corpus tfds:NAME")
     steps = config.steps or values["steps"]
-    values |= {"recipe": recipe, "save_every": values.get("save_every", max(1, steps // 20))}
-    share = 2 if recipe == "phrases" else 5
-    values["evaluate_every"] = values.get("evaluate_every", max(1, steps // share))
+    # A recipe's own intervals are for its own number of steps: a shorter run saves as often.
+    for field, share in (("save_every", 20), ("evaluate_every", 2 if recipe == "phrases" else 5)):
+        values[field] = min(values.get(field, steps), max(1, steps // share))
+    values["recipe"] = recipe
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     resolved = ResolvedConfig(**(values | given))
     _check(resolved)
@@ -204,18 +211,12 @@ def _check(config: ResolvedConfig) -> None:
         check_bleu_tokenizer(config.bleu_tokenize)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if config.recipe == "multi30k" and not config.train:
-        raise UserError("the recipe multi30k trains on files: name them with --train, --valid and --test")
     if config.train and not (config.valid and config.test):
         raise UserError("--train needs --valid and --test beside it: scores come from pairs not trained on")
     if not config.train and (config.valid or config.test):
         raise UserError("--valid and --test need --train beside them")
-    named = not config.train and config.corpus.startswith("tfds:")
-    if not config.train and not named:
+    if not config.train and not config.corpus.startswith("tfds:"):
         corpora.parse_phrases_name(config.corpus)
-    for field in () if named else ("direction", "data_dir"):
-        if getattr(config, field) is not None:
-            raise UserError(f"--{field.replace('_', '-')} is for a corpus tfds:NAME")
     least: dict[str, float] = dict(
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,

@@ -38,6 +38,8 @@ def load_corpus(config: ResolvedConfig) -> corpora.Corpus:
     Raises:
       UserError: see `read_pairs`, `PhraseBook` and `tfds_corpus`.
     """
+    if config.recipe == "multi30k" and not config.train:
+        raise UserError("the recipe multi30k trains on files: name them with --train, --valid and --test")
     if config.train:
         return corpora.files_corpus(config.train, config.valid, config.test)
     if config.corpus.startswith("tfds:"):
@@ -72,10 +74,14 @@ def prepare(
     """
     limit = config.max_length
     if lengths is None or len(lengths) != len(corpus.train):
+        if not isinstance(corpus.train, list):
+            note(f"counting the tokens of {len(corpus.train):,} pairs, once for this run")
         lengths = token_lengths(corpus.train, tokenizer)
     train = EncodedPairs(corpus.train, tokenizer, max_length=limit, dropout=config.bpe_dropout, lengths=lengths)
     valid = EncodedPairs(corpus.valid, tokenizer, max_length=limit)
     for split, examples in (("training", train), ("validation", valid)):
+        if not len(examples) and not examples.too_long:
+            raise UserError(f"no {split} pair has text on both sides")
         if not len(examples):
             raise UserError(f"every {split} pair is longer than --max-length {limit} tokens: raise it")
     note(

@@ -69,3 +69,10 @@ def test_the_generator_decides(tokenizer):
 def test_a_rate_out_of_range(tokenizer, rate):
     with pytest.raises(ValueError, match="above 0 and below 1"):
         BPEDropout(tokenizer, rate)
+
+
+def test_long_words_are_not_remembered(tokenizer):
+    dropout = BPEDropout(tokenizer, 0.3)
+    texts = ["lowest" * n for n in range(1, 30)]
+    assert tokenizer.decode(dropout.encode(texts, np.random.default_rng(0))) == texts
+    assert dropout._remembered.cache_info().currsize <= 4

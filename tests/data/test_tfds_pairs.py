@@ -110,7 +110,11 @@ def test_part_of_a_split(sets):
             SPLITS,
             "xx-en not found .* its configurations are cs-en, de-en, fr-en",
         ),
-        ("toy_pairs:3.0.0", None, SPLITS, "3.0.0"),
+        ("toy_pairs:3.0.0", None, SPLITS, "cannot be loaded at version 3.0.0, only: 1.0.0"),
+        ("toy_pairs", None, ("train[:0]", "test", "test"), r"the split 'train\[:0\]' is empty"),
+        ("toy_pairs", None, ("train[5:2]", "test", "test"), r"the split 'train\[5:2\]' is empty"),
+        ("toy_pairs", None, ("train[", "test", "test"), r"has no split 'train\['"),
+        ("huggingface:wmt14/de-en", None, SPLITS, "of another collection"),
     ],
 )
 def test_bad_input_is_one_line(sets, name, direction, splits, message):
@@ -119,8 +123,9 @@ def test_bad_input_is_one_line(sets, name, direction, splits, message):
     assert "\n" not in str(error.value)
 
 
-def test_not_on_disk_and_no_network(tmp_path, monkeypatch):
-    """The host is asked once, and the folder looked in is named."""
+@pytest.fixture
+def refused(monkeypatch):
+    """The (host, port) of every connection that was tried, none of which came about."""
     asked = []
 
     def refuse(address, timeout):
@@ -128,15 +133,43 @@ def test_not_on_disk_and_no_network(tmp_path, monkeypatch):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr("urllib.request.getproxies", dict)
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        for spelling in (name, name.upper()):
+            monkeypatch.delenv(spelling, raising=False)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("proxies", "hosts"),
+    [
+        ({}, {"www.statmt.org", "data.statmt.org"}),
+        ({"no_proxy": "localhost"}, {"www.statmt.org", "data.statmt.org"}),
+        ({"http_proxy": "http://proxy.invalid:3128"}, {"proxy.invalid"}),
+        (
+            {"http_proxy": "http://proxy.invalid:3128", "no_proxy": "statmt.org"},
+            {"www.statmt.org", "data.statmt.org"},
+        ),
+    ],
+)
+def test_not_on_disk_and_no_network(tmp_path, monkeypatch, refused, proxies, hosts):
+    """Where the set is to be had is asked once, and the folder looked in is named."""
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
     began = time.perf_counter()
     with pytest.raises(UserError, match=r"is not on disk.* cannot be reached") as error:
         corpus(tmp_path / "sets", "wmt14_translate/de-en")
     assert time.perf_counter() - began < 30
     assert str(tmp_path / "sets" / "wmt14_translate" / "de-en") in str(error.value)
-    assert len(asked) == 1
+    assert {host for host, _ in refused} <= hosts
+    assert 1 <= len(refused) == len(set(refused)) <= 3
     assert "\n" not in str(error.value)
     assert not (tmp_path / "sets").exists()
+
+
+def test_the_page_is_asked_where_a_set_lists_no_files(tmp_path, refused):
+    with pytest.raises(UserError, match=r"toy_pairs/1.0.0 is not on disk.* toy.invalid cannot be reached"):
+        corpus(tmp_path)
+    assert refused == [("toy.invalid", 80)]
 
 
 def test_a_set_that_is_prepared_when_asked_for(tmp_path):
@@ -144,6 +177,27 @@ def test_a_set_that_is_prepared_when_asked_for(tmp_path):
     talks = corpus(tmp_path, "toy_talks")
     assert len(talks.train) == 300
     assert (tmp_path / "toy_talks" / "1.0.0" / "dataset_info.json").exists()
+
+
+def test_a_set_in_another_format_is_not_called_torn(copied):
+    folder, shard = copied
+    described = shard.parent / "dataset_info.json"
+    described.write_text(described.read_text().replace("array_record", "tfrecord"))
+    for path in shard.parent.glob("*array_record*"):
+        path.rename(path.with_name(path.name.replace("array_record", "tfrecord")))
+    with pytest.raises(
+        UserError, match="holds tfrecord files, which have no random access: name another folder"
+    ):
+        corpus(folder)
+
+
+def test_a_torn_description(copied):
+    folder, shard = copied
+    described = shard.parent / "dataset_info.json"
+    described.write_text(described.read_text()[:100])
+    with pytest.raises(UserError, match="tfds:toy_pairs cannot be had") as error:
+        corpus(folder)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+import concurrent.futures
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,3 +52,12 @@ def test_bad_input(tmp_path):
     (tmp_path / "torn.json").write_text('{"version": ')
     with pytest.raises(UserError, match="not a tokenizer file"):
         BytePairTokenizer.load(tmp_path / "torn.json")
+
+
+def test_threads_may_encode_at_the_same_time():
+    """The training batches are made in a thread of their own while validation sentences are encoded."""
+    tokenizer = BytePairTokenizer.train(["a few words"], 270)
+    texts = ["a few <pad> words"] * 50
+    expected = tokenizer.encode(texts)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert all(ids == expected for ids in pool.map(lambda _: tokenizer.encode(texts), range(200)))

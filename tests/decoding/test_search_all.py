@@ -1,9 +1,12 @@
 """Many batches at a time give what each gives alone, in order, and compile once for each shape."""
 
+import time
+
 import numpy as np
 import pytest
 
 from transformer_jax import runs
+from transformer_jax.decoding import translator
 from transformer_jax.decoding.translator import search, search_all
 from transformer_jax.models.transformer import preset
 
@@ -27,6 +30,17 @@ def test_many_batches(model, rng):
     assert search_all(model, [], **OPTIONS) == []
 
 
-def test_what_goes_wrong_is_heard(model):
-    with pytest.raises(ValueError, match="longer than the model"):
-        search_all(model, [np.full((1, 600), 3, np.int32)] * 3, **OPTIONS)
+def test_what_goes_wrong_ends_it(model, monkeypatch):
+    """Batches that wait are not begun after an error."""
+    begun = []
+
+    def broken(model, source, **options):
+        begun.append(source)
+        time.sleep(0.05)
+        raise ValueError("out of something")
+
+    monkeypatch.setattr(translator, "search", broken)
+    with pytest.raises(ValueError, match="out of something"):
+        search_all(model, [np.full((1, 5), 3, np.int32)] * 40, **OPTIONS)
+    time.sleep(0.3)
+    assert len(begun) < 5

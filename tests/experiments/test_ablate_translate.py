@@ -53,6 +53,13 @@ def test_rows_are_trained_scored_and_kept(files, tmp_path, monkeypatch, capsys):
     training = {name: runs.read_config(folder / name)["training"] for name in ("base", "post-norm")}
     differ = {field for field, value in training["base"].items() if training["post-norm"][field] != value}
     assert differ == {"norm"}
+    monkeypatch.setattr(sys, "argv", [*command[:-3], "no average"])
+    assert ablate_translate.main() == 0
+    again = json.loads((folder / "table.json").read_text())
+    assert [row["name"] for row in again] == ["base", "post-norm", "no average"]
+    monkeypatch.setattr(sys, "argv", [*command[:-3], "post-norm", "--norm", "post"])
+    assert ablate_translate.main() == 2
+    assert "'post-norm' would be the base again" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*command[:-3], "nothing"])
     assert ablate_translate.main() == 2
     assert "unknown row 'nothing': choose one of base" in capsys.readouterr().err

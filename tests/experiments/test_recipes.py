@@ -8,6 +8,7 @@ from transformer_jax.dry_run import DEVICES, PEAKS, UTILISATION, describe, step_
 from transformer_jax.errors import UserError
 from transformer_jax.recipes import RECIPES
 from transformer_jax.translation_config import TranslationConfig, resolve
+from transformer_jax.translation_data import load_corpus
 
 FILES = dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))
 
@@ -24,7 +25,14 @@ def test_a_flag_goes_before_the_recipe():
     assert resolve(TranslationConfig(recipe="phrases", corpus="phrases:en-fr")).corpus == "phrases:en-fr"
     assert resolve(TranslationConfig(corpus="tfds:opus/de-en")).recipe == "files"
     with pytest.raises(UserError, match="multi30k trains on files: name them"):
-        resolve(TranslationConfig(recipe="multi30k"))
+        load_corpus(resolve(TranslationConfig(recipe="multi30k")))
+    # The paper's set-up for pairs of one's own: TFDS's direction falls away, the user's is refused.
+    for changes in (FILES, dict(corpus="phrases:en-de")):
+        assert resolve(TranslationConfig(recipe="wmt14-en-de-base", **changes)).direction is None
+        with pytest.raises(UserError, match="--direction is for a corpus tfds:NAME"):
+            resolve(TranslationConfig(recipe="wmt14-en-de-base", direction="en-de", **changes))
+    short = resolve(TranslationConfig(recipe="wmt14-en-de-base", steps=1000))
+    assert (short.save_every, short.evaluate_every) == (50, 200)
     with pytest.raises(UserError, match=r"unknown recipe 'wmt14-en-de': .*did you mean wmt14-en-de-b"):
         resolve(TranslationConfig(recipe="wmt14-en-de"))
 

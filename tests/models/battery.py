@@ -155,10 +155,11 @@ class TranslatorBattery:
     def test_cache_follows_beams_that_part_and_die(self, inputs, rng):
         """After a shared prefix, each step keeps random parents: some beams double, some are dropped."""
         source, target, mask = inputs
-        model, beams = self.make(), 3
+        model, beams = self.make(), 6
         cache = start(model, source, source_mask=mask, max_length=self.T + 1)
         _, cache = step(model, cache, target[:, :2])
-        cache, history = cache.repeat(beams), jnp.repeat(target[:, :2], beams, axis=0)
+        # In two goes, which come to six beams.
+        cache, history = cache.repeat(2).repeat(3), jnp.repeat(target[:, :2], beams, axis=0)
         for length in range(2, self.T):
             tokens = jnp.asarray(rng.integers(3, self.config.vocab_size, (self.B * beams, 1)), jnp.int32)
             output, cache = step(model, cache, tokens)

@@ -168,9 +168,7 @@ class TranslationBatches:
             raise ValueError(f"an example of {sides.max()} tokens is longer than the last bucket {limits[-1]}")
         self._rows: list[_Rows] = []
         if packed:
-            rows = pack_rows(sides, int(limits[-1]), seed)
-            members = np.fromiter((i for row in rows for i in row), np.int32, len(sides))
-            starts = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+            members, starts = pack_rows(sides, int(limits[-1]), seed)
             self._rows.append(_Rows(self.buckets[0], members, starts))
         else:
             bucket_of = np.searchsorted(limits, sides.max(axis=1))

@@ -13,6 +13,9 @@ from transformer_jax.data.tokenizer import BytePairTokenizer
 
 # Words whose merges are remembered; beyond, the ones not met for longest are worked out again.
 _REMEMBERED_WORDS = 200_000
+# Longer ones are sentences of scripts without spaces, which do not come again; their history grows with the
+# square of the length.
+_LONGEST_REMEMBERED = 24
 
 
 class BPEDropout:
@@ -40,7 +43,7 @@ class BPEDropout:
         self.rate = rate
         self._tokenizer = tokenizer
         self._letters, self._merges = tokenizer.merge_table()
-        self._history = functools.lru_cache(_REMEMBERED_WORDS)(self._make_history)
+        self._remembered = functools.lru_cache(_REMEMBERED_WORDS)(self._make_history)
 
     def encode(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         """Token ids of each text, without begin or end."""
@@ -57,6 +60,9 @@ class BPEDropout:
                 ids += history[-1] if count >= len(history) - 1 else self._go_on(list(history[count]), draws)
             encoded.append(ids)
         return encoded
+
+    def _history(self, word: str) -> list[tuple[int, ...]]:
+        return self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._make_history(word)
 
     def _make_history(self, word: str) -> list[tuple[int, ...]]:
         """The word's letters, and the parts after each merge when none is passed over."""

@@ -8,7 +8,11 @@ import numpy as np
 _OPEN_ROWS = 20
 
 
-def pack_rows(lengths: np.ndarray, row_length: int, seed: int) -> list[list[int]]:
+# Pairs taken out of the array at once: Python's numbers are ten times the size of the array's.
+_CHUNK = 65_536
+
+
+def pack_rows(lengths: np.ndarray, row_length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Puts pairs into rows, first fit, in an order drawn from the seed.
 
     Args:
@@ -17,26 +21,33 @@ def pack_rows(lengths: np.ndarray, row_length: int, seed: int) -> list[list[int]
       seed: of the order, so that no row is made of neighbours in the corpus.
 
     Returns:
-      The numbers of the pairs in each row; every pair stands in one row.
+      (members (examples,) int32, starts (rows + 1,) int32): row n holds the pairs whose numbers are
+      `members[starts[n] : starts[n + 1]]`; every pair stands in one row.
 
     Raises:
       ValueError: a pair longer than a row.
     """
     if lengths.max(initial=0) > row_length:
         raise ValueError(f"an example of {lengths.max()} tokens is longer than a row of {row_length}")
-    rows: list[list[int]] = []
-    open_rows: list[tuple[list[int], list[int]]] = []
-    order = np.random.default_rng(seed).permutation(len(lengths))
-    for example, (source, target) in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        for row, room in open_rows:
-            if source <= room[0] and target <= room[1]:
-                row.append(example)
-                room[0] -= source
-                room[1] -= target
-                break
-        else:
-            rows.append([example])
-            open_rows.append((rows[-1], [row_length - source, row_length - target]))
-            if len(open_rows) > _OPEN_ROWS:
-                open_rows.pop(0)
-    return rows
+    order = np.random.default_rng(seed).permutation(np.arange(len(lengths), dtype=np.int32))
+    row_of = np.empty(len(lengths), np.int32)
+    open_rows: list[list[int]] = []  # [number, room on the source side, room on the target side]
+    rows = 0
+    for begin in range(0, len(order), _CHUNK):
+        numbers = []
+        for source, target in lengths[order[begin : begin + _CHUNK]].tolist():
+            for row in open_rows:
+                if source <= row[1] and target <= row[2]:
+                    row[1] -= source
+                    row[2] -= target
+                    break
+            else:
+                row = [rows, row_length - source, row_length - target]
+                rows += 1
+                open_rows.append(row)
+                if len(open_rows) > _OPEN_ROWS:
+                    open_rows.pop(0)
+            numbers.append(row[0])
+        row_of[begin : begin + len(numbers)] = numbers
+    members = order[np.argsort(row_of, kind="stable")]
+    return members, np.searchsorted(np.sort(row_of), np.arange(rows + 1)).astype(np.int32)

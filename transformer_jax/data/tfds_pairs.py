@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import importlib
 import itertools
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -19,8 +20,8 @@ import numpy as np
 from transformer_jax.data.phrases import Pair
 from transformer_jax.errors import UserError
 
-# Seconds until a host that does not answer counts as unreachable.
-_PATIENCE = 10
+# Seconds until a host that does not answer counts as unreachable, and how many hosts of a set are asked.
+_PATIENCE, _HOSTS_ASKED = 10, 3
 
 
 class TfdsPairs(Sequence[Pair]):
@@ -42,24 +43,18 @@ class TfdsPairs(Sequence[Pair]):
         self._languages = source, target
         self._place, _ = translation_feature(builder)
         try:
+            # Splits come from users, in a syntax of their own; TFDS raises whatever its parser meets.
             instructions = builder.info.splits[split].file_instructions
-        except (KeyError, ValueError, AssertionError) as error:
-            reason = str(error).splitlines()[0].strip("'\".")
-            raise UserError(
-                f"{builder.info.full_name} has no split {split!r} ({reason}): name three with --splits"
-            ) from None
+        except Exception as error:  # noqa: BLE001
+            reason = f"has no split {split!r} ({_one_line(error)})"
+            raise UserError(f"{builder.info.full_name} {reason}: name three with --splits") from None
+        if not sum(max(0, i.take) for i in instructions):
+            raise UserError(f"{builder.info.full_name}: the split {split!r} is empty; name three with --splits")
         self._paths = [i.filename for i in instructions]
         self._ends = list(itertools.accumulate(i.take for i in instructions))
         for instruction in instructions:
             _check_shard(instruction.filename, instruction.examples_in_shard)
-        try:
-            self._source = builder.as_data_source(split=split)
-        except NotImplementedError:
-            raise UserError(
-                f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random "
-                "access: convert them with python -m tensorflow_datasets.scripts.convert_format "
-                "--out_file_format=array_record"
-            ) from None
+        self._source = builder.as_data_source(split=split)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -178,13 +173,15 @@ def prepared_builder(name: str, data_dir: str | None = None) -> Any:
         ) from None
     from tensorflow_datasets.core.registered import DatasetNotFoundError
 
+    if re.search(r":(?![\d.*]+$)", name):
+        raise UserError(f"tfds:{name} is of another collection: only sets of TFDS itself are read")
     options: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
     try:
         try:
             # A set that is on disk needs no code: its folder says what it holds.
-            return _checked(tfds.core.read_only_builder.builder_from_files(name, **options))
+            builder, on_disk = tfds.core.read_only_builder.builder_from_files(name, **options), True
         except DatasetNotFoundError:
-            builder = tfds.builder(name, file_format="array_record", **options)
+            builder, on_disk = tfds.builder(name, file_format="array_record", **options), False
     except DatasetNotFoundError:
         known = tfds.list_builders(with_community_datasets=False)
         short = name.split("/")[0].split(":")[0]
@@ -192,15 +189,17 @@ def prepared_builder(name: str, data_dir: str | None = None) -> Any:
         hint = f"; did you mean {near[0]}?" if near else ""
         folder = data_dir or tfds.core.constants.DATA_DIR
         raise UserError(f"unknown data set {name!r}: neither TFDS nor {folder} has it{hint}") from None
-    except (ValueError, AssertionError) as error:
+    except Exception as error:  # noqa: BLE001  a builder's own code, or a damaged description on disk
         raise UserError(f"tfds:{name} cannot be had: {_one_line(error)}{_configurations(tfds, name)}") from None
     translation_feature(builder)
-    _download(tfds, builder)
-    return builder
-
-
-def _checked(builder: Any) -> Any:
-    translation_feature(builder)
+    if not on_disk:
+        _download(builder)
+    file_format = builder.info.file_format.value
+    if file_format != "array_record":
+        raise UserError(
+            f"{builder.data_dir} holds {file_format} files, which have no random access: name another folder "
+            "with --data-dir, where the set is prepared as array_record"
+        )
     return builder
 
 
@@ -215,24 +214,47 @@ def _configurations(tfds: Any, name: str) -> str:
 def _one_line(error: BaseException) -> str:
     # TFDS sets its own context around what went wrong, on lines of its own.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).split(" Here are ")[0].rstrip(".")
+    return (lines[0] if lines else type(error).__name__).split(" Here are ")[0].strip("'\".")
 
 
-def _download(tfds: Any, builder: Any) -> None:
-    """Downloads and prepares a set; a host that cannot be reached is an error at once."""
+def _hosts(builder: Any) -> list[tuple[str, int]]:
+    """Where a set is downloaded from: (host, port) of its files, or of its page where none are listed."""
+    try:
+        urls = list(builder.url_infos or ())
+    except Exception:  # noqa: BLE001  some builders fail to list them
+        urls = []
+    # A set without files or a page of its own, which then has TFDS's, may need no network at all.
+    if not urls and "/datasets/catalog/" not in (builder.info.homepage or "/datasets/catalog/"):
+        urls = [builder.info.homepage]
+    found: dict[tuple[str, int], None] = {}
+    for url in urls:
+        parts = urllib.parse.urlsplit(url)
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        if proxy and parts.hostname and not urllib.request.proxy_bypass(parts.hostname):
+            parts = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        if parts.hostname:
+            port = parts.port or {"https": 443, "ftp": 21}.get(parts.scheme, 80)
+            found[parts.hostname, port] = None
+    return list(found)
+
+
+def _download(builder: Any) -> None:
+    """Downloads and prepares a set; where none of its hosts can be reached, that is an error at once."""
     missing = f"{builder.info.full_name} is not on disk (looked in {builder.data_dir})"
-    homepage = urllib.parse.urlsplit(builder.info.homepage or "")
-    # TFDS's downloader tries a dead host for minutes. Behind a proxy only the proxy knows who is there,
-    # and a set without a page of its own, which has TFDS's, may need no network at all.
-    host = None if homepage.path.startswith("/datasets/catalog") else homepage.hostname
-    if host and not urllib.request.getproxies():
+    # TFDS's downloader tries a dead host for minutes. One that answers is enough to let it try.
+    failed = None
+    for host, port in _hosts(builder)[:_HOSTS_ASKED]:
         try:
-            socket.create_connection((host, 80), timeout=_PATIENCE).close()
+            socket.create_connection((host, port), timeout=_PATIENCE).close()
+            failed = None
+            break
         except OSError as error:
-            raise UserError(
-                f"{missing} and {host} cannot be reached ({error}): connect to a network, or give the folder "
-                "of a prepared set with --data-dir"
-            ) from None
+            failed = f"{host} cannot be reached ({error})"
+    if failed:
+        raise UserError(
+            f"{missing} and {failed}: connect to a network, or name the folder of a prepared set with "
+            "--data-dir"
+        )
     try:
         builder.download_and_prepare()
     except Exception as error:  # noqa: BLE001  whatever a builder's own code raises

@@ -27,6 +27,8 @@ class BytePairTokenizer:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
+        # Set once: threads that encode at the same time only read. A special token in a text is text.
+        tokenizer.encode_special_tokens = True
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
@@ -96,7 +98,6 @@ class BytePairTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without begin or end. Special tokens written in a text are text."""
-        self._tokenizer.encode_special_tokens = True
         encoded = self._tokenizer.encode_batch_fast([" " + text for text in texts], add_special_tokens=False)
         return [e.ids for e in encoded]
 

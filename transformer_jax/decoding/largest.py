@@ -77,7 +77,9 @@ def largest_continuations(
     candidates += jnp.take_along_axis(added, kept // chunks, axis=1)[..., None]
     sums, places = jax.lax.top_k(candidates.reshape(B, -1), k)
     chosen = jnp.take_along_axis(kept, places // size, axis=1)
-    return sums, chosen // chunks, chosen % chunks * size + places % size
+    # Among nothing but minus infinity the padding could be chosen.
+    tokens = jnp.minimum(chosen % chunks * size + places % size, V - 1)
+    return sums, chosen // chunks, tokens
 
 
 def log_total(x: jax.Array, largest_value: jax.Array) -> jax.Array:
