@@ -51,11 +51,11 @@ class Arguments:
     """Translate the lines of standard input with the trained run; an empty line stays empty."""
     plot_attention: str | None = None
     """With --text: draw the cross-attention of its translation, heads side by side, to this picture."""
+    plot_layer: int = -1
+    """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
     dry_run: bool = False
     """Print what the run would be, with its work and the time that it takes on 8 accelerators; nothing
     is read or written."""
-    plot_layer: int = -1
-    """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
 
 
 def default_run_dir(config: TranslationConfig) -> pathlib.Path:
