@@ -73,12 +73,21 @@ _FILES = Recipe(
 )
 
 
-# The literature's tiny Transformer for Multi30k (4 layers, 128 / 256 / 4, dropout 0.3, joint BPE; 41.02 BLEU in
-# Wu et al. 2021), pre-norm and with Muon so that an hour on two CPU cores is enough, and with BPE-dropout
-# against learning 29,000 pairs by heart.
-_MULTI30K = Recipe(
-    "Multi30k English-German on its 29,000 pairs alone",
-    dict(
+def _multi30k() -> Recipe:
+    """The literature's tiny Transformer on Multi30k (4 layers, 128 / 256 / 4, dropout 0.3, joint BPE).
+
+    Pre-norm and Muon, so that an hour of two free CPU cores goes through the corpus 58 times; BPE-dropout
+    against learning its 29,000 pairs by heart. Lowercased, normalised, tokenised text, as the data set has it:
+
+        python -m experiments.translate --recipe multi30k --bleu-tokenize none \\
+            --train train.lc.norm.tok.en.gz train.lc.norm.tok.de.gz \\
+            --valid val.lc.norm.tok.en.gz val.lc.norm.tok.de.gz \\
+            --test test_2016_flickr.lc.norm.tok.en.gz test_2016_flickr.lc.norm.tok.de.gz
+
+    Seed 0, two cores of a shared AMD EPYC, jax 0.10.2, 2026-11-21: 40.40 BLEU on test_2016_flickr (beam 5,
+    mean of the last 8 checkpoints, tokenised; 39.80 on validation), 4,995 s with other work beside it.
+    """
+    values = dict(
         preset="tiny",
         norm="pre",
         vocab_size=10_000,
@@ -95,9 +104,9 @@ _MULTI30K = Recipe(
         save_every=200,
         evaluate_every=400,
         beam_size=5,
-    ),
-    "41.02 BLEU, text only, lowercased and tokenised (Wu et al. 2021)",
-)
+    )
+    published = "41.02 BLEU, text only, lowercased and tokenised (Wu et al. 2021)"
+    return Recipe("Multi30k English-German on its 29,000 pairs alone", values, published)
 
 
 def _wmt14(about: str, published: str, width: int, **values: Any) -> Recipe:
@@ -135,7 +144,7 @@ _BIG: dict[str, Any] = dict(preset="big", steps=300_000, average=20, save_every=
 RECIPES: dict[str, Recipe] = {
     "phrases": _PHRASES,
     "files": _FILES,
-    "multi30k": _MULTI30K,
+    "multi30k": _multi30k(),
     "wmt14-en-de-base": _wmt14(
         "the paper's base model on WMT 2014 English-German",
         "27.3 BLEU (Vaswani et al. 2017, table 2)",
