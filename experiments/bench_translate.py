@@ -5,9 +5,10 @@
 Training: `torch.nn.Transformer` with tied embeddings and Adam, against this package's training step; 128
 pairs of 20 tokens, vocabulary 10,000, float32, dropout 0.3, label smoothing 0.1. Decoding: MarianMTModel of
 `transformers` with the very same weights, 1,000 sources in batches of 64 sorted by length, 20 tokens made
-for each (random weights never end a sentence). Each side has processes of its own, which take turns;
-medians are compared, and every ratio is this package's throughput over torch's. Needs torch and
-transformers; takes three to five minutes on two CPU cores.
+for each (random weights never end a sentence); this package has two batches in the works at a time, as its
+`Translator` has. Each side has processes of its own, which take turns; medians are compared, and every
+ratio is this package's throughput over torch's. Needs torch and transformers; takes three to five minutes
+on two CPU cores.
 """
 
 from __future__ import annotations

@@ -36,7 +36,11 @@ def test_the_set_is_scored_and_counted(whole):
     folder, results, notes = whole
     assert results["test_sentences"] == 12
     assert np.isfinite(results["bleu"])
-    assert notes[0].startswith("299 pairs (1 empty left out) for training, 12 pairs for validation")
+    assert notes[:2] == [
+        "learning the vocabulary of 300 pairs",
+        "counting the tokens of 300 pairs, once for this run",
+    ]
+    assert notes[2].startswith("299 pairs (1 empty left out) for training, 12 pairs for validation")
     assert np.load(folder / "lengths.npy").shape == (300, 2)
     assert load_run(folder).translate(["a cat 5"])
 
