@@ -118,7 +118,7 @@ class TranslationConfig:
 
 class ResolvedConfig(TranslationConfig):
     """A config with every field filled and checked; made by `resolve`. Dropout may still be None, the
-    preset's own."""
+    preset's own, and so may what is of TFDS."""
 
     if TYPE_CHECKING:
         recipe: str

@@ -53,8 +53,8 @@ def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> lis
     """`search` over many batches, in order, as NumPy arrays.
 
     On a CPU two batches are in the works at a time: selections and other work that XLA does in one thread
-    then leave no core idle, which makes 1.5 times the sentences a second on two cores. They run in threads
-    of their own, where a `with jax.default_matmul_precision(...)` of the caller does not reach.
+    then leave no core idle. They run in threads of their own, where a caller's
+    `with jax.default_matmul_precision(...)` does not reach.
     """
 
     def one(source: np.ndarray) -> Hypotheses:
