@@ -145,12 +145,24 @@ class Checkpoints:
             # What a killed save left behind: no manifest, so no checkpoint.
             shutil.rmtree(target, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_room(parts)
             args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
             self._orbax.save(target, args=ocp.args.Composite(**args))
         except Exception as error:
             raise _saving_error(target, error) from error
         self._finisher = threading.Thread(target=self._finish, args=(target, step), name="checkpoint-manifest")
         self._finisher.start()
+
+    def _check_room(self, parts: dict[str, Any]) -> None:
+        """That the arrays fit on the disk, before any is written.
+
+        A disk that runs full in the middle of a save is told of as well, but Orbax's own threads then
+        print their tracebacks around it.
+        """
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(parts))
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free")
 
     def _finish(self, target: pathlib.Path, step: int) -> None:
         try:
@@ -308,6 +320,9 @@ def _copied(tree: Any) -> Any:
 
 def _saving_error(target: pathlib.Path, error: BaseException) -> UserError:
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-    reason = "the disk is full; free some space" if full else f"{error}; check the folder and its permissions"
+    detail = f" ({error.strerror})" if isinstance(error, OSError) else ""
+    reason = f"the disk is full; free some space{detail}"
+    if not full:
+        reason = f"{error}; check the folder and its permissions"
     line = " ".join(f"{target}: the checkpoint could not be written: {reason}".split())
     return UserError(line[:500])
