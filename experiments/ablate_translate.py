@@ -28,13 +28,14 @@ from typing import Annotated, Any
 
 import tyro
 
+from transformer_jax.config_values import choose
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
-from transformer_jax.runs import Run, load_run
+from transformer_jax.runs import Run, load_translator
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.loop import Stopped
 from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import ResolvedConfig, TranslationConfig, choose, resolve
+from transformer_jax.translation_config import ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import load_corpus
 
 # What each row changes of the base. Adam needs a lower rate and a longer warm-up than Muon.
@@ -93,7 +94,7 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         if trained != "base" and config == resolve(arguments.config):
             raise UserError(f"the row {name!r} would be the base again: leave its change out of the flags")
         results = train_translator(changed, folder, note=lambda line: print(line, file=sys.stderr))
-        run = load_run(folder, weights=str(config.steps) if name == LAST else None)
+        run = load_translator(folder, weights=str(config.steps) if name == LAST else None)
         corpus = load_corpus(config)
         test = _bleu(run, config, corpus.test) if name == LAST else results["bleu"]
         yield {

@@ -21,16 +21,15 @@ if __name__ == "__main__":
 _STARTED = time.perf_counter()  # before the imports: `seconds` is the whole command's
 
 import dataclasses  # noqa: E402
-import logging  # noqa: E402
 import pathlib  # noqa: E402
 import sys  # noqa: E402
 from typing import Annotated, Any  # noqa: E402
 
 import tyro  # noqa: E402
 
+from experiments.command import run_command  # noqa: E402
 from transformer_jax.errors import UserError  # noqa: E402
 from transformer_jax.recipes import COMMON  # noqa: E402
-from transformer_jax.training.loop import Stopped  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
 from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
 
@@ -69,7 +68,7 @@ def default_run_dir(config: TranslationConfig) -> pathlib.Path:
 def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
     """Translates `--text` or standard input with the run in `run_dir`."""
     from transformer_jax.plotting.attention import plot_alignment
-    from transformer_jax.runs import load_run
+    from transformer_jax.runs import load_translator
 
     if arguments.text is not None and not arguments.text.strip():
         raise UserError("--text is empty: give a sentence")
@@ -78,7 +77,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
             arguments.text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError("--text is not UTF-8: convert it first") from None
-    run = load_run(run_dir)
+    run = load_translator(run_dir)
     search: dict[str, Any] = dict(beam_size=arguments.config.beam_size, alpha=arguments.config.length_penalty)
     if arguments.stdin:
         try:
@@ -141,34 +140,21 @@ def show_plan(config: TranslationConfig) -> None:
         print(f"{name:<10} {value}")
 
 
-def main() -> int:
-    """The command; returns its exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    try:
-        arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
-        run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
-        if arguments.plot_attention is not None and arguments.text is None:
-            raise UserError("--plot-attention draws the sentence of --text: give one")
-        if arguments.text is not None and arguments.stdin:
-            raise UserError("--text and --stdin contradict each other: give one of them")
-        if arguments.text is not None or arguments.stdin:
-            translate(arguments, run_dir)
-        elif arguments.dry_run:
-            show_plan(arguments.config)
-        else:
-            train(arguments, run_dir)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
-    except Stopped as stop:
-        print(str(stop), file=sys.stderr)
-        return 130
-    return 0
+def main() -> None:
+    """The command."""
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
+    if arguments.plot_attention is not None and arguments.text is None:
+        raise UserError("--plot-attention draws the sentence of --text: give one")
+    if arguments.text is not None and arguments.stdin:
+        raise UserError("--text and --stdin contradict each other: give one of them")
+    if arguments.text is not None or arguments.stdin:
+        translate(arguments, run_dir)
+    elif arguments.dry_run:
+        show_plan(arguments.config)
+    else:
+        train(arguments, run_dir)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

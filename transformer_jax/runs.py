@@ -17,11 +17,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from transformer_jax.data.text_tokenizer import TextTokenizer
 from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.decoding.generation import Sampling
+from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.decoding.translator import Alignment, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.layers.dials import Dials
-from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.models.registry import DECODERS, MODELS
 from transformer_jax.training.checkpoints import Checkpoints, write_text_atomically
 
 FORMAT_VERSION = 1
@@ -107,9 +110,34 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     return config
 
 
+def keep_changes(folder: pathlib.Path, stored: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Writes fields of the training config that a resumed run has now, where they differ.
+
+    Raises:
+      UserError: the folder cannot be written.
+    """
+    training = stored["training"] | changed
+    if training != stored["training"]:
+        write_json(folder / CONFIG, stored | {"training": training})
+
+
+def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> None:
+    """The picture of a run's losses, from its metrics.
+
+    Raises:
+      UserError: the folder cannot be written.
+    """
+    from transformer_jax.plotting.curves import plot_losses  # matplotlib takes seconds to import
+
+    try:
+        plot_losses(record, folder / "loss.png")
+    except OSError as error:
+        raise UserError(f"{folder / 'loss.png'}: cannot be written ({error}); free some space") from None
+
+
 def make_model(name: str, config: Any, *, seed: int = 0, dials: Dials = Dials()) -> Any:
     """A freshly initialised model, built in one compiled program."""
-    module = TRANSLATORS[name].module
+    module = MODELS[name].module
     return jax.jit(lambda key: module(config, rngs=nnx.Rngs(key), dials=dials))(jax.random.key(seed))
 
 
@@ -162,7 +190,49 @@ class Run:
         return self.translator(beam_size=beam_size, alpha=alpha).align(text)
 
 
-def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: Dials = Dials()) -> Run:
+@dataclasses.dataclass(frozen=True)
+class LanguageRun:
+    """A trained language model.
+
+    Attributes:
+      model: the module with its trained parameters.
+      tokenizer: text to ids and back.
+      config: `config.json` as a dictionary.
+      weights: which checkpoint the parameters are from.
+    """
+
+    model: Any
+    tokenizer: TextTokenizer
+    config: dict[str, Any]
+    weights: str
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int = 100,
+        samples: int = 1,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> list[list[Generated]]:
+        """Continuations of each prompt, see `TextGenerator`.
+
+        Args:
+          prompts: any number of texts.
+          max_new_tokens, samples, seed, stop: see `TextGenerator.__call__`.
+          **sampling: see `Sampling`.
+
+        Raises:
+          UserError: a prompt that is empty or too long, or a value out of range.
+        """
+        generator = TextGenerator(self.model, self.tokenizer, sampling=Sampling(**sampling))
+        return generator(prompts, max_new_tokens=max_new_tokens, samples=samples, seed=seed, stop=stop)
+
+
+def load_run(
+    folder: str | pathlib.Path, *, weights: str | None = None, dials: Dials = Dials()
+) -> Run | LanguageRun:
     """Reads a run.
 
     Args:
@@ -171,15 +241,18 @@ def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: D
         run is finished, else the newest checkpoint.
       dials: how the model is computed.
 
+    Returns:
+      A `Run`, which translates, or a `LanguageRun`, which continues texts.
+
     Raises:
       UserError: not a run, no such checkpoint, or a damaged one.
     """
     folder = pathlib.Path(folder)
     config = read_config(folder)
     name = config["model"]
-    if name not in TRANSLATORS:
-        raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TRANSLATORS)}")
-    model_config = TRANSLATORS[name].config(**config["model_config"])
+    if name not in MODELS:
+        raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(MODELS)}")
+    model_config = MODELS[name].config(**config["model_config"])
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         if weights is None:
             # Averaged at an earlier end, before the run was extended, it is no longer the run's result.
@@ -193,4 +266,32 @@ def load_run(folder: str | pathlib.Path, *, weights: str | None = None, dials: D
             weights = whole[0]
         target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
         model = checkpoints.restore_model(target, weights)
+    if name in DECODERS:
+        return LanguageRun(model, TextTokenizer.load(folder / TOKENIZER), config, weights)
     return Run(model, BytePairTokenizer.load(folder / TOKENIZER), config, weights)
+
+
+def load_translator(folder: str | pathlib.Path, **options: Any) -> Run:
+    """`load_run` of a translator.
+
+    Raises:
+      UserError: see `load_run`; or a run of a language model.
+    """
+    run = load_run(folder, **options)
+    if not isinstance(run, Run):
+        raise UserError(
+            f"{folder} holds a language model ({run.config['model']}): continue texts with generate"
+        )
+    return run
+
+
+def load_language_run(folder: str | pathlib.Path, **options: Any) -> LanguageRun:
+    """`load_run` of a language model.
+
+    Raises:
+      UserError: see `load_run`; or a run of a translator.
+    """
+    run = load_run(folder, **options)
+    if not isinstance(run, LanguageRun):
+        raise UserError(f"{folder} holds a translator ({run.config['model']}): translate with it")
+    return run

@@ -10,6 +10,8 @@ import dataclasses
 import re
 from typing import Any
 
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from optax.contrib import MuonDimensionNumbers
 
 from transformer_jax.parameter_names import map_names
@@ -38,12 +40,14 @@ def _matrix(pattern: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> 
     return Rule(pattern, ("layers", *inputs, *outputs), True, inputs, outputs)
 
 
-_STACK = r"(encoder|decoder)/"
-_ATTENTION = _STACK + r"(self|cross)_attention/"
+_STACK = r"(encoder|decoder|blocks)/"
+_ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/attention)/"
 
 RULES = (
-    Rule(r"(source|target)_embedding/table/embedding", ("vocab", "width")),
-    Rule(r"(source|target)_positions/embedding", ("positions", "width")),
+    Rule(r"((source|target)_)?embedding/table/embedding", ("vocab", "width")),
+    Rule(r"unembedding/table/embedding", ("vocab", "width"), decays=True),
+    Rule(r"((source|target)_positions|positions/table)/embedding", ("positions", "width")),
+    Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
     _matrix(_ATTENTION + r"query/kernel", ("width",), ("heads", "head_width")),
     _matrix(_ATTENTION + r"(key|value)/kernel", ("width",), ("kv_heads", "head_width")),
@@ -51,12 +55,14 @@ RULES = (
     Rule(_ATTENTION + r"query/bias", ("layers", "heads", "head_width")),
     Rule(_ATTENTION + r"(key|value)/bias", ("layers", "kv_heads", "head_width")),
     Rule(_ATTENTION + r"output/bias", ("layers", "width")),
-    _matrix(_STACK + r"feed_forward/expand/kernel", ("width",), ("feed_forward",)),
+    Rule(_ATTENTION + r"(query|key)_norm/scale", ("layers", "head_width")),
+    Rule(_ATTENTION + r"relative_(keys|values)/embedding", ("layers", "positions", "head_width")),
+    _matrix(_STACK + r"feed_forward/(expand|gate)/kernel", ("width",), ("feed_forward",)),
     _matrix(_STACK + r"feed_forward/contract/kernel", ("feed_forward",), ("width",)),
-    Rule(_STACK + r"feed_forward/expand/bias", ("layers", "feed_forward")),
+    Rule(_STACK + r"feed_forward/(expand|gate)/bias", ("layers", "feed_forward")),
     Rule(_STACK + r"feed_forward/contract/bias", ("layers", "width")),
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
-    Rule(r"(encoder|decoder)_norm/(scale|bias)", ("width",)),
+    Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
 )
 
 
@@ -70,6 +76,34 @@ def rule_of(name: str) -> Rule:
     if len(matching) != 1:
         raise ValueError(f"parameter {name} matches {len(matching)} rules of the table, not 1")
     return matching[0]
+
+
+# Which axis of a mesh each logical axis may be cut along.
+_MESH_AXES = {
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "feed_forward": "tensor",
+    "width": "fsdp",
+}
+
+
+def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh | None) -> jax.sharding.Sharding:
+    """Where a parameter's parts go: along the mesh's axes "tensor" and "fsdp" where they divide it.
+
+    Args:
+      name: canonical name of the parameter.
+      shape: of the parameter.
+      mesh: None puts all of it on the default device.
+    """
+    if mesh is None:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    parts: list[str | None] = []
+    for axis, size in zip(rule_of(name).axes, shape, strict=True):
+        target = _MESH_AXES.get(axis)
+        fits = target in mesh.shape and target not in parts and size % mesh.shape[target] == 0
+        parts.append(target if fits else None)
+    return NamedSharding(mesh, PartitionSpec(*parts))
 
 
 def decay_mask(model: Any) -> Any:

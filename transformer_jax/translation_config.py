@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from transformer_jax.config_values import check_at_least, check_below_one, choose
 from transformer_jax.data import corpora
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import check_bleu_tokenizer
@@ -191,18 +190,6 @@ def resolve(config: TranslationConfig) -> ResolvedConfig:
     return resolved
 
 
-def choose(field: str, value: str, choices: Sequence[str]) -> None:
-    """That a name is one of the choices.
-
-    Raises:
-      UserError: it is not; the nearest is named.
-    """
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"unknown {field} {value!r}: choose one of {', '.join(choices)}{hint}")
-
-
 def _check(config: ResolvedConfig) -> None:
     choose("preset", config.preset, TRANSLATORS[config.model].presets)
     choose("optimizer", config.optimizer, OPTIMIZERS)
@@ -217,14 +204,10 @@ def _check(config: ResolvedConfig) -> None:
         raise UserError("--valid and --test need --train beside them")
     if not config.train and not config.corpus.startswith("tfds:"):
         corpora.parse_phrases_name(config.corpus)
-    least: dict[str, float] = dict(
+    check_at_least(
+        config,
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,
         warmup=0, phrases=1, seed=0, dropout=0, bpe_dropout=0, r_drop=0,
     )  # fmt: skip
-    for field, limit in least.items():
-        if (value := getattr(config, field)) is not None and value < limit:
-            raise UserError(f"--{field.replace('_', '-')} {value} is below {limit}")
-    for field in ("label_smoothing", "ema", "dropout", "bpe_dropout"):
-        if (getattr(config, field) or 0) >= 1:
-            raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)} must be below 1")
+    check_below_one(config, "label_smoothing", "ema", "dropout", "bpe_dropout")

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.rotary import RotaryScaling, rotary_frequencies, rotate
+from transformer_jax.layers.rotary import RotaryScaling, rotary_frequencies, rotate, rotation
 
 B, T, H, K = 2, 7, 3, 10
 SCALINGS = {
@@ -28,7 +28,8 @@ def by_complex_numbers(x, positions, theta, width):
 def test_it_is_a_complex_multiplication(rng, width, per_row):
     x = rng.normal(size=(B, T, H, K))
     positions = rng.integers(0, 90, (B, T)) if per_row else np.arange(T) + 5
-    ours = rotate(jnp.asarray(x, jnp.float32), jnp.asarray(positions), rotary_frequencies(width, theta=100.0))
+    turns = rotation(jnp.asarray(positions), rotary_frequencies(width, theta=100.0))
+    ours = rotate(jnp.asarray(x, jnp.float32), turns)
     np.testing.assert_allclose(ours, by_complex_numbers(x, positions, 100.0, width), atol=3e-5)
 
 
@@ -37,7 +38,7 @@ def test_products_depend_on_the_distance_alone(rng):
     frequencies = rotary_frequencies(K, theta=10_000.0)
 
     def product(i, j):
-        turned = (rotate(x, jnp.array([p]), frequencies) for x, p in ((query, i), (key, j)))
+        turned = (rotate(x, rotation(jnp.array([p]), frequencies)) for x, p in ((query, i), (key, j)))
         return jnp.einsum("bthk,bshk->h", *turned)
 
     np.testing.assert_allclose(product(3, 1), product(103, 101), atol=1e-4)
@@ -46,7 +47,7 @@ def test_products_depend_on_the_distance_alone(rng):
 
 def test_dtype_and_magnitude(rng):
     x = jnp.asarray(rng.normal(size=(B, T, H, K)), jnp.bfloat16)
-    turned = rotate(x, jnp.arange(T), rotary_frequencies(K, theta=100.0), magnitude=2.0)
+    turned = rotate(x, rotation(jnp.arange(T), rotary_frequencies(K, theta=100.0), magnitude=2.0))
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_allclose(
         np.linalg.norm(np.float32(turned), axis=-1), 2 * np.linalg.norm(np.float32(x), axis=-1), rtol=0.02

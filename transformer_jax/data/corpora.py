@@ -77,11 +77,11 @@ def tfds_corpus(corpus: str, direction: str | None, splits: Sequence[str], data_
     Raises:
       UserError: see `prepared_builder`, `direction_of` and `TfdsPairs`.
     """
-    from transformer_jax.data import tfds_pairs  # tensorflow-datasets is an extra, and takes a second
+    from transformer_jax.data import tfds_sources  # tensorflow-datasets is an extra, and takes a second
 
-    builder = tfds_pairs.prepared_builder(corpus.removeprefix("tfds:"), data_dir)
-    languages = tfds_pairs.direction_of(builder, direction)
-    train, *rest = (tfds_pairs.TfdsPairs(builder, split, *languages) for split in splits)
+    builder = tfds_sources.prepared_builder(corpus.removeprefix("tfds:"), data_dir)
+    languages = tfds_sources.direction_of(builder, direction)
+    train, *rest = (tfds_sources.TfdsPairs(builder, split, *languages) for split in splits)
     # Texts of the small splits are what scores are made of; only training pairs are many.
     valid, test = ([pair for pair in split if pair.source and pair.target] for split in rest)
     for name, split in zip(splits, (train, valid, test), strict=True):
@@ -92,5 +92,5 @@ def tfds_corpus(corpus: str, direction: str | None, splits: Sequence[str], data_
         valid,
         test,
         empty=(0, len(rest[0]) - len(valid), len(rest[1]) - len(test)),
-        identity=tfds_pairs.tfds_fingerprint(builder, splits, languages),
+        identity=tfds_sources.tfds_fingerprint(builder, splits, languages),
     )

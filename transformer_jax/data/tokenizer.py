@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from transformer_jax.data.tokenizer_file import TokenizerFile
 from transformer_jax.errors import UserError
 
 PAD, BEGIN, END = 0, 1, 2
@@ -17,7 +17,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
 
-class BytePairTokenizer:
+class BytePairTokenizer(TokenizerFile):
     """Text to token ids and back, without loss.
 
     A space is put before each text and taken off again, so that a word has one token wherever it
@@ -26,7 +26,7 @@ class BytePairTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         # Set once: threads that encode at the same time only read. A special token in a text is text.
         tokenizer.encode_special_tokens = True
 
@@ -59,42 +59,6 @@ class BytePairTokenizer:
         )
         tokenizer.train_from_iterator((" " + text for text in texts), trainer)
         return cls(tokenizer)
-
-    @classmethod
-    def load(cls, path: str | pathlib.Path) -> BytePairTokenizer:
-        """Reads what `save` wrote.
-
-        Raises:
-          UserError: no such file, or not a tokenizer.
-        """
-        path = pathlib.Path(path)
-        if not path.is_file():
-            raise UserError(f"{path}: no such tokenizer file")
-        try:
-            return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise UserError(f"{path}: not a tokenizer file ({error})") from None
-
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the tokenizer in the `tokenizers` library's JSON format, whole or not at all.
-
-        Raises:
-          UserError: the folder cannot be written, or the disk is full.
-        """
-        path = pathlib.Path(path)
-        draft = path.with_name(path.name + ".draft")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be written ({error.strerror}); free some space or choose another --run-dir"
-            ) from None
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without begin or end. Special tokens written in a text are text."""

@@ -174,10 +174,12 @@ class MultiHeadAttention(nnx.Module):
 
     Args:
       width: D.
-      heads: H; D must be a multiple.
+      heads: H.
       kv_heads: G; H must be a multiple.
+      head_width: K; None is D / H, and D must be a multiple then.
       use_bias: biases on the four projections; the paper has none.
       kernel_init: initialiser of the projections.
+      output_init: of the output's, where it is another.
       dtype: compute dtype; parameters are float32.
       implementation: see `Dials.attention`.
       rngs: source of the initial values.
@@ -192,28 +194,33 @@ class MultiHeadAttention(nnx.Module):
         heads: int,
         kv_heads: int,
         *,
+        head_width: int | None = None,
         use_bias: bool,
         kernel_init: nnx.initializers.Initializer,
+        output_init: nnx.initializers.Initializer | None = None,
         dtype: str,
         implementation: Literal["plain", "fused"],
         rngs: nnx.Rngs,
     ):
-        if width % heads or heads % kv_heads:
+        if (head_width is None and width % heads) or heads % kv_heads:
             raise ValueError(
                 f"width {width} must be a multiple of heads {heads}, and heads of kv_heads {kv_heads}"
             )
-        head_width = width // heads
+        head_width = width // heads if head_width is None else head_width
         options: dict[str, Any] = dict(
             use_bias=use_bias,
-            kernel_init=kernel_init,
             dtype=jnp.dtype(dtype),
             dot_general=dense_dot_general,
             rngs=rngs,
         )
-        self.query = nnx.LinearGeneral(width, (heads, head_width), **options)
-        self.key = nnx.LinearGeneral(width, (kv_heads, head_width), **options)
-        self.value = nnx.LinearGeneral(width, (kv_heads, head_width), **options)
-        self.output = nnx.LinearGeneral((heads, head_width), width, axis=(-2, -1), **options)
+
+        def projection(heads: int) -> nnx.LinearGeneral:
+            return nnx.LinearGeneral(width, (heads, head_width), kernel_init=kernel_init, **options)
+
+        self.query, self.key, self.value = (projection(n) for n in (heads, kv_heads, kv_heads))
+        self.output = nnx.LinearGeneral(
+            (heads, head_width), width, axis=(-2, -1), kernel_init=output_init or kernel_init, **options
+        )
         self.implementation = implementation
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -227,31 +234,45 @@ class MultiHeadAttention(nnx.Module):
         value: jax.Array,
         *,
         mask: jax.Array | None = None,
+        bias: jax.Array | None = None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
 
         Where the queries have a multiple of the keys' rows (beams of one sentence, next to each other),
-        the rows of a group read the same keys; nothing is copied. A mask is then broadcastable to
+        the rows of a group read the same keys; nothing is copied. A mask or bias is then broadcastable to
         (B, H, W T, S), for the W beams of a row after each other.
 
         Returns:
           (output (B, T, D), weights (B, H, T, S) float32 or None).
         """
         rows, T = query.shape[:2]
-        beams = rows // key.shape[0]
-        query = query.reshape(key.shape[0], beams * T, *query.shape[2:])
+        mixed, weights = self._mixed(shared_rows(query, key), key, value, mask, bias, return_weights)
+        weights = None if weights is None else separate_rows(weights, rows)
+        return self.output(mixed.reshape(rows, T, *mixed.shape[2:])), weights
+
+    def _mixed(self, query, key, value, mask, bias, return_weights):
+        """(values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""
         result = dot_product_attention(
             query,
             key,
             value,
             mask=mask,
+            bias=bias,
             return_weights=return_weights,
             implementation=self.implementation,
         )
-        mixed, weights = result if return_weights else (result, None)
-        mixed = mixed.reshape(rows, T, *mixed.shape[2:])
-        if weights is not None and beams > 1:
-            B, H, _, S = weights.shape
-            weights = weights.reshape(B, H, beams, T, S).swapaxes(1, 2).reshape(rows, H, T, S)
-        return self.output(mixed), weights
+        return result if return_weights else (result, None)
+
+
+def shared_rows(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Queries (B W, T, H, K) of W beams as (B, W T, H, K) beside their keys (B, S, G, K)."""
+    return query.reshape(key.shape[0], -1, *query.shape[2:])
+
+
+def separate_rows(weights: jax.Array, rows: int) -> jax.Array:
+    """Weights (B, H, W T, S) of W beams as (B W, H, T, S), for B W `rows`."""
+    B, H, _, S = weights.shape
+    if rows == B:
+        return weights
+    return weights.reshape(B, H, rows // B, -1, S).swapaxes(1, 2).reshape(rows, H, -1, S)

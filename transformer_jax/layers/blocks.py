@@ -14,6 +14,7 @@ from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.named_points import named
 
 Sublayer = Callable[[jax.Array], tuple[jax.Array, Any]]
+Norm = Callable[[jax.Array], jax.Array]
 
 
 class BlockConfig(Protocol):
@@ -41,13 +42,13 @@ class BlockConfig(Protocol):
     def dtype(self) -> str: ...
 
 
-def post_norm(x: jax.Array, sublayer: Sublayer, norm: nnx.LayerNorm, rate: float, dropout_key):
+def post_norm(x: jax.Array, sublayer: Sublayer, norm: Norm, rate: float, dropout_key):
     """LayerNorm(x + Dropout(Sublayer(x))): the paper's arrangement (section 5.4)."""
     output, kept = sublayer(x)
     return norm(x + dropout(output, rate, dropout_key)), kept
 
 
-def pre_norm(x: jax.Array, sublayer: Sublayer, norm: nnx.LayerNorm, rate: float, dropout_key):
+def pre_norm(x: jax.Array, sublayer: Sublayer, norm: Norm, rate: float, dropout_key):
     """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020); the stack ends with one more norm."""
     output, kept = sublayer(norm(x))
     return x + dropout(output, rate, dropout_key), kept
@@ -56,7 +57,18 @@ def pre_norm(x: jax.Array, sublayer: Sublayer, norm: nnx.LayerNorm, rate: float,
 RESIDUALS = {"post": post_norm, "pre": pre_norm}
 
 
-def layer_norm(config: BlockConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
+class NormConfig(Protocol):
+    """The fields of a model's config that a normalisation reads."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def norm_epsilon(self) -> float: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def layer_norm(config: NormConfig, rngs: nnx.Rngs, *, use_bias: bool = True) -> nnx.LayerNorm:
     """Layer normalisation with the config's epsilon.
 
     The fast variance (mean of squares minus squared mean) of Flax's default loses digits in float32.
@@ -64,6 +76,19 @@ def layer_norm(config: BlockConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(
         config.width,
         epsilon=config.norm_epsilon,
+        use_bias=use_bias,
+        dtype=jnp.dtype(config.dtype),
+        use_fast_variance=False,
+        rngs=rngs,
+    )
+
+
+def rms_norm(config: NormConfig, rngs: nnx.Rngs, *, use_scale: bool = True) -> nnx.RMSNorm:
+    """x / rms(x), times a trained scale (Zhang & Sennrich 2019)."""
+    return nnx.RMSNorm(
+        config.width,
+        epsilon=config.norm_epsilon,
+        use_scale=use_scale,
         dtype=jnp.dtype(config.dtype),
         use_fast_variance=False,
         rngs=rngs,
@@ -88,6 +113,7 @@ def _feed_forward(config: BlockConfig, kernel_init, rngs) -> FeedForward:
         config.width,
         config.feed_forward,
         activation=config.activation,
+        use_bias=True,
         kernel_init=kernel_init,
         dtype=config.dtype,
         rngs=rngs,

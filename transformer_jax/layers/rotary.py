@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,25 +102,41 @@ def _kept(frequencies: np.ndarray, width: int, theta: float, scaling: RotaryScal
     return 1 - np.clip(ramp, 0, 1)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, *, magnitude: float = 1.0) -> jax.Array:
-    """Turns each pair of dimensions (i, i + n) by position * frequency i (Su et al. 2021, equation 34).
+class Rotation(NamedTuple):
+    """Cosines and sines of the angles that tokens are turned by, (T, n) or (B, T, n) float32."""
+
+    cosine: jax.Array
+    sine: jax.Array
+
+
+def rotation(positions: jax.Array, frequencies: np.ndarray, *, magnitude: float = 1.0) -> Rotation:
+    """The angles position * frequency, once for all layers and heads.
+
+    Args:
+      positions: (T,) or (B, T), counted from 0.
+      frequencies: (n,) from `rotary_frequencies`.
+      magnitude: see `RotaryScaling.magnitude`.
+    """
+    angles = positions.astype(jnp.float32)[..., None] * frequencies  # (..., T, n)
+    return Rotation(magnitude * jnp.cos(angles), magnitude * jnp.sin(angles))
+
+
+def rotate(x: jax.Array, turns: Rotation) -> jax.Array:
+    """Turns each pair of dimensions (i, i + n) by its angle (Su et al. 2021, equation 34).
 
     The pairs are half a turned width apart, as in the published Llama weights, not neighbours as in the
     paper: a fixed permutation of the dimensions. The product of a query and a key then depends on
     their distance alone.
 
     Args:
-      x: (B, T, H, K) queries or keys.
-      positions: (T,) or (B, T), counted from 0.
-      frequencies: (n,) from `rotary_frequencies`; the first 2n dimensions of K are turned, the others kept.
-      magnitude: see `RotaryScaling.magnitude`.
+      x: (B, T, H, K) queries or keys; the first 2n dimensions of K are turned, the others kept.
+      turns: of the T tokens.
 
     Returns:
       (B, T, H, K) in x's dtype; computed in float32.
     """
-    n = len(frequencies)
-    angles = positions.astype(jnp.float32)[..., None] * frequencies  # (..., T, n)
-    cosine, sine = (magnitude * turn(angles)[..., None, :] for turn in (jnp.cos, jnp.sin))
+    cosine, sine = turns.cosine[..., None, :], turns.sine[..., None, :]
+    n = cosine.shape[-1]
     first, second, rest = jnp.split(x, [n, 2 * n], axis=-1)
     first, second = first.astype(jnp.float32), second.astype(jnp.float32)
     turned = (first * cosine - second * sine, second * cosine + first * sine)

@@ -18,13 +18,15 @@ def stack_size(blocks: Any) -> int:
     return jax.tree.leaves(blocks)[0].shape[0]
 
 
-def unstack(blocks: Any) -> list[Any]:
-    """The blocks of a stack one by one.
+def unstack(blocks: Any) -> tuple[Any, ...]:
+    """The blocks of a stack one by one; a tuple of blocks stays what it is.
 
     Decoding does this once, before its loop: one-token steps are bound by reading the weights, and
     slicing them out of the stack in every step reads them twice.
     """
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(stack_size(blocks))]
+    if isinstance(blocks, tuple):
+        return blocks
+    return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(stack_size(blocks)))
 
 
 def run_stack(

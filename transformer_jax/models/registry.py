@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from transformer_jax.models import transformer
+from transformer_jax.models import gpt, llama, modern_gpt, transformer
 
 
 class Entry(NamedTuple):
@@ -19,3 +19,13 @@ TRANSLATORS = {
         transformer.TransformerConfig, transformer.Transformer, transformer.preset, transformer.PRESETS
     ),
 }
+
+DECODERS = {
+    "gpt": Entry(gpt.GPTConfig, gpt.GPT, gpt.preset, gpt.PRESETS),
+    "llama": Entry(llama.LlamaConfig, llama.Llama, llama.preset, llama.PRESETS),
+    "modern_gpt": Entry(
+        modern_gpt.ModernGPTConfig, modern_gpt.ModernGPT, modern_gpt.preset, modern_gpt.PRESETS
+    ),
+}
+
+MODELS = TRANSLATORS | DECODERS

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import KeyValueCache
 from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock, layer_norm
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dials import Dials
@@ -358,18 +357,15 @@ class Transformer(nnx.Module):
         config = self.config
         memory = self.encode(source, source_mask=source_mask)
         blocks = unstack(self.decoder)
-        empty = KeyValueCache.empty(
-            source.shape[0], max_length, config.kv_heads, config.width // config.heads, memory.dtype
-        )
-        return TransformerCache(
-            target=tuple(empty for _ in blocks),
+        return TransformerCache.room(
+            len(blocks), source.shape[0], max_length,
+            config.kv_heads, config.width // config.heads, memory.dtype,
+            first=None,
             # Stored in the order that the steps read: XLA would carry it as it was computed, and turn it
             # around in every step of the loop.
             memory=tuple(jax.tree.map(materialised, block.project_memory(memory)) for block in blocks),
             memory_mask=None if source_mask is None else padding_mask(source_mask),
-            length=jnp.zeros((), jnp.int32),
-            history=jnp.zeros((source.shape[0], 1, max_length), jnp.int32),
-        )
+        )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
         """The step that decoding sees; its weights are cut out once, so make it before a loop."""
@@ -379,7 +375,7 @@ class Transformer(nnx.Module):
             table = materialised(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
 
         def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
-            positions = cache.length + jnp.arange(tokens.shape[1])
+            positions, _ = cache.positions(tokens.shape[1])
             x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
             extended, mask = cache.extended(tokens.shape[1])
             target, kept = [], []

@@ -73,6 +73,7 @@ def fit(
     evaluate: Callable[[TrainState], Iterable[tuple[str, float]]],
     evaluate_every: int,
     best: str,
+    lower_is_better: bool = False,
 ) -> TrainState:
     """Trains until `steps` steps are done.
 
@@ -89,7 +90,8 @@ def fit(
       save_every: in steps.
       evaluate: yields (name, value) for the record.
       evaluate_every: in steps; the last step is always evaluated.
-      best: name of the value that says which checkpoint is best, larger being better.
+      best: name of the value that says which checkpoint is best.
+      lower_is_better: of that value; otherwise larger is.
 
     Returns:
       The state after the last step.
@@ -101,7 +103,8 @@ def fit(
     """
     step = int(state.step)
     seconds, tokens = log.last.get("seconds", 0.0), log.last.get("target_tokens", 0.0)
-    best_value = log.last.get(f"best_{best}", -math.inf)
+    worst = math.inf if lower_is_better else -math.inf
+    best_value = log.last.get(f"best_{best}", worst)
     checkpoints.best = log.last.get("best_step", checkpoints.best)
     pending: list[dict[str, jax.Array]] = []
     started = time.perf_counter()
@@ -160,7 +163,7 @@ def fit(
             is_best = False
             if evaluating:
                 values = dict(evaluate(state))
-                is_best = values[best] > best_value
+                is_best = values[best] < best_value if lower_is_better else values[best] > best_value
                 if is_best:
                     best_value, checkpoints.best = values[best], step
                 log.write(step, **values, seconds=seconds, target_tokens=tokens, **best_so_far())

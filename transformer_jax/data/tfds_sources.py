@@ -1,4 +1,4 @@
-"""Translation sets of TensorFlow Datasets, read pair by pair from ArrayRecord, without TensorFlow."""
+"""Sets of TensorFlow Datasets, read record by record from ArrayRecord, without TensorFlow: pairs and texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -24,32 +24,28 @@ from transformer_jax.errors import UserError
 _PATIENCE, _HOSTS_ASKED = 10, 3
 
 
-class TfdsPairs(Sequence[Pair]):
-    """One split as a sequence of pairs; a pair is read when it is asked for, in any order.
-
-    A set whose examples hold varying languages (`TranslationVariableLanguages`) gives empty text for a
-    language that an example lacks.
+class TfdsRecords:
+    """The records of one split, read when they are asked for, in any order.
 
     Args:
       builder: of a set that is on disk, from `prepared_builder`.
       split: in TFDS's syntax: "train", "train[:90%]".
-      source, target: the two languages, as the set names them.
 
     Raises:
       UserError: an unknown split, or a shard that is missing, torn or of another set.
     """
 
-    def __init__(self, builder: Any, split: str, source: str, target: str):
-        self._languages = source, target
-        self._place, _ = translation_feature(builder)
+    def __init__(self, builder: Any, split: str):
         try:
             # Splits come from users, in a syntax of their own; TFDS raises whatever its parser meets.
             instructions = builder.info.splits[split].file_instructions
         except Exception as error:  # noqa: BLE001
             reason = f"has no split {split!r} ({_one_line(error)})"
-            raise UserError(f"{builder.info.full_name} {reason}: name three with --splits") from None
+            raise UserError(f"{builder.info.full_name} {reason}: name them with --splits") from None
         if not sum(max(0, i.take) for i in instructions):
-            raise UserError(f"{builder.info.full_name}: the split {split!r} is empty; name three with --splits")
+            raise UserError(
+                f"{builder.info.full_name}: the split {split!r} is empty; name others with --splits"
+            )
         self._paths = [i.filename for i in instructions]
         self._ends = list(itertools.accumulate(i.take for i in instructions))
         for instruction in instructions:
@@ -58,6 +54,42 @@ class TfdsPairs(Sequence[Pair]):
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def read(self, number: int) -> Any:
+        """Record `number`, counted from 0.
+
+        Raises:
+          UserError: it cannot be read.
+        """
+        try:
+            return self._source[number]
+        except RuntimeError as error:
+            path = self._paths[bisect.bisect_right(self._ends, number)]
+            reason = str(error).split(";")[0]
+            raise UserError(
+                f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is torn: "
+                "delete the folder and prepare the set again"
+            ) from None
+
+
+class TfdsPairs(Sequence[Pair]):
+    """One split as a sequence of pairs; a pair is read when it is asked for, in any order.
+
+    A set whose examples hold varying languages (`TranslationVariableLanguages`) gives empty text for a
+    language that an example lacks.
+
+    Args:
+      builder, split: see `TfdsRecords`, and for its errors.
+      source, target: the two languages, as the set names them.
+    """
+
+    def __init__(self, builder: Any, split: str, source: str, target: str):
+        self._languages = source, target
+        self._place, _ = translation_feature(builder)
+        self._records = TfdsRecords(builder, split)
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     @overload
     def __getitem__(self, number: int) -> Pair: ...
@@ -68,18 +100,35 @@ class TfdsPairs(Sequence[Pair]):
             return [self[n] for n in range(*number.indices(len(self)))]
         if not -len(self) <= number < len(self):
             raise IndexError(f"pair {number} of {len(self)}")
-        number %= len(self)
-        try:
-            example = self._source[number]
-        except RuntimeError as error:
-            path = self._paths[bisect.bisect_right(self._ends, number)]
-            reason = str(error).split(";")[0]
-            raise UserError(
-                f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is torn: "
-                "delete the folder and prepare the set again"
-            ) from None
+        example = self._records.read(number % len(self))
         source, target = _texts(example[self._place] if self._place else example, self._languages)
         return Pair(source, target)
+
+
+class TfdsTexts(Sequence[str]):
+    """One split as a sequence of texts, each read when it is asked for.
+
+    Args:
+      builder, split: see `TfdsRecords`, and for its errors.
+    """
+
+    def __init__(self, builder: Any, split: str):
+        self._feature = text_feature(builder)
+        self._records = TfdsRecords(builder, split)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"text {number} of {len(self)}")
+        return self._records.read(number % len(self))[self._feature].decode("utf-8", "replace")
 
 
 def _check_shard(path: str, records: int) -> None:
@@ -129,6 +178,25 @@ def translation_feature(builder: Any) -> tuple[str, list[str]]:
     )
 
 
+def text_feature(builder: Any) -> str:
+    """The name of the text in an example: "text" where there is one of this name, else the only one.
+
+    Raises:
+      UserError: a set without texts, or with several and none called "text".
+    """
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    items = features.items() if hasattr(features, "items") else ()
+    names = [name for name, feature in items if isinstance(feature, tfds.features.Text)]
+    if "text" in names:
+        return "text"
+    if len(names) == 1:
+        return names[0]
+    held = f"several ({', '.join(names)})" if names else "none"
+    raise UserError(f"{builder.info.full_name} is not a set of texts: of features of text it holds {held}")
+
+
 def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
     """Source and target language: those of "SOURCE-TARGET", or the set's own two in its order.
 
@@ -151,11 +219,14 @@ def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
     raise UserError(f"{builder.info.full_name} does not hold {direction}: its languages are {listed}")
 
 
-def prepared_builder(name: str, data_dir: str | None = None) -> Any:
+def prepared_builder(
+    name: str, data_dir: str | None = None, *, check: Callable[[Any], Any] = translation_feature
+) -> Any:
     """The TFDS builder of a set that is on disk, downloaded and prepared first where it is not.
 
     Args:
       name: "wmt14_translate/de-en", with ":VERSION" behind it for an older one.
+      check: raises where the set is not of the kind that is wanted, before it is downloaded.
       data_dir: TFDS's folder; None is its own default, TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
@@ -191,7 +262,7 @@ def prepared_builder(name: str, data_dir: str | None = None) -> Any:
         raise UserError(f"unknown data set {name!r}: neither TFDS nor {folder} has it{hint}") from None
     except Exception as error:  # noqa: BLE001  a builder's own code, or a damaged description on disk
         raise UserError(f"tfds:{name} cannot be had: {_one_line(error)}{_configurations(tfds, name)}") from None
-    translation_feature(builder)
+    check(builder)
     if not on_disk:
         _download(builder)
     file_format = builder.info.file_format.value
@@ -263,8 +334,8 @@ def _download(builder: Any) -> None:
         ) from None
 
 
-def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: tuple[str, str]) -> str:
-    """Tells a prepared set, its splits and their direction from any other, without reading its records."""
+def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: Sequence[str]) -> str:
+    """Tells a prepared set, its splits and what is read of it from any other, without reading its records."""
     described = [builder.info.full_name, *splits, *direction]
     for name, split in sorted(builder.info.splits.items()):
         described += [name, *map(str, split.shard_lengths), str(split.num_bytes)]

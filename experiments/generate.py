@@ -1,0 +1,160 @@
+"""Continue a text with a trained run or with published weights.
+
+    python -m experiments.generate --run-dir runs/python-gpt-mini --prompt "The for statement"
+    python -m experiments.generate --weights FOLDER --prompt "Once upon a time" --temperature 0 --json
+
+FOLDER is a Hugging Face folder of a GPT-2 or a Llama: config.json, safetensors and tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from experiments.huge_pages import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any, Literal
+
+import tyro
+
+from experiments.command import run_command
+from transformer_jax.decoding.generation import Sampling
+from transformer_jax.decoding.text_generation import Generated, TextGenerator
+from transformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Continue texts with a causal decoder; the text streams to the terminal as it is made."""
+
+    prompt: tuple[str, ...] = ()
+    """What the text begins with; several prompts are continued together, each as if it were alone."""
+    weights: str | None = None
+    """Hugging Face folder of a GPT-2 or a Llama."""
+    run_dir: str | None = None
+    """Folder of a run of experiments.language_model."""
+    max_new_tokens: int = 100
+    """Largest number of new tokens."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Draw from the K likeliest tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that hold this share of the probability."""
+    min_p: float | None = None
+    """Draw from tokens that are at least this many times as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Makes tokens that came before less likely; 1 changes nothing."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are cut off."""
+    ignore_end: bool = False
+    """Go on behind an end-of-text token."""
+    samples: int = 1
+    """Continuations of each prompt."""
+    seed: int = 0
+    """Of all draws."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the parameters and the computation of --weights; None: float32."""
+    draft_weights: str | None = None
+    """Folder of a smaller model with the same tokenizer that proposes tokens: speculative decoding, which
+    changes the speed and not the distribution."""
+    draft_run_dir: str | None = None
+    """The same, from a run."""
+    draft_tokens: int = 4
+    """Tokens that the small model proposes at a time."""
+    json: bool = False
+    """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
+
+
+def _model(weights: str | None, run_dir: str | None, dtype: str | None) -> tuple[Any, Any]:
+    if weights is not None:
+        from transformer_jax import pretrained
+
+        return pretrained.load(weights, dtype=dtype)
+    from transformer_jax.runs import load_language_run
+
+    assert run_dir is not None, "one of the two is given"
+    run = load_language_run(run_dir)
+    return run.model, run.tokenizer
+
+
+def _check(arguments: Arguments) -> Sampling:
+    """What can be said before anything is read.
+
+    Raises:
+      UserError: flags that are missing or contradict each other.
+    """
+    if (arguments.weights is None) == (arguments.run_dir is None):
+        raise UserError("name the model: either --weights FOLDER or --run-dir DIR")
+    if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
+        raise UserError("--draft-weights and --draft-run-dir contradict each other: give one of them")
+    if arguments.dtype is not None and arguments.weights is None:
+        raise UserError("--dtype is for --weights: a run has its own")
+    if not arguments.prompt or not all(arguments.prompt):
+        raise UserError("the prompt is empty: give some text with --prompt")
+    for name in ("max_new_tokens", "samples", "draft_tokens"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is below 1")
+    if arguments.seed < 0:
+        raise UserError(f"--seed {arguments.seed} is below 0")
+    try:
+        "".join((*arguments.prompt, *arguments.stop)).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("--prompt is not UTF-8: convert it first") from None
+    return Sampling(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+    )
+
+
+def main() -> None:
+    """The command."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    sampling = _check(arguments)
+    model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype)
+    draft = None
+    if arguments.draft_weights is not None or arguments.draft_run_dir is not None:
+        draft, _ = _model(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
+    generator = TextGenerator(
+        model,
+        tokenizer,
+        sampling=sampling,
+        ends=() if arguments.ignore_end else None,
+        draft=draft,
+        draft_tokens=arguments.draft_tokens,
+    )
+    single = len(arguments.prompt) * arguments.samples == 1
+    streams = single and not arguments.json
+    started = time.perf_counter()
+    found = generator(
+        arguments.prompt,
+        max_new_tokens=arguments.max_new_tokens,
+        samples=arguments.samples,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        on_text=(lambda _, text: print(text, end="", flush=True)) if streams else None,
+    )
+    spent = time.perf_counter() - started
+    texts: list[Generated] = [one for samples in found for one in samples]
+    if arguments.json:
+        objects = [{"text": one.text, "token_ids": one.token_ids} for one in texts]
+        print(json.dumps(objects[0] if single else objects, ensure_ascii=False))
+        return
+    if streams:
+        print()
+    else:
+        for number, one in enumerate(texts, 1):
+            print(f"--- {number}\n{one.text}")
+    new = sum(one.new_tokens for one in texts)
+    print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,84 @@
+"""Train a language model and score it; then `experiments.generate` continues texts with it.
+
+    python -m experiments.language_model                               # the Python language reference
+    python -m experiments.language_model --text book.txt --tokenizer char --model modern_gpt
+    python -m experiments.language_model --corpus tfds:lm1b --tokenizer bpe --vocab-size 8000
+    python -m experiments.generate --run-dir runs/python-gpt-mini --prompt "The for statement"
+
+The same command again resumes a run, or scores a finished one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from experiments.huge_pages import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+
+_STARTED = time.perf_counter()  # before the imports: `seconds` is the whole command's
+
+import dataclasses  # noqa: E402
+import pathlib  # noqa: E402
+import sys  # noqa: E402
+from typing import Annotated, Literal  # noqa: E402
+
+import tyro  # noqa: E402
+
+from experiments.command import run_command  # noqa: E402
+from transformer_jax.language_config import LanguageConfig  # noqa: E402
+from transformer_jax.language_model import train_language_model  # noqa: E402
+from transformer_jax.layers.dials import Dials  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train a causal decoder on text and score it on text that is held out."""
+
+    config: Annotated[LanguageConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=LanguageConfig
+    )
+    run_dir: str | None = None
+    """Folder of the run; a run that stands there is resumed. None: runs/CORPUS-MODEL-PRESET."""
+    remat: bool = False
+    """Compute each block again in the backward pass instead of keeping its activations: less memory."""
+    unroll: int | None = None
+    """Layers that one iteration of the loop over the stack holds; None: all on a CPU, 1 elsewhere."""
+    attention: Literal["plain", "fused"] = "plain"
+    """plain keeps the attention weights; fused calls JAX's own kernel, cuDNN's on a GPU where it fits."""
+
+
+def default_run_dir(config: LanguageConfig) -> pathlib.Path:
+    """A folder name that says what was trained."""
+    corpus = pathlib.Path(config.text[0]).stem if config.text else config.corpus
+    name = f"{corpus}-{config.model}-{config.preset}"
+    return pathlib.Path("runs") / name.replace(":", "-").replace("/", "-")
+
+
+def main() -> None:
+    """The command."""
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
+    dials = Dials(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
+    results = train_language_model(
+        arguments.config,
+        run_dir,
+        dials=dials,
+        started=_STARTED,
+        note=lambda line: print(line, file=sys.stderr),
+    )
+    if results["sample"]:
+        print(f"\n{results['sample']}\n")
+    print(
+        f"validation loss {results['validation_loss']:.4f} nats a token\n"
+        f"perplexity {results['perplexity']:.2f}\n"
+        f"bits per byte {results['bits_per_byte']:.3f}\n"
+        f"{results['parameters']:,} parameters, {results['steps']:,} steps, {results['tokens']:,.0f} tokens, "
+        f"{results['tokens_per_second']:,.0f} tokens/s, {results['seconds']:.0f} s in all\n"
+        f"run folder   {run_dir}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,63 @@
+"""A tokenizer of the `tokenizers` library in a file: what every tokenizer here shares."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Self
+
+from tokenizers import Tokenizer
+
+from transformer_jax.errors import UserError
+
+
+def read_tokenizer(path: str | pathlib.Path) -> Tokenizer:
+    """A tokenizer from the library's JSON format.
+
+    Raises:
+      UserError: no such file, or not a tokenizer.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such tokenizer file")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise UserError(f"{path}: not a tokenizer file ({error})") from None
+
+
+class TokenizerFile:
+    """A tokenizer that can be read from a file and written to one."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Self:
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: no such file, or not a tokenizer.
+        """
+        return cls(read_tokenizer(path))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the tokenizer in the library's JSON format, whole or not at all.
+
+        Raises:
+          UserError: the folder cannot be written, or the disk is full.
+        """
+        path = pathlib.Path(path)
+        draft = path.with_name(path.name + ".draft")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+            draft.replace(path)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be written ({error.strerror}); free some space or choose another --run-dir"
+            ) from None
+
+    @property
+    def vocab_size(self) -> int:
+        """V: one more than the largest id, so that ids without a token count as well."""
+        return max(self._tokenizer.get_vocab().values()) + 1

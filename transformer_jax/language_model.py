@@ -1,0 +1,244 @@
+"""Training a language model from a config: text -> tokenizer -> rows of tokens -> loop -> scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax import runs
+from transformer_jax.data import texts
+from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.token_batches import (
+    Batch,
+    PackedDocuments,
+    Rows,
+    StreamWindows,
+    TokenBatches,
+    TokenizedDocuments,
+    validation_windows,
+)
+from transformer_jax.decoding.text_generation import TextGenerator
+from transformer_jax.language_config import (
+    FREE_FIELDS,
+    LanguageConfig,
+    ResolvedLanguageConfig,
+    resolve_language,
+)
+from transformer_jax.layers.dials import Dials
+from transformer_jax.models.registry import DECODERS
+from transformer_jax.run_training import Trainer, check_free, check_same_run
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.language_loss import language_loss, next_token_loss
+from transformer_jax.training.metrics import read_metrics
+
+_log = logging.getLogger(__name__)
+
+# Tokens of the validation text that a sample begins with, where no other beginning is named.
+_SAMPLE_PROMPT = 4
+
+_validation_loss = jax.jit(next_token_loss)
+
+
+def load_texts(config: ResolvedLanguageConfig) -> texts.TextCorpus:
+    """The documents that a resolved config names.
+
+    Raises:
+      UserError: see `files_corpus` and `tfds_corpus`.
+    """
+    if config.text:
+        return texts.files_corpus(config.text, config.valid)
+    if config.corpus.startswith("tfds:"):
+        return texts.tfds_corpus(config.corpus, config.splits, config.data_dir)
+    return texts.python_reference()
+
+
+def make_tokenizer(config: ResolvedLanguageConfig, corpus: texts.TextCorpus) -> TextTokenizer:
+    """The tokenizer that a config names, trained on the corpus where it is "char" or "bpe".
+
+    Raises:
+      UserError: see `TextTokenizer`.
+    """
+    if config.tokenizer == "char":
+        # Of both splits: a character that only the validation text has must be readable.
+        return TextTokenizer.characters([*corpus.train, *corpus.valid])
+    if config.tokenizer == "bpe":
+        return TextTokenizer.byte_pairs(corpus.train, config.vocab_size)
+    return TextTokenizer.open(config.tokenizer)
+
+
+def model_config(config: ResolvedLanguageConfig, vocab_size: int) -> Any:
+    """The model that a training config asks for, with the vocabulary of its tokenizer."""
+    changes: dict[str, Any] = dict(max_length=config.max_length, dtype=config.dtype)
+    for field in ("dropout", "positions"):
+        if getattr(config, field) is not None:
+            changes[field] = getattr(config, field)
+    return DECODERS[config.model].preset(config.preset, vocab_size, **changes)
+
+
+def evaluate(model: Any, batches: list[Batch], text_bytes: int) -> Iterator[tuple[str, float]]:
+    """Scores of a model on tokens that are each predicted once.
+
+    Args:
+      model: a causal decoder.
+      batches: from `validation_windows` or `TokenBatches`.
+      text_bytes: size of their text in UTF-8.
+
+    Yields:
+      (name, value): `valid_loss` in nats a token, `valid_perplexity`, and `valid_bits_per_byte`, which
+      compares between tokenizers.
+    """
+    totals = [_validation_loss(model, batch) for batch in batches]
+    likelihood = sum(float(total) for total, _ in totals)
+    loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
+    yield "valid_loss", loss
+    yield "valid_perplexity", math.exp(min(loss, 80.0))
+    yield "valid_bits_per_byte", likelihood / math.log(2) / max(1, text_bytes)
+
+
+def _one_epoch(rows: Rows, batch_size: int) -> list[Batch]:
+    """Every row once, in order; the last batch is filled up with rows of weight 0."""
+    order = np.sort(rows.epoch(np.random.default_rng(0)))
+    batches = []
+    for begin in range(0, len(order), batch_size):
+        own = order[begin : begin + batch_size]
+        batch = rows.batch(np.resize(own, batch_size))
+        batch["weights"][len(own) :] = 0
+        batches.append(batch)
+    return batches
+
+
+def train_language_model(
+    config: LanguageConfig,
+    run_dir: str | pathlib.Path,
+    *,
+    dials: Dials = Dials(),
+    note: Callable[[str], None] = _log.info,
+    started: float | None = None,
+) -> dict[str, Any]:
+    """Trains, resumes or extends a run, then scores it on the validation text.
+
+    Args:
+      config: what to train on and how.
+      run_dir: the run's folder; a run of the same config that stands there is continued.
+      dials: how the model is computed.
+      note: receives a line of text now and then, samples among them.
+      started: `time.perf_counter()` when the command started, for `seconds`.
+
+    Returns:
+      The contents of `results.json`, and under "sample" a text of the trained model.
+
+    Raises:
+      UserError: bad input, another run in the folder, a full disk, a diverging loss.
+      Stopped: interrupted and saved.
+    """
+    started = time.perf_counter() if started is None else started
+    return _train(resolve_language(config), pathlib.Path(run_dir), dials, note, started)
+
+
+def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, note, started: float):
+    stored = runs.read_config(folder) if runs.is_run(folder) else None
+    if stored is None:
+        check_free(folder)
+    corpus = load_texts(config)
+    if stored is None:
+        tokenizer = make_tokenizer(config, corpus)
+    else:
+        tokenizer = TextTokenizer.load(folder / runs.TOKENIZER)
+    train, valid = (TokenizedDocuments(split, tokenizer) for split in (corpus.train, corpus.valid))
+    valid_stream = valid.stream()
+    rows: Rows
+    if config.packing == "documents":
+        rows = PackedDocuments(train, config.context, config.seed)
+        valid_batches = _one_epoch(PackedDocuments(valid, config.context, config.seed), config.batch_size)
+    else:
+        rows = StreamWindows(train.stream(), config.context)
+        valid_batches = list(validation_windows(valid_stream, config.context, config.batch_size))
+    batches = TokenBatches(rows, config.batch_size, config.seed)
+    described_model = model_config(config, tokenizer.vocab_size)
+    described = dict(
+        format_version=runs.FORMAT_VERSION,
+        model=config.model,
+        model_config=dataclasses.asdict(described_model),
+        corpus_fingerprint=corpus.fingerprint(),
+        training=dataclasses.asdict(config),
+    )
+    note(
+        f"{len(train.tokens):,} tokens of {len(corpus.train):,} document(s) for training, "
+        f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, vocabulary {tokenizer.vocab_size:,}"
+    )
+    if stored is not None:
+        with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
+            check_same_run(
+                folder,
+                stored,
+                described,
+                max(checkpoints.steps(), default=0),
+                defaults=dataclasses.asdict(resolve_language(LanguageConfig())),
+                free=FREE_FIELDS,
+            )
+
+    def sample(model: Any) -> str:
+        """A text of the model, or "" where none is asked for."""
+        begin = config.sample
+        if begin is None:
+            (begin,) = tokenizer.decode([valid.tokens[:_SAMPLE_PROMPT].tolist()])
+        (ids,) = tokenizer.encode_prompts([begin])
+        most = min(config.sample_tokens, config.max_length - len(ids))
+        if most < 1 or not ids:
+            return ""
+        return TextGenerator(model, tokenizer)([begin], max_new_tokens=most, seed=config.seed)[0][0].text
+
+    def validate(model: Any) -> Iterator[tuple[str, float]]:
+        yield from evaluate(model, valid_batches, valid.text_bytes)
+        if text := sample(model):
+            note("sample: " + " ".join(text.split()))
+
+    model = runs.make_model(config.model, described_model, seed=config.seed, dials=dials)
+    parameters = model.parameter_count
+    with Checkpoints(
+        folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
+    ) as checkpoints:
+        trainer = Trainer(config, model, checkpoints, b1=0.9, b2=0.95, epsilon=1e-8)
+        del model  # the trainer's state owns it, and gives its memory to each step
+        if trainer.resumed:
+            note(f"resuming {folder} after step {int(trainer.state.step)}")
+        if stored is None:
+            # The config comes last: a folder with a config is a run that can be resumed.
+            tokenizer.save(folder / runs.TOKENIZER)
+            runs.write_json(folder / runs.CONFIG, described)
+        else:
+            runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
+        note(
+            f"{config.model} {config.preset}, {parameters:,} parameters, {config.packing} "
+            f"{config.batch_size} x {config.context}"
+        )
+        model = trainer.train(
+            folder, batches.from_step, language_loss(), validate, best="valid_loss", lower_is_better=True
+        )
+    scores = dict(evaluate(model, valid_batches, valid.text_bytes))
+    record = read_metrics(folder)
+    runs.draw_losses(folder, record)
+    last = record[-1] if record else {}
+    results = {
+        "validation_loss": scores["valid_loss"],
+        "perplexity": scores["valid_perplexity"],
+        "bits_per_byte": scores["valid_bits_per_byte"],
+        "tokens_per_second": last.get("target_tokens", 0.0) / max(last.get("seconds", 0.0), 1e-9),
+        "tokens": last.get("target_tokens", 0.0),
+        "parameters": parameters,
+        "steps": config.steps,
+        "seconds": time.perf_counter() - started,
+        "training_seconds": last.get("seconds", 0.0),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    runs.write_json(folder / runs.RESULTS, results)
+    return results | {"sample": sample(model)}

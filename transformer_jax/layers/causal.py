@@ -1,0 +1,176 @@
+"""The decoder-only block: attention to earlier tokens and a feed-forward network, on a residual stream."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers import named_points
+from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention, separate_rows, shared_rows
+from transformer_jax.layers.blocks import pre_norm
+from transformer_jax.layers.named_points import named
+from transformer_jax.layers.relative_positions import clipped_distances, shaw_key_bias, shaw_value_sum
+from transformer_jax.layers.rotary import Rotation, rotate
+
+
+class Places(NamedTuple):
+    """Where the N new tokens of a call stand among the S that they may see; the same for all layers.
+
+    Attributes:
+      mask: True where a token may attend, broadcastable to (B, H, W N, S); see `MultiHeadAttention` for W.
+      queries: positions of the new tokens, (N,) or (B, W N).
+      keys: positions of what is attended to, (S,) or (B, S).
+      rotation: of the new tokens, (N, n) or (B W, N, n), or None.
+      bias: added to the logits, broadcastable to (B, H, W N, S), or None.
+    """
+
+    mask: jax.Array
+    queries: jax.Array
+    keys: jax.Array
+    rotation: Rotation | None
+    bias: jax.Array | None
+
+
+class CausalSelfAttention(MultiHeadAttention):
+    """Attention of tokens to those before them, with what modern decoders add to it.
+
+    Args:
+      width, heads, kv_heads: as in `MultiHeadAttention`.
+      query_key_norm: epsilon of an RMS norm of each head's queries and keys, before they are turned
+        (Henry et al. 2020; Dehghani et al. 2023), or None.
+      norm_scale: whether those norms have trained scales.
+      shaw_limit: the largest distance with an embedding of its own for keys and values
+        (Shaw et al. 2018), or None for no such embeddings.
+      rngs: source of the initial values.
+      **options: see `MultiHeadAttention`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        query_key_norm: float | None = None,
+        norm_scale: bool = True,
+        shaw_limit: int | None = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        super().__init__(width, heads, kv_heads, rngs=rngs, **options)
+        head_width = self.query.out_features[-1]
+        norm_options: dict[str, Any] = dict(
+            epsilon=query_key_norm,
+            use_scale=norm_scale,
+            use_fast_variance=False,
+            dtype=jnp.dtype(options["dtype"]),
+            rngs=rngs,
+        )
+        normed = query_key_norm is not None
+        self.query_norm = nnx.RMSNorm(head_width, **norm_options) if normed else None
+        self.key_norm = nnx.RMSNorm(head_width, **norm_options) if normed else None
+        self.shaw_limit = shaw_limit
+        rows = 0 if shaw_limit is None else 2 * shaw_limit + 1
+        table: dict[str, Any] = dict(embedding_init=nnx.initializers.normal(head_width**-0.5), rngs=rngs)
+        self.relative_keys = nnx.Embed(rows, head_width, **table) if rows else None
+        self.relative_values = nnx.Embed(rows, head_width, **table) if rows else None
+
+    def attend(
+        self,
+        x: jax.Array,
+        places: Places,
+        *,
+        cache: KeyValueCache | None = None,
+        at: jax.Array | None = None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, KeyValueCache | None]]:
+        """x (B, N, D), new tokens -> (what attention adds, (weights (B, H, N, S) or None, cache or None)).
+
+        `cache` holds earlier tokens, and receives the new ones from position `at` on; without one the
+        tokens attend within x.
+        """
+        query = self.query(x)
+        key, value = self.project(x)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if places.rotation is not None:
+            query, key = rotate(query, places.rotation), rotate(key, places.rotation)
+        if cache is not None:
+            assert at is not None, "a cache needs the position to write at"
+            cache = cache.append(key, value, at)
+            key, value = cache.key, cache.value
+        if self.relative_keys is None:
+            output, weights = self(
+                query, key, value, mask=places.mask, bias=places.bias, return_weights=return_weights
+            )
+            return output, (weights, cache)
+        return self._attend_with_distances(query, key, value, places, return_weights, cache)
+
+    def _attend_with_distances(self, query, key, value, places, return_weights, cache):
+        assert self.shaw_limit is not None
+        assert self.relative_keys is not None
+        assert self.relative_values is not None
+        rows, N = query.shape[:2]
+        distance = clipped_distances(places.queries, places.keys, self.shaw_limit)
+        grouped = shared_rows(query, key)
+        scale = 1.0 / math.sqrt(query.shape[-1])
+        bias = shaw_key_bias(grouped, self.relative_keys.embedding[...], distance, scale=scale)
+        # The values' embeddings need the weights, so the plain form is used.
+        mixed, weights = self._mixed(grouped, key, value, places.mask, bias, True)
+        mixed = mixed + shaw_value_sum(weights, self.relative_values.embedding[...], distance).astype(
+            mixed.dtype
+        )
+        output = self.output(mixed.reshape(rows, N, *mixed.shape[2:]))
+        return output, (separate_rows(weights, rows) if return_weights else None, cache)
+
+
+class CausalBlock(nnx.Module):
+    """x + Attention(norm(x)), then x + FeedForward(norm(x)): the pre-norm block of GPT-2 and after.
+
+    Args:
+      attention: of the block.
+      feed_forward: a module (B, T, D) -> (B, T, D).
+      attention_norm, feed_forward_norm: of the stream in front of each.
+      dropout: rate on what each adds.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: CausalSelfAttention,
+        feed_forward: nnx.Module,
+        attention_norm: nnx.Module,
+        feed_forward_norm: nnx.Module,
+        dropout: float,
+    ):
+        self.attention, self.attention_norm = attention, attention_norm
+        self.feed_forward, self.feed_forward_norm = feed_forward, feed_forward_norm
+        self.dropout = dropout
+
+    def __call__(
+        self,
+        x: jax.Array,
+        places: Places,
+        *,
+        cache: KeyValueCache | None = None,
+        at: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """x (B, N, D) -> (x, (weights (B, H, N, S) or None, cache or None)); see `CausalSelfAttention`."""
+        attention_key, feed_forward_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+
+        def attend(x):
+            output, kept = self.attention.attend(x, places, cache=cache, at=at, return_weights=return_weights)
+            return named(output, named_points.ATTENTION_OUTPUT), kept
+
+        def feed_forward(x):
+            return named(self.feed_forward(x), named_points.FEED_FORWARD_OUTPUT), None
+
+        x, kept = pre_norm(x, attend, self.attention_norm, self.dropout, attention_key)
+        x, _ = pre_norm(x, feed_forward, self.feed_forward_norm, self.dropout, feed_forward_key)
+        return named(x, named_points.RESIDUAL), kept

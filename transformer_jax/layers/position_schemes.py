@@ -1,0 +1,120 @@
+"""How a decoder knows the order of its tokens, by name.
+
+Each scheme answers the same three questions, so that a model asks them without knowing which it has.
+"""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from transformer_jax.layers.positions import learned_positions, sinusoidal_positions
+from transformer_jax.layers.relative_positions import alibi_bias, bucketed_bias
+from transformer_jax.layers.rotary import RotaryScaling, Rotation, rotary_frequencies, rotation
+
+
+class NoPositions(nnx.Module):
+    """Nothing: a causal decoder still tells the first token from the second by how much it sees
+    (Haviv et al. 2022). The other schemes answer one question each otherwise.
+    """
+
+    def add_to(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """The embeddings (B, T, D) with what the scheme adds for positions (T,) or (B, T)."""
+        return x
+
+    def rotation(self, positions: jax.Array) -> Rotation | None:
+        """What queries and keys at these positions are turned by, or None."""
+        return None
+
+    def bias(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array | None:
+        """What is added to the logits of every layer, broadcastable to (B, H, T, S), or None."""
+        return None
+
+
+class SinusoidalPositions(NoPositions):
+    """Sines and cosines, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+
+    def add_to(self, x, positions):
+        return x + sinusoidal_positions(positions, x.shape[-1]).astype(x.dtype)
+
+
+class LearnedPositions(NoPositions):
+    """A trained vector for each position, added to the embeddings (Radford et al. 2018).
+
+    Args:
+      max_length: number of positions.
+      width: D.
+      std: standard deviation of the initial values.
+      rngs: source of the initial values.
+    """
+
+    def __init__(self, max_length: int, width: int, *, std: float, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(std)
+        self.table = nnx.Embed(max_length, width, embedding_init=init, rngs=rngs)
+
+    def add_to(self, x, positions):
+        return x + learned_positions(positions, self.table.embedding[...]).astype(x.dtype)
+
+
+class RotaryPositions(NoPositions):
+    """Queries and keys turned by their position (Su et al. 2021); see `rotary_frequencies`."""
+
+    def __init__(self, head_width: int, *, theta: float, scaling: RotaryScaling | None):
+        self.head_width, self.theta, self.scaling = head_width, theta, scaling
+
+    def rotation(self, positions):
+        frequencies = rotary_frequencies(self.head_width, theta=self.theta, scaling=self.scaling)
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        return rotation(positions, frequencies, magnitude=magnitude)
+
+
+class LinearBiasPositions(NoPositions):
+    """ALiBi: logits fall linearly with the distance (Press et al. 2022)."""
+
+    def __init__(self, heads: int):
+        self.heads = heads
+
+    def bias(self, query_positions, key_positions):
+        return alibi_bias(self.heads, query_positions, key_positions)
+
+
+class BucketedPositions(NoPositions):
+    """T5's trained bias for each head and bucket of distances, shared by the layers (Raffel et al. 2020)."""
+
+    def __init__(self, heads: int, *, buckets: int, max_distance: int, std: float, rngs: nnx.Rngs):
+        self.bias_table = nnx.Embed(buckets, heads, embedding_init=nnx.initializers.normal(std), rngs=rngs)
+        self.max_distance = max_distance
+
+    def bias(self, query_positions, key_positions):
+        table = self.bias_table.embedding[...]
+        return bucketed_bias(
+            table, query_positions, key_positions, max_distance=self.max_distance, bidirectional=False
+        )
+
+
+# "shaw" stands in the attention of each layer, which has its tables; see `CausalSelfAttention`.
+SCHEMES = ("learned", "sinusoidal", "rotary", "alibi", "bucketed", "shaw", "none")
+
+
+def make_positions(config, *, std: float, rngs: nnx.Rngs) -> NoPositions:
+    """The scheme that a decoder's config names; see `GPTConfig` for the fields that are read.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    kind = config.positions
+    if kind == "learned":
+        return LearnedPositions(config.max_length, config.width, std=std, rngs=rngs)
+    if kind == "sinusoidal":
+        return SinusoidalPositions()
+    if kind == "rotary":
+        head_width = config.width // config.heads
+        return RotaryPositions(head_width, theta=config.rotary_theta, scaling=config.rotary_scaling)
+    if kind == "alibi":
+        return LinearBiasPositions(config.heads)
+    if kind == "bucketed":
+        sizes = dict(buckets=config.relative_buckets, max_distance=config.relative_distance)
+        return BucketedPositions(config.heads, **sizes, std=std, rngs=rngs)
+    if kind in ("shaw", "none"):
+        return NoPositions()
+    raise ValueError(f"positions {kind!r} is not one of {', '.join(SCHEMES)}")

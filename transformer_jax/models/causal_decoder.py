@@ -1,0 +1,191 @@
+"""What the causal decoders of the zoo share: tokens -> embeddings -> blocks -> norm -> logits, with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.causal import CausalBlock, Places
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.masks import causal_mask, segment_mask
+from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.position_schemes import NoPositions
+from transformer_jax.layers.positions import segment_positions
+from transformer_jax.layers.stack import make_stack, run_stack, stack_size, unstack
+from transformer_jax.models.decoder_cache import DecoderCache
+from transformer_jax.models.step import StepFunction, StepOutput
+
+
+class CausalDecoder(nnx.Module):
+    """A stack of causal blocks over token embeddings; a model's file says which blocks and which norm.
+
+    Args:
+      config: the model's; `vocab_size`, `width`, `heads`, `kv_heads`, `layers`, `max_length`, `dropout`,
+        `dtype` and `vocab_multiple` are read here.
+      make_block: one block, from its source of initial values.
+      positions: the scheme that the model uses.
+      norm: of the stream behind the last block.
+      embedding_std: standard deviation of the embeddings' initial values.
+      tied: logits are made with the embeddings (Press & Wolf 2017), else with a table of their own.
+      unembedding_std: of that table's initial values.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        make_block: Callable[[nnx.Rngs], CausalBlock],
+        positions: NoPositions,
+        norm: nnx.Module,
+        embedding_std: float,
+        tied: bool,
+        unembedding_std: float = 0.0,
+        rngs: nnx.Rngs,
+        dials: Dials,
+    ):
+        self.config, self.dials = config, dials
+
+        def table(std: float) -> TokenEmbedding:
+            return TokenEmbedding(
+                config.vocab_size,
+                config.width,
+                multiple=config.vocab_multiple,
+                std=std,
+                dtype=config.dtype,
+                rngs=rngs,
+            )
+
+        self.embedding = table(embedding_std)
+        self.unembedding = None if tied else table(unembedding_std)
+        self.positions = positions
+        self.blocks = make_stack(lambda key: make_block(nnx.Rngs(key)), rngs.params(), config.layers)
+        self.norm = norm
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters, the padding of the vocabulary not counted."""
+        tables = [t.table for t in (self.embedding, self.unembedding) if t is not None]
+        padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
+        return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
+
+    def _embed(self, tokens: jax.Array, positions: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        """Tokens (B, N) at positions (N,) or (B, N) -> (B, N, D)."""
+        x = self.positions.add_to(self.embedding(tokens), positions)
+        return dropout(x, self.config.dropout, dropout_key)
+
+    def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
+        """The stream behind the last block (B, N, D) -> (B, N, V) float32."""
+        unembedding = self.embedding if self.unembedding is None else self.unembedding
+        return unembedding.logits(self.norm(x), table)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.config.max_length:
+            raise ValueError(f"{length} tokens are longer than the model's max_length {self.config.max_length}")
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """Logits of the token after each token.
+
+        Args:
+          tokens: (B, T) token ids. Padding behind a text changes nothing in front of it.
+          segments: (B, T) where a row holds several documents after each other: the number of the
+            document that each token is of. A document sees only itself and its positions count from
+            its start.
+          dropout_key: dropout is on where given.
+          return_weights: also return the attention weights.
+
+        Returns:
+          logits (B, T, V) float32, or (logits, weights (B, L, H, T, T) float32).
+
+        Raises:
+          ValueError: more tokens than `max_length`.
+        """
+        T = tokens.shape[1]
+        self._check_length(T)
+        embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        positions, mask = jnp.arange(T), causal_mask(T, T)
+        if segments is not None:
+            positions, mask = segment_positions(segments), mask & segment_mask(segments, segments)
+        scheme = self.positions
+        places = Places(
+            mask, positions, positions, scheme.rotation(positions), scheme.bias(positions, positions)
+        )
+        places = jax.tree.map(materialised, places)
+
+        def run_block(block, x, key):
+            x, (weights, _) = block(x, places, dropout_key=key, return_weights=return_weights)
+            return x, weights
+
+        with jax.named_scope("decoder"):
+            x = self._embed(tokens, positions, embed_key)
+            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.dials)
+        logits = self._logits(x)
+        return (logits, weights.swapaxes(0, 1)) if return_weights else logits
+
+    def for_decoding(self) -> Self:
+        """The same model with its blocks one by one rather than stacked, which `step_function` then need
+        not cut out: for a program that is called many times. Training needs the stack.
+        """
+        graph, leaves = nnx.split(self)
+        copy = nnx.merge(graph, leaves)
+        copy.blocks = nnx.data(unstack(self.blocks))
+        return copy
+
+    def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> DecoderCache:
+        """Room for `max_length` tokens of each row; see `DecoderCache` for `first`.
+
+        Raises:
+          ValueError: more than the model's `max_length`.
+        """
+        self._check_length(max_length)
+        blocks = self.blocks
+        layers = len(blocks) if isinstance(blocks, tuple) else stack_size(blocks)
+        attention = (blocks[0] if isinstance(blocks, tuple) else blocks).attention
+        kv_heads, head_width = attention.key.out_features
+        dtype = jnp.dtype(self.config.dtype)
+        return DecoderCache.room(layers, rows, max_length, kv_heads, head_width, dtype, first=first)
+
+    def step_function(self, *, return_weights: bool = False) -> StepFunction:
+        """The step that decoding sees; its weights are cut out once, so make it before a loop."""
+        blocks = unstack(self.blocks)
+        unembedding = self.embedding if self.unembedding is None else self.unembedding
+        table = unembedding.output_weight(jnp.dtype(self.config.dtype))
+        scheme = self.positions
+
+        def step(
+            cache: DecoderCache, tokens: jax.Array, *, last_only: bool = False
+        ) -> tuple[StepOutput, DecoderCache]:
+            N, W = tokens.shape[1], cache.history.shape[1]
+            coming, entries = cache.positions(N)
+            own = coming if coming.ndim == 1 else jnp.repeat(coming, W, axis=0)
+            queries = jnp.tile(coming, W)  # the beams of a row after each other
+            extended, mask = cache.extended(N)
+            places = Places(mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries))
+            x = self._embed(tokens, own, None)
+            target, kept = [], []
+            for block, layer in zip(blocks, cache.target, strict=True):
+                x, (weights, layer) = block(
+                    x, places, cache=layer, at=cache.length, return_weights=return_weights
+                )
+                target.append(layer)
+                kept.append(weights)
+            stacked = jnp.stack(kept, axis=1) if return_weights else None
+            if last_only:  # a prompt's other logits are V numbers a token that nobody reads
+                x = x[:, -1:]
+            return StepOutput(self._logits(x, table), stacked), extended.replace(target=tuple(target))
+
+        return step

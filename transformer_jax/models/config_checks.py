@@ -1,0 +1,40 @@
+"""What every decoder's config is held to when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_jax.layers.rotary import RotaryScaling
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_choices(config: Any, **choices: Sequence[str]) -> None:
+    """That each named field holds one of its choices, and `dtype` one of the dtypes.
+
+    Raises:
+      ValueError: it does not.
+    """
+    for field, allowed in (choices | {"dtype": DTYPES}).items():
+        if getattr(config, field) not in allowed:
+            raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(allowed)}")
+
+
+def check_sizes(config: Any, *, head_width: int | None = None) -> None:
+    """That heads divide the width (unless they have a width of their own) and dropout is a rate.
+
+    A rotary scaling that comes from a JSON file as a dictionary is made what it says.
+
+    Raises:
+      ValueError: sizes that do not divide, or a value out of range.
+    """
+    if (head_width is None and config.width % config.heads) or config.heads % config.kv_heads:
+        raise ValueError(
+            f"width {config.width} must be a multiple of heads {config.heads}, "
+            f"and heads of kv_heads {config.kv_heads}"
+        )
+    if not 0.0 <= config.dropout < 1.0:
+        raise ValueError(f"dropout={config.dropout} must be at least 0 and below 1")
+    if isinstance(config.rotary_scaling, dict):
+        object.__setattr__(config, "rotary_scaling", RotaryScaling(**config.rotary_scaling))

@@ -1,0 +1,155 @@
+"""GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019): a causal decoder."""
+
+import dataclasses
+from typing import Any, Literal
+
+from flax import nnx
+
+from transformer_jax.layers.blocks import layer_norm
+from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
+from transformer_jax.layers.position_schemes import SCHEMES, make_positions
+from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.models.causal_decoder import CausalDecoder
+from transformer_jax.models.config_checks import check_choices, check_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """What the model computes. Sizes default to nothing: take a preset, or name them.
+
+    Attributes:
+      vocab_size: V.
+      width: D.
+      layers: L.
+      heads: H.
+      kv_heads: G; GPT-2's G is H.
+      feed_forward: F.
+      max_length: longest text in tokens.
+      dropout: on the embeddings and on what each sub-layer adds; 0.1 in the paper, 0 in nanoGPT's pretraining.
+      positions: "learned" (GPT-2's), "sinusoidal", "rotary", "alibi", "bucketed" (T5's), "shaw" or "none".
+      rotary_theta, rotary_scaling: of "rotary", see `rotary_frequencies`.
+      relative_buckets, relative_distance: of "bucketed", see `relative_buckets`.
+      shaw_limit: of "shaw", see `clipped_distances`.
+      activation: "gelu_tanh" is GPT-2's; any name of `ACTIVATIONS`.
+      use_bias: biases on all dense layers and norms; GPT-2 has them.
+      tie: logits are made with the embeddings.
+      norm_epsilon: of the layer normalisations.
+      dtype: compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: the embedding table is padded inside to a multiple of this.
+
+    Raises:
+      ValueError: a value outside its choices, or sizes that do not divide.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    max_length: int = 1024
+    dropout: float = 0.0
+    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "bucketed", "shaw", "none"] = "learned"
+    rotary_theta: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    shaw_limit: int = 16
+    activation: str = "gelu_tanh"
+    use_bias: bool = True
+    tie: bool = True
+    norm_epsilon: float = 1e-5
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+
+    def __post_init__(self):
+        check_choices(self, positions=SCHEMES, activation=tuple(ACTIVATIONS))
+        check_sizes(self)
+
+
+# Layers, width and heads of table 2 of the paper, by parameters in millions; the paper's own counts (117 to
+# 1542) were corrected by its authors. mini is for two CPU cores.
+_SIZES = {
+    "mini": (4, 128, 4),
+    "124M": (12, 768, 12),
+    "355M": (24, 1024, 16),
+    "774M": (36, 1280, 20),
+    "1558M": (48, 1600, 25),
+}
+PRESETS = tuple(_SIZES)
+
+
+def preset(name: str, vocab_size: int = 50_257, **changes: Any) -> GPTConfig:
+    """The config of a published size.
+
+    Args:
+      name: one of `PRESETS`.
+      vocab_size: V; GPT-2's by default.
+      **changes: any other field of the config.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    layers, width, heads = _SIZES[name]
+    sizes: dict[str, Any] = dict(
+        vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=heads, feed_forward=4 * width
+    )
+    return GPTConfig(**(sizes | changes))
+
+
+class GPT(CausalDecoder):
+    """GPT-2: pre-norm blocks with layer normalisation and GELU, learned positions, tied embeddings.
+
+    Initial values, all in one place (section 2.3 and the authors' code): matrices and embeddings are
+    normal with standard deviation 0.02, those that write to the residual stream with
+    0.02 / sqrt(2 L); biases are 0 and normalisation scales 1.
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        std = 0.02
+        dense: dict[str, Any] = dict(
+            use_bias=config.use_bias,
+            kernel_init=nnx.initializers.normal(std),
+            output_init=nnx.initializers.normal(std / (2 * config.layers) ** 0.5),
+            dtype=config.dtype,
+        )
+
+        def block(rngs: nnx.Rngs) -> CausalBlock:
+            return CausalBlock(
+                attention=CausalSelfAttention(
+                    config.width,
+                    config.heads,
+                    config.kv_heads,
+                    shaw_limit=config.shaw_limit if config.positions == "shaw" else None,
+                    implementation=dials.attention,
+                    rngs=rngs,
+                    **dense,
+                ),
+                feed_forward=FeedForward(
+                    config.width, config.feed_forward, activation=config.activation, rngs=rngs, **dense
+                ),
+                attention_norm=layer_norm(config, rngs, use_bias=config.use_bias),
+                feed_forward_norm=layer_norm(config, rngs, use_bias=config.use_bias),
+                dropout=config.dropout,
+            )
+
+        super().__init__(
+            config,
+            make_block=block,
+            positions=make_positions(config, std=std, rngs=rngs),
+            norm=layer_norm(config, rngs, use_bias=config.use_bias),
+            embedding_std=std,
+            tied=config.tie,
+            unembedding_std=std,
+            rngs=rngs,
+            dials=dials,
+        )

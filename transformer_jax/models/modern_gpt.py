@@ -1,0 +1,147 @@
+"""A causal decoder with what the speed-run community found to learn fastest per token (Jordan et al. 2024)."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.blocks import rms_norm
+from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.feed_forward import FeedForward
+from transformer_jax.layers.position_schemes import RotaryPositions
+from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.models.causal_decoder import CausalDecoder
+from transformer_jax.models.config_checks import check_choices, check_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernGPTConfig:
+    """What the model computes. Sizes default to nothing: take a preset, or name them.
+
+    Attributes:
+      vocab_size: V.
+      width: D.
+      layers: L.
+      heads: H.
+      kv_heads: G.
+      feed_forward: F.
+      max_length: longest text in tokens.
+      dropout: on the embeddings and on what each sub-layer adds.
+      rotary_theta, rotary_scaling: see `rotary_frequencies`.
+      logit_cap: logits are bent to stay below it, cap * tanh(logits / cap) (Gemma Team 2024).
+      tie: logits are made with the embeddings.
+      norm_epsilon: of the RMS normalisations.
+      dtype: compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+
+    Raises:
+      ValueError: a value outside its choices, or sizes that do not divide.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    max_length: int = 1024
+    dropout: float = 0.0
+    rotary_theta: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    logit_cap: float = 15.0
+    tie: bool = False
+    norm_epsilon: float = 1e-6
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+
+    def __post_init__(self):
+        check_choices(self)
+        check_sizes(self)
+
+
+# Layers, width and heads of GPT-2's sizes. mini is for two CPU cores.
+_SIZES = {"mini": (4, 128, 4), "124M": (12, 768, 6), "355M": (24, 1024, 8)}
+PRESETS = tuple(_SIZES)
+
+
+def preset(name: str, vocab_size: int = 50_257, **changes: Any) -> ModernGPTConfig:
+    """The config of a size.
+
+    Args:
+      name: one of `PRESETS`.
+      vocab_size: V; GPT-2's by default.
+      **changes: any other field of the config.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in _SIZES:
+        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    layers, width, heads = _SIZES[name]
+    sizes: dict[str, Any] = dict(
+        vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=heads, feed_forward=4 * width
+    )
+    return ModernGPTConfig(**(sizes | changes))
+
+
+class ModernGPT(CausalDecoder):
+    def __init__(self, config: ModernGPTConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        import os
+
+        W = float(os.environ.get("INITW", 0.5))
+        dense: dict[str, Any] = dict(
+            use_bias=False,
+            kernel_init=nnx.initializers.normal(W * config.width**-0.5),
+            output_init=nnx.initializers.zeros,
+            dtype=config.dtype,
+        )
+
+        def block(rngs: nnx.Rngs) -> CausalBlock:
+            return CausalBlock(
+                attention=CausalSelfAttention(
+                    config.width,
+                    config.heads,
+                    config.kv_heads,
+                    query_key_norm=config.norm_epsilon,
+                    norm_scale=False,
+                    implementation=dials.attention,
+                    rngs=rngs,
+                    **dense,
+                ),
+                feed_forward=FeedForward(
+                    config.width, config.feed_forward, activation="relu_squared", rngs=rngs, **dense
+                ),
+                attention_norm=rms_norm(config, rngs, use_scale=False),
+                feed_forward_norm=rms_norm(config, rngs, use_scale=False),
+                dropout=config.dropout,
+            )
+
+        head_width = config.width // config.heads
+        super().__init__(
+            config,
+            make_block=block,
+            positions=RotaryPositions(head_width, theta=config.rotary_theta, scaling=config.rotary_scaling),
+            norm=rms_norm(config, rngs, use_scale=False),
+            embedding_std=float(os.environ.get("EMBSTD", 1.0)),
+            tied=config.tie,
+            unembedding_std=0.0,
+            rngs=rngs,
+            dials=dials,
+        )
+
+    def _embed(self, tokens, positions, dropout_key):
+        x = super()._embed(tokens, positions, dropout_key)
+        return rms_normalised(x, self.config.norm_epsilon)
+
+    def _logits(self, x, table=None):
+        cap = self.config.logit_cap
+        logits = super()._logits(x, table)
+        return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def rms_normalised(x: jax.Array, epsilon: float) -> jax.Array:
+    mean = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
+    return (x * jax.lax.rsqrt(mean + epsilon)).astype(x.dtype)

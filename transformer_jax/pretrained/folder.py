@@ -1,0 +1,254 @@
+"""Reading and writing the folder of a published model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.layers.dials import Dials
+from transformer_jax.parameter_names import named_leaves, with_leaves
+from transformer_jax.pretrained.families import Family, Tensor, family_of_config, family_of_model
+from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, write_tensors
+from transformer_jax.sharding import parameter_sharding
+
+_LARGEST_FILE = 5_000_000_000
+
+
+def load(
+    folder: str | pathlib.Path,
+    *,
+    dtype: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    dials: Dials = Dials(),
+) -> tuple[Any, TextTokenizer]:
+    """A published model and its tokenizer.
+
+    Each parameter is read from its file into its own place, one layer's tensor at a time: beside the model
+    itself no more than one parameter's layers are in memory.
+
+    Args:
+      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
+      dtype: of the parameters and of the computation, "float32" or "bfloat16"; None is float32.
+      mesh: where the parameters go, see `parameter_sharding`; None is the default device.
+      dials: how the model is computed.
+
+    Returns:
+      (the model, the tokenizer).
+
+    Raises:
+      UserError: an unknown architecture, files that are missing or cut short, tensors that are missing,
+        left over or of another shape (all are listed), or a tokenizer of another vocabulary.
+    """
+    folder = pathlib.Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of weights")
+    described = read_json(folder / "config.json")
+    family = family_of_config(described)
+    try:
+        config = dataclasses.replace(family.config(described), dtype=dtype or "float32")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
+    tokenizer = _read_tokenizer(folder, described, config.vocab_size)
+    files = TensorFiles(folder)
+    shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), dials=dials))
+    named = named_leaves(shape)
+    places = _places(family, config, files, named)
+    leaves = {}
+    for name, leaf in named.items():
+        sharding = parameter_sharding(name, leaf.shape, mesh)
+        # Norms' scales and biases stay float32: they are few, and their statistics are float32.
+        kept = dtype if dtype is not None and len(_matrix(name, leaf.shape)) > 1 else "float32"
+
+        read = functools.partial(_read_part, files, places[name], leaf.shape, jnp.dtype(kept))
+        leaves[name] = jax.make_array_from_callback(leaf.shape, sharding, read)
+    return with_leaves(shape, leaves), tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a parameter stands: the names of its tensors, a layer each, and its columns in each of them."""
+
+    names: tuple[str, ...]
+    stacked: bool
+    transposed: bool
+    columns: slice
+
+
+def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """One layer's parameter as they keep it: a vector, or a matrix (inputs, outputs)."""
+    own = shape[1:] if name.startswith("blocks/") else shape
+    if name.endswith(("/bias", "/scale")):
+        return (int(np.prod(own)),)
+    if "/output/" in name:  # (H, K, D): all but the last are inputs
+        return (int(np.prod(own[:-1])), own[-1])
+    return (own[0], int(np.prod(own[1:])))
+
+
+def _tensors(family: Family, config: Any) -> list[Tensor]:
+    """The rows of the family's table that a model of this config has."""
+    rows = [t for t in family.table if t.in_config is None or getattr(config, t.in_config)]
+    return rows if config.tie else [*rows, Tensor(family.head, ("unembedding/table/embedding",))]
+
+
+def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that a tensor of theirs must have."""
+    parts = [_matrix(name, named[name].shape) for name in tensor.ours]
+    shape = (*parts[0][:-1], sum(part[-1] for part in parts))
+    if tensor.ours[0].endswith("embedding/table/embedding"):
+        shape = (config.vocab_size, shape[1])  # ours has rows to spare
+    return shape[::-1] if tensor.transposed else shape
+
+
+def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, Any]) -> dict[str, _Place]:
+    """Where each parameter of ours stands, once every tensor of theirs is accounted for.
+
+    Raises:
+      UserError: tensors that are missing, left over or misshapen; all are listed.
+    """
+    there = files.names()
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in there) else ""
+    problems, used, places = [], set(), {}
+    for tensor in _tensors(family, config):
+        stacked = "{layer}" in tensor.theirs
+        front = "" if tensor.theirs == family.head else prefix
+        names = tuple(
+            front + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
+        )
+        wanted = _stored_shape(tensor, config, named)
+        for name in names:
+            if name not in there:
+                problems.append(f"missing {name}")
+            elif files.shape(name) != wanted:
+                problems.append(f"{name} is {files.shape(name)}, not {wanted}")
+        used |= set(names)
+        begin = 0
+        for ours in tensor.ours:
+            size = _matrix(ours, named[ours].shape)[-1]
+            places[ours] = _Place(names, stacked, tensor.transposed, slice(begin, begin + size))
+            begin += size
+    spare = [
+        name
+        for name in there - used
+        if not re.fullmatch(family.passed_over, name.removeprefix(prefix))
+        # A tied model may say twice what its logits are made with.
+        and not (config.tie and name == family.head)
+    ]
+    problems += [f"unknown {name}" for name in spare]
+    if problems:
+        raise UserError(f"{files.folder}: {len(problems)} tensor(s) do not fit: {'; '.join(sorted(problems))}")
+    assert places.keys() == named.keys(), "a parameter that no row of the family's table names"
+    return places
+
+
+def _read_part(
+    files: TensorFiles, place: _Place, shape: tuple[int, ...], dtype: np.dtype, index: Any
+) -> np.ndarray:
+    """The part of a parameter of this shape that one device holds, a slice of each axis in `index`."""
+    ranges = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
+    out = np.zeros([len(r) for r in ranges], dtype)
+    layers = ranges[0] if place.stacked else [0]
+    own, rest = (shape[1:], index[1:]) if place.stacked else (shape, index)
+    for number, layer in enumerate(layers):
+        tensor = files.read(place.names[layer])
+        tensor = tensor.T if place.transposed else tensor
+        tensor = tensor[..., place.columns]
+        if place.stacked:
+            out[number] = tensor.reshape(own)[rest]
+        else:
+            # A table has fewer rows than ours, which is padded with zeros.
+            part = tensor[rest] if tensor.ndim == len(own) else tensor.reshape(own)[rest]
+            out[tuple(slice(size) for size in part.shape)] = part
+    return out
+
+
+def _read_tokenizer(folder: pathlib.Path, config: dict[str, Any], vocab_size: int) -> TextTokenizer:
+    tokenizer = TextTokenizer.open(folder)
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model a vocabulary of "
+            f"{vocab_size}: they do not belong together"
+        )
+    generation = folder / "generation_config.json"
+    ends = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    ends = config.get("eos_token_id") if ends is None else ends
+    if ends is not None:
+        tokenizer.ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    return tokenizer
+
+
+def save(
+    folder: str | pathlib.Path,
+    model: Any,
+    tokenizer: TextTokenizer,
+    *,
+    dtype: str = "float32",
+    largest_file: int = _LARGEST_FILE,
+) -> None:
+    """Writes a folder that `transformers` loads, and `load` as well.
+
+    Args:
+      folder: made where it is not there; what is in it is never written over.
+      model: a model of a published family.
+      tokenizer: its tokenizer.
+      dtype: of the written tensors, "float32" or "bfloat16".
+      largest_file: in bytes; larger models are written into several files with an index.
+
+    Raises:
+      UserError: a model that no published family computes, a folder with files in it, or one that cannot be
+        written.
+    """
+    folder = pathlib.Path(folder)
+    family = family_of_model(model)
+    config, named = model.config, named_leaves(model)
+    described = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **family.describe(config),
+        "bos_token_id": tokenizer.begin,
+        "eos_token_id": list(tokenizer.ends) if len(tokenizer.ends) > 1 else next(iter(tokenizer.ends), None),
+    }
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty: name another folder")
+    tensors = {}
+    for tensor in _tensors(family, config):
+        stacked = "{layer}" in tensor.theirs
+        front = "" if tensor.theirs == family.head else family.prefix
+        for layer in range(config.layers if stacked else 1):
+
+            def make(tensor=tensor, layer=layer, stacked=stacked) -> np.ndarray:
+                parts = []
+                for name in tensor.ours:
+                    leaf = np.asarray(named[name][layer] if stacked else named[name])
+                    parts.append(leaf.reshape(_matrix(name, named[name].shape)))
+                joined = np.concatenate(parts, axis=-1)
+                if tensor.ours[0].endswith("embedding/table/embedding"):
+                    joined = joined[: config.vocab_size]
+                return (joined.T if tensor.transposed else joined).astype(jnp.dtype(dtype))
+
+            size = int(np.prod(_stored_shape(tensor, config, named))) * jnp.dtype(dtype).itemsize
+            tensors[front + tensor.theirs.format(layer=layer)] = (size, make)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for _ in write_tensors(folder, tensors, largest_file=largest_file):
+            pass
+        tokenizer.save(folder / "tokenizer.json")
+        tokenizer_config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if tokenizer.end is not None:
+            tokenizer_config["eos_token"] = tokenizer.tokens([tokenizer.end])[0]
+        for name, value in (("tokenizer_config.json", tokenizer_config), ("config.json", described)):
+            (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
