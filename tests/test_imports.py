@@ -22,6 +22,7 @@ MAY = {
     "decoding": {"decoding", "models", "layers", "data", "errors"},
     "evaluation": {"evaluation", "errors"},
     "plotting": {"plotting", "errors"},
+    "pretrained": {"pretrained", "models", "layers", "data", "errors", "parameter_names", "sharding"},
 }
 
 

@@ -1,0 +1,123 @@
+"""Speculative decoding leaves the large model's distribution as it is."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformer_jax.decoding.generation import Generator, Sampling
+from transformer_jax.decoding.speculative import SpeculativeGenerator, accepted_tokens
+from transformer_jax.errors import UserError
+from transformer_jax.models.gpt import GPT, GPTConfig
+
+V = 5
+
+
+def make(seed, layers, vocab_size=V, max_length=48):
+    config = GPTConfig(
+        vocab_size=vocab_size,
+        width=16,
+        layers=layers,
+        heads=2,
+        kv_heads=2,
+        feed_forward=32,
+        max_length=max_length,
+    )
+    model = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(seed)))()
+    return jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, model)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return make(0, 2), make(1, 1)
+
+
+def keys(count, seed=0):
+    return [jax.random.fold_in(jax.random.key(seed), n) for n in range(count)]
+
+
+def test_what_stands_is_distributed_as_the_target(rng):
+    """The first token that comes out of a verdict on drawn proposals, 200,000 times, against p itself."""
+    N, count = 2, 200_000
+    p, q = (rng.dirichlet(np.ones(V), size=rows).astype(np.float32) for rows in (N + 1, N))
+    q[:, 3] = 0  # never proposed, so it can only come from the excess
+    q /= q.sum(-1, keepdims=True)
+
+    def once(key):
+        draft_key, verdict = jax.random.split(key)
+        proposed = jax.random.categorical(draft_key, jnp.log(q)).astype(jnp.int32)
+        standing, after = accepted_tokens(p, q, proposed, verdict)
+        tokens = jnp.append(proposed, 0).at[standing].set(after)
+        return standing, tokens
+
+    standing, tokens = jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(0), count))
+    first = np.bincount(tokens[:, 0], minlength=V) / count
+    np.testing.assert_allclose(first, p[0], atol=5 * np.sqrt(0.25 / count))
+    # The share that stands is the overlap of p and q (Leviathan et al. 2023, theorem 3.5).
+    assert np.mean(standing >= 1) == pytest.approx(np.minimum(p[0], q[0]).sum(), abs=0.005)
+    second = tokens[standing >= 1, 1]
+    np.testing.assert_allclose(np.bincount(second, minlength=V) / len(second), p[1], atol=0.01)
+    third = tokens[standing == 2, 2]
+    np.testing.assert_allclose(np.bincount(third, minlength=V) / len(third), p[2], atol=0.02)
+
+
+def test_equal_distributions_refuse_nothing():
+    p = jnp.full((4, V), 1 / V)
+    for key in jax.random.split(jax.random.key(1), 50):
+        standing, _ = accepted_tokens(p, p[:3], jnp.array([1, 2, 3]), key)
+        assert standing == 3
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 3])
+def test_greedy_is_the_large_models_own(models, draft_tokens):
+    model, draft = models
+    prompts = [[1, 2, 3], [4], [0, 1] * 9]
+    greedy = Sampling(temperature=0)
+    expected = Generator(model, sampling=greedy)(prompts, 20, keys(3))
+    for helper in (draft, model):  # one that is often wrong, one that is always right
+        generator = SpeculativeGenerator(model, helper, draft_tokens=draft_tokens, sampling=greedy)
+        assert generator(prompts, 20, keys(3)) == expected
+    end = expected[0][6]
+    stopped = SpeculativeGenerator(model, draft, draft_tokens=draft_tokens, sampling=greedy, ends=(end,))
+    assert stopped(prompts, 20, keys(3)) == Generator(model, sampling=greedy, ends=(end,))(prompts, 20, keys(3))
+
+
+def test_texts_are_distributed_as_the_large_models(models):
+    """1,500 texts of two tokens against the product of the large model's probabilities."""
+    model, draft = models
+    prompt, count, sampling = [1, 2], 1_500, Sampling(temperature=1.3, top_k=4)
+    generator = SpeculativeGenerator(model, draft, draft_tokens=2, sampling=sampling)
+    drawn = [tuple(ids) for ids in generator([prompt] * count, 2, keys(count))]
+    forward = jax.jit(lambda m, x: m(x))
+    expected = {}
+    for a, b in itertools.product(range(V), repeat=2):
+        logits = forward(model, jnp.array([[*prompt, a]]))[0]
+        p = jax.nn.softmax(sampling.logits(logits, None), axis=-1)
+        expected[a, b] = float(p[1, a] * p[2, b]) * count
+    likely = [pair for pair, n in expected.items() if n > 5]
+    statistic = sum((drawn.count(pair) - expected[pair]) ** 2 / expected[pair] for pair in likely)
+    assert statistic < len(likely) + 4 * np.sqrt(2 * len(likely))
+    assert all(expected[pair] > 0 for pair in drawn)
+
+
+def test_a_prompt_gets_the_tokens_that_it_gets_alone(models):
+    model, draft = models
+    generator, rngs = SpeculativeGenerator(model, draft), keys(2)
+    together = generator([[1, 2, 3], [4]], 15, rngs)
+    assert together == [generator([p], 15, [k])[0] for p, k in zip(([1, 2, 3], [4]), rngs, strict=True)]
+    assert [len(ids) for ids in together] == [15, 15]
+
+
+def test_what_does_not_go_together(models):
+    model, draft = models
+    with pytest.raises(UserError, match="the draft has a vocabulary of 7 and the model one of 5"):
+        SpeculativeGenerator(model, make(0, 1, vocab_size=7))
+    with pytest.raises(UserError, match="--repetition-penalty and a draft model contradict"):
+        SpeculativeGenerator(model, draft, sampling=Sampling(repetition_penalty=1.1))
+    with pytest.raises(UserError, match="--draft-tokens 0 is below 1"):
+        SpeculativeGenerator(model, draft, draft_tokens=0)
+    with pytest.raises(UserError, match="more than the model's context of 43"):
+        SpeculativeGenerator(model, draft)([[1]], 43, keys(1))
