@@ -36,9 +36,9 @@ def test_byte_pairs_lose_nothing(trained):
     # A special token written in a text is text; in a prompt it is itself.
     assert trained.end not in trained.encode([TEXT])[0]
     assert trained.end in trained.encode_prompts([TEXT])[0]
-    assert (
-        "😀" in "".join(trained.tokens(trained.encode(["😀😀"])[0])) or "\ufffd" in trained.tokens([5 + 200])[0]
-    )
+    shown = trained.tokens(trained.encode(["some 😀"])[0])
+    assert "".join(shown).startswith("some ")
+    assert "\ufffd" in shown[-1]  # a character cut into several tokens
 
 
 def test_a_vocabulary_below_the_bytes_is_refused():

@@ -45,6 +45,7 @@ def test_what_stands_is_distributed_as_the_target(rng):
     p, q = (rng.dirichlet(np.ones(V), size=rows).astype(np.float32) for rows in (N + 1, N))
     q[:, 3] = 0  # never proposed, so it can only come from the excess
     q /= q.sum(-1, keepdims=True)
+    p, q = jnp.asarray(p), jnp.asarray(q)
 
     def once(key):
         draft_key, verdict = jax.random.split(key)

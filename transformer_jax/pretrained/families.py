@@ -236,7 +236,7 @@ def _describe_llama(config: LlamaConfig) -> dict[str, Any]:
             rope |= {"low_freq_factor": scaling.low_factor, "high_freq_factor": scaling.high_factor}
         if scaling.kind == "yarn":
             rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-            rope |= {"attention_factor": scaling.magnitude}
+            rope |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
