@@ -6,7 +6,7 @@
         --valid $M/val.lc.norm.tok.en.gz $M/val.lc.norm.tok.de.gz \\
         --test $M/test_2016_flickr.lc.norm.tok.en.gz $M/test_2016_flickr.lc.norm.tok.de.gz
 
-The base is the recipe multi30k without BPE-dropout; every row changes what it is called. Runs stand in
+The base is the recipe multi30k without BPE-dropout and weight decay; every row changes what it is called. Runs stand in
 --runs-dir, are resumed as any run, and are scored on the whole validation and test splits with the recipe's
 beam search. One row takes about a quarter of an hour on two cores of an AMD EPYC (R-Drop twice that).
 """
@@ -42,6 +42,7 @@ from transformer_jax.translation_data import load_corpus
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "BPE-dropout 0.1": dict(bpe_dropout=0.1),
+    "weight decay 0.1": dict(weight_decay=0.1),
     "R-Drop 5": dict(r_drop=5.0),
     "post-norm": dict(norm="post"),
     "tied decoder only": dict(tie="decoder"),
@@ -58,7 +59,7 @@ class Arguments:
     """Trains one translator for each piece and prints a table of their scores."""
 
     config: Annotated[TranslationConfig, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: TranslationConfig(recipe="multi30k", bpe_dropout=0.0)
+        default_factory=lambda: TranslationConfig(recipe="multi30k", bpe_dropout=0.0, weight_decay=0.0)
     )
     runs_dir: str = "runs/ablation"
     """Folder of the runs and of table.json."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformer_jax.config_values import check_at_least, check_below_one, choose
 from transformer_jax.errors import UserError
+from transformer_jax.layers.position_schemes import SCHEMES
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.training.optimizers import OPTIMIZERS
 from transformer_jax.training.schedules import SCHEDULES
@@ -126,6 +127,8 @@ def _check(config: ResolvedLanguageConfig) -> None:
     choose("preset", config.preset, DECODERS[config.model].presets)
     choose("optimizer", config.optimizer, OPTIMIZERS)
     choose("schedule", config.schedule, SCHEDULES)
+    if config.positions is not None:
+        choose("positions", config.positions, SCHEMES)
     if config.positions is not None and config.model != "gpt":
         raise UserError(f"--positions is of gpt: {config.model} has rotary positions")
     if config.valid and not config.text:

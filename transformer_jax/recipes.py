@@ -30,6 +30,7 @@ COMMON: dict[str, Any] = dict(
     max_length=128,
     clip=1.0,
     r_drop=0.0,
+    weight_decay=0.0,
     average=5,
     length_penalty=0.6,
     bleu_tokenize="13a",

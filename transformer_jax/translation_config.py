@@ -83,8 +83,8 @@ class TranslationConfig:
     """inverse_sqrt (the paper), cosine or constant, each after a linear warm-up; None: the recipe's."""
     warmup: int | None = None
     """Warm-up steps; None: the recipe's."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay of the matrices."""
+    weight_decay: float | None = None
+    """Decoupled weight decay of the matrices; None: the recipe's, 0.1 for multi30k and 0 for others."""
     label_smoothing: float | None = None
     """Probability spread over the vocabulary; None: the recipe's, 0 for the phrases and the paper's 0.1
     for others."""
@@ -128,6 +128,7 @@ class ResolvedConfig(TranslationConfig):
         dtype: Literal["float32", "bfloat16"]
         vocab_size: int
         bpe_dropout: float
+        weight_decay: float
         max_length: int
         steps: int
         batch_tokens: int

@@ -65,7 +65,7 @@ class ToyTalks(_Toy):
 
 
 class ToyLabels(_Toy):
-    """No translation at all."""
+    """English texts with a label, and no translation."""
 
     def _info(self):
         features = tfds.features.FeaturesDict(
@@ -74,7 +74,7 @@ class ToyLabels(_Toy):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _example(self, number):
-        return {"text": "a", "label": number}
+        return {"text": _pair(number)[0], "label": number}
 
 
 def write_sets(folder):

@@ -39,13 +39,7 @@ class TestUntied(DecoderBattery):
     changes = CHANGES | dict(positions="none", use_bias=True, tie=True)
 
 
-class TestShaw(DecoderBattery):
-    module = GPT
-    config = dataclasses.replace(CONFIG, positions="shaw")
-    changes = CHANGES
-
-
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "shaw", "none"])
 def test_other_positions_in_steps(positions):
     """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
     battery = TestGPT()
@@ -55,6 +49,7 @@ def test_other_positions_in_steps(positions):
     battery.test_texts_that_begin_at_different_places(tokens)
     battery.test_cache_follows_beams_that_part_and_die(tokens, np.random.default_rng(0))
     battery.test_packed_documents_equal_documents_alone(tokens)
+    battery.test_no_leak_from_the_future(tokens)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "bucketed", "shaw"])

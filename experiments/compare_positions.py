@@ -1,0 +1,117 @@
+"""Positions in one decoder: what each scheme costs, and how far past the training length it carries.
+
+    python -m experiments.compare_positions --text book.txt
+
+Trains one small GPT for each scheme on windows of 64 tokens, alike but for the scheme, then evaluates it on the
+held-out text in windows of 64, 128, 256 and 512 tokens: a scheme that carries over keeps its loss or lowers it
+as the context grows. Prints a table, and writes `table.json` and `positions.png` to --runs-dir. Seven runs take
+about a quarter of an hour on two cores of an AMD EPYC.
+"""
+
+from __future__ import annotations
+
+from experiments.huge_pages import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+
+import dataclasses  # noqa: E402
+import json  # noqa: E402
+import pathlib  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
+
+import tyro  # noqa: E402
+
+from experiments.command import run_command  # noqa: E402
+from transformer_jax.data.token_batches import TokenizedDocuments, validation_windows  # noqa: E402
+from transformer_jax.errors import UserError  # noqa: E402
+from transformer_jax.language_config import LanguageConfig, resolve_language  # noqa: E402
+from transformer_jax.language_model import evaluate, load_texts, train_language_model  # noqa: E402
+from transformer_jax.layers.position_schemes import SCHEMES  # noqa: E402
+from transformer_jax.runs import load_language_run  # noqa: E402
+from transformer_jax.training.checkpoints import write_text_atomically  # noqa: E402
+
+CONTEXT, LENGTHS = 64, (64, 128, 256, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Trains one decoder for each position scheme and evaluates it past the training length."""
+
+    text: tuple[str, ...] = ()
+    """Text to train on, as in experiments.language_model; None: the Python language reference."""
+    tokenizer: str = "char"
+    """As in experiments.language_model."""
+    steps: int = 1_500
+    """Training steps of each."""
+    batch_size: int = 16
+    """Rows of 64 tokens in a batch."""
+    seed: int = 0
+    """Of all runs."""
+    only: tuple[str, ...] = ()
+    """Schemes to train; empty: all."""
+    runs_dir: str = "runs/positions"
+    """Folder of the runs, the table and the picture."""
+
+
+def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Trains and evaluates each scheme: name, parameters, tokens_per_second, and a loss for each length.
+
+    Raises:
+      UserError: an unknown scheme, or what `train_language_model` raises.
+    """
+    unknown = set(arguments.only) - set(SCHEMES)
+    if unknown:
+        raise UserError(f"unknown positions {', '.join(sorted(unknown))}: choose from {', '.join(SCHEMES)}")
+    for scheme in arguments.only or SCHEMES:
+        config = LanguageConfig(
+            text=arguments.text, tokenizer=arguments.tokenizer, model="gpt", preset="mini", positions=scheme,
+            context=CONTEXT, max_length=max(LENGTHS), batch_size=arguments.batch_size, steps=arguments.steps,
+            seed=arguments.seed, sample_tokens=0,
+        )  # fmt: skip
+        folder = pathlib.Path(arguments.runs_dir) / scheme
+        results = train_language_model(config, folder, note=lambda line: print(line, file=sys.stderr))
+        run = load_language_run(folder)
+        valid = TokenizedDocuments(load_texts(resolve_language(config)).valid, run.tokenizer)
+        stream = valid.stream()
+        if len(stream) <= max(LENGTHS):
+            raise UserError(f"a held-out text of {len(stream)} tokens is too short: give more text")
+        losses = {}
+        for length in LENGTHS:
+            batches = list(validation_windows(stream, length, 2_048 // length))
+            losses[str(length)] = dict(evaluate(run.model, batches, valid.text_bytes))["valid_loss"]
+        yield {
+            "positions": scheme,
+            "parameters": results["parameters"],
+            "tokens_per_second": results["tokens_per_second"],
+            "steps": arguments.steps,
+            "losses": losses,
+        }
+
+
+def main() -> None:
+    """The command."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    folder = pathlib.Path(arguments.runs_dir)
+    file = folder / "table.json"
+    table: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    heads = " | ".join(f"loss at {n}" for n in LENGTHS)
+    print(f"| positions | parameters | training, tokens/s | {heads} |\n|---|---|---|{'---|' * len(LENGTHS)}")
+    for row in rows(arguments):
+        table = [*(old for old in table if old["positions"] != row["positions"]), row]
+        losses = " | ".join(f"{row['losses'][str(n)]:.3f}" for n in LENGTHS)
+        print(
+            f"| {row['positions']} | {row['parameters']:,} | {row['tokens_per_second']:,.0f} | {losses} |",
+            flush=True,
+        )
+        write_text_atomically(file, json.dumps(table, indent=1) + "\n")
+    from transformer_jax.plotting.extrapolation import plot_extrapolation
+
+    curves = {row["positions"]: {int(n): loss for n, loss in row["losses"].items()} for row in table}
+    plot_extrapolation(curves, folder / "positions.png", trained=CONTEXT)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,248 @@
+"""Language models as users train them: resume, extend, refuse, score, generate."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.data.tfds_sets import SENTENCES, write_sets
+from transformer_jax import load_run
+from transformer_jax.errors import UserError
+from transformer_jax.language_config import LanguageConfig, resolve_language
+from transformer_jax.language_model import train_language_model
+from transformer_jax.layers.dials import Dials
+from transformer_jax.parameter_names import named_leaves
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+TEXT = "the dog sees a red cat. a cat sees the big dog. "
+
+
+def command(module, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "book.txt"
+    path.write_text(TEXT * 60)
+    return path
+
+
+def config(path, /, **changes):
+    options = dict(
+        text=(str(path),), tokenizer="char", context=16, batch_size=4, steps=12, warmup=2, schedule="constant",
+        save_every=4, evaluate_every=6, average=2, sample_tokens=8, dropout=0.1,
+    )  # fmt: skip
+    return LanguageConfig(**(options | changes))
+
+
+def leaves(folder):
+    return named_leaves(load_run(folder, weights="averaged").model)
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    notes = []
+    return folder, train_language_model(config(text), folder, note=notes.append), notes
+
+
+def test_what_a_run_leaves(whole):
+    folder, results, notes = whole
+    stored = json.loads((folder / "results.json").read_text())
+    assert {
+        "validation_loss",
+        "perplexity",
+        "bits_per_byte",
+        "tokens_per_second",
+        "parameters",
+        "steps",
+    } <= set(stored)
+    assert stored["perplexity"] == pytest.approx(np.exp(stored["validation_loss"]))
+    # A token is a character of one byte here; all but the first are predicted.
+    held_out = len(TEXT * 60) - int(len(TEXT * 60) * 0.9)
+    bits = stored["validation_loss"] / np.log(2) * (held_out - 1) / held_out
+    assert stored["bits_per_byte"] == pytest.approx(bits)
+    assert stored["validation_loss"] < np.log(17)
+    assert (folder / "loss.png").stat().st_size > 1000
+    assert sum(line.startswith("sample: ") for line in notes) == 2
+    assert len(results["sample"]) > 8
+
+
+def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
+    train_language_model(config(text, steps=7), tmp_path)
+    train_language_model(config(text), tmp_path)
+    for name, leaf in leaves(whole[0]).items():
+        np.testing.assert_array_equal(leaf, leaves(tmp_path)[name], err_msg=name)
+
+
+def test_dials_change_no_score(text, whole, tmp_path):
+    results = train_language_model(config(text), tmp_path, dials=Dials(unroll=1, remat=True))
+    assert results["validation_loss"] == pytest.approx(whole[1]["validation_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(model="llama", packing="documents", tokenizer="bpe", vocab_size=280, accumulation=2),
+        dict(model="modern_gpt", schedule="cosine", ema=0.9, tokenizer="bpe", vocab_size=280),
+        dict(model="gpt", positions="alibi", max_length=40, dropout=None),
+    ],
+)
+def test_every_model_trains_and_generates(text, tmp_path, changes):
+    results = train_language_model(config(text, steps=6, **changes), tmp_path)
+    assert np.isfinite(results["validation_loss"])
+    run = load_run(tmp_path)
+    ((one,),) = run.generate(["the dog"], max_new_tokens=5, temperature=0)
+    assert one.text.startswith("the dog")
+    assert 1 <= one.new_tokens <= 5
+
+
+def test_a_run_of_another_config_is_refused(text, whole, tmp_path):
+    folder = whole[0]
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
+    for changes, message in (
+        (dict(context=8), "--context is 16 there, not 8"),
+        (dict(model="llama"), "holds a run of gpt, not of llama"),
+        (dict(steps=11), "is a run of 12 steps"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_language_model(config(text, **changes), folder)
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT * 60 + "a")
+    with pytest.raises(UserError, match="its corpus_fingerprint differs"):
+        train_language_model(config(other), folder)
+
+
+def test_tfds_texts(tmp_path):
+    folder = write_sets(tmp_path / "sets")
+    options = dict(text=(), data_dir=str(folder), steps=2, evaluate_every=2, save_every=2, sample_tokens=0)
+    notes = []
+    named = config("", corpus="tfds:toy_labels", **options)
+    train_language_model(named, tmp_path / "run", note=notes.append)
+    characters = sum(len(SENTENCES[n % 4]) + 1 + len(str(n)) for n in range(300))
+    assert notes[0].startswith(f"{characters:,} tokens of 300 document(s) for training, ")
+    assert " of 12 for validation" in notes[0]
+    with pytest.raises(UserError, match=r"toy_pairs/1\.0\.0 is not a set of texts: .* it holds several"):
+        train_language_model(config("", corpus="tfds:toy_pairs", **options), tmp_path / "pairs")
+    assert not (tmp_path / "pairs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model="gtp"), "unknown model 'gtp': choose one of gpt, llama, modern_gpt; did you mean gpt"),
+        (dict(preset="125M"), "unknown preset '125M'.*did you mean 124M"),
+        (dict(model="llama", positions="alibi"), "--positions is of gpt"),
+        (dict(positions="rotory"), "unknown positions 'rotory'.*did you mean rotary"),
+        (dict(steps=0), "--steps 0 is below 1"),
+        (dict(dropout=1.0), "--dropout 1.0 must be below 1"),
+        (dict(max_length=8), "--max-length 8 is below --context 16"),
+        (dict(accumulation=3), "--batch-size 4 is not a multiple of --accumulation 3"),
+        (dict(text=(), valid=("a",)), "--valid needs --text"),
+        (dict(text=(), corpus="books"), "unknown corpus 'books': write python or tfds:NAME"),
+        (dict(data_dir="x"), "--data-dir is for a corpus tfds:NAME"),
+    ],
+)
+def test_bad_flags(text, changes, message):
+    with pytest.raises(UserError, match=message):
+        resolve_language(config(text, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(text=("none.txt",)), r"none\.txt: cannot be read"),
+        (dict(context=4_000), "is shorter than one window of 4000"),
+        (dict(tokenizer="none.json"), "no such tokenizer file"),
+    ],
+)
+def test_bad_input_leaves_no_folder(text, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        train_language_model(config(text, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_the_commands(text, tmp_path):
+    folder = tmp_path / "run"
+    flags = (
+        "--text",
+        text,
+        "--tokenizer",
+        "char",
+        "--context",
+        16,
+        "--batch-size",
+        4,
+        "--steps",
+        20,
+        "--warmup",
+        2,
+    )
+    trained = command("language_model", *flags, "--warmup", 2, "--run-dir", folder)
+    assert trained.returncode == 0, trained.stderr
+    assert "validation loss" in trained.stdout
+    assert "sample: " in trained.stderr
+    made = command(
+        "generate", "--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--json", "--seed", 4
+    )
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert set(found) == {"text", "token_ids"}
+    assert len(found["token_ids"]) == 5 + 9
+    ((same,),) = load_run(folder).generate(["a dog"], max_new_tokens=9, seed=4)
+    assert (same.text, same.token_ids) == (found["text"], found["token_ids"])
+    streamed = command("generate", "--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--seed", 4)
+    assert streamed.stdout == found["text"] + "\n"
+    several = command("generate", "--run-dir", folder, "--prompt", "a", "the", "--samples", 2,
+                      "--max-new-tokens", 3, "--draft-run-dir", folder)  # fmt: skip
+    assert several.stdout.count("---") == 4
+    assert several.returncode == 0, several.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "name the model: either --weights FOLDER or --run-dir DIR"),
+        (("--run-dir", "nowhere"), "no such file; is nowhere the folder of a run?"),
+        (("--weights", "nowhere"), "nowhere: no such folder of weights"),
+        (("--run-dir", "x", "--prompt", ""), "the prompt is empty"),
+        (
+            ("--run-dir", "x", "--temperature", "0", "--top-p", "0.5"),
+            "--temperature 0 takes the likeliest token",
+        ),
+        (("--run-dir", "x", "--max-new-tokens", "0"), "--max-new-tokens 0 is below 1"),
+        (("--run-dir", "x", "--samples", "0"), "--samples 0 is below 1"),
+    ],
+)
+def test_bad_commands_are_one_line(flags, message):
+    flags = flags if "--prompt" in flags else (*flags, "--prompt", "a")
+    failed = command("generate", *flags)
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith("error: ")
+    assert message in failed.stderr
+
+
+@pytest.mark.long
+def test_weights_on_disk_from_the_command(shared):
+    folder = shared / "weights/stories260K"
+    expected = json.loads((folder / "expected_greedy.json").read_text())
+    made = command("generate", "--weights", folder, "--prompt", expected["prompt"], "--max-new-tokens", 200,
+                   "--temperature", 0, "--json")  # fmt: skip
+    found = json.loads(made.stdout)
+    assert (found["token_ids"], found["text"]) == (expected["token_ids"], expected["text"])
+    long = command("generate", "--weights", folder, "--prompt", "a", "--max-new-tokens", 600)
+    assert long.stderr.startswith(
+        "error: a prompt of 2 tokens and 600 new ones are more than the model's context"
+    )
