@@ -6,9 +6,10 @@
         --valid $M/val.lc.norm.tok.en.gz $M/val.lc.norm.tok.de.gz \\
         --test $M/test_2016_flickr.lc.norm.tok.en.gz $M/test_2016_flickr.lc.norm.tok.de.gz
 
-The base is the recipe multi30k without BPE-dropout and weight decay; every row changes what it is called. Runs stand in
---runs-dir, are resumed as any run, and are scored on the whole validation and test splits with the recipe's
-beam search. One row takes about a quarter of an hour on two cores of an AMD EPYC (R-Drop twice that).
+The base is the recipe multi30k without BPE-dropout and weight decay; every row changes what it is called.
+Runs stand in --runs-dir, are resumed as any run, and are scored on the whole validation and test splits with
+the recipe's beam search. One row takes about a quarter of an hour on two cores of an AMD EPYC (R-Drop twice
+that).
 """
 
 from __future__ import annotations

@@ -15,23 +15,23 @@ from experiments.huge_pages import restart_with_huge_pages
 if __name__ == "__main__":
     restart_with_huge_pages()
 
-import dataclasses  # noqa: E402
-import json  # noqa: E402
-import pathlib  # noqa: E402
-import sys  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
-from typing import Any  # noqa: E402
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
 
-import tyro  # noqa: E402
+import tyro
 
-from experiments.command import run_command  # noqa: E402
-from transformer_jax.data.token_batches import TokenizedDocuments, validation_windows  # noqa: E402
-from transformer_jax.errors import UserError  # noqa: E402
-from transformer_jax.language_config import LanguageConfig, resolve_language  # noqa: E402
-from transformer_jax.language_model import evaluate, load_texts, train_language_model  # noqa: E402
-from transformer_jax.layers.position_schemes import SCHEMES  # noqa: E402
-from transformer_jax.runs import load_language_run  # noqa: E402
-from transformer_jax.training.checkpoints import write_text_atomically  # noqa: E402
+from experiments.command import run_command
+from transformer_jax.data.token_batches import TokenizedDocuments, validation_windows
+from transformer_jax.errors import UserError
+from transformer_jax.language_config import LanguageConfig, resolve_language
+from transformer_jax.language_model import evaluate, load_texts, train_language_model
+from transformer_jax.layers.position_schemes import SCHEMES
+from transformer_jax.runs import load_language_run
+from transformer_jax.training.checkpoints import write_text_atomically
 
 CONTEXT, LENGTHS = 64, (64, 128, 256, 512)
 

@@ -4,11 +4,24 @@ Importing this package imports model definitions only; data sets, tokenizers and
 imported by the functions that need them.
 """
 
+from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.llama import Llama, LlamaConfig
+from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["Transformer", "TransformerConfig", "load_run"]
+__all__ = [
+    "GPT",
+    "GPTConfig",
+    "Llama",
+    "LlamaConfig",
+    "ModernGPT",
+    "ModernGPTConfig",
+    "Transformer",
+    "TransformerConfig",
+    "load_run",
+]
 
 
 def __getattr__(name: str):
