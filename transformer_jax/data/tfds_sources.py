@@ -13,19 +13,21 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
 from transformer_jax.data.phrases import Pair
 from transformer_jax.errors import UserError
 
+Record = TypeVar("Record")
+
 # Seconds until a host that does not answer counts as unreachable, and how many hosts of a set are asked.
 _PATIENCE, _HOSTS_ASKED = 10, 3
 
 
-class TfdsRecords:
-    """The records of one split, read when they are asked for, in any order.
+class TfdsRecords(Sequence[Record], Generic[Record]):
+    """The records of one split, each read when it is asked for, in any order; a subclass says what it keeps.
 
     Args:
       builder: of a set that is on disk, from `prepared_builder`.
@@ -52,17 +54,25 @@ class TfdsRecords:
             _check_shard(instruction.filename, instruction.examples_in_shard)
         self._source = builder.as_data_source(split=split)
 
+    def _kept(self, example: Any) -> Record:
+        """What is kept of an example."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
         return len(self._source)
 
-    def read(self, number: int) -> Any:
-        """Record `number`, counted from 0.
-
-        Raises:
-          UserError: it cannot be read.
-        """
+    @overload
+    def __getitem__(self, number: int) -> Record: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Record]: ...
+    def __getitem__(self, number: int | slice) -> Record | list[Record]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)}")
+        number %= len(self)
         try:
-            return self._source[number]
+            example = self._source[number]
         except RuntimeError as error:
             path = self._paths[bisect.bisect_right(self._ends, number)]
             reason = str(error).split(";")[0]
@@ -70,10 +80,11 @@ class TfdsRecords:
                 f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is torn: "
                 "delete the folder and prepare the set again"
             ) from None
+        return self._kept(example)
 
 
-class TfdsPairs(Sequence[Pair]):
-    """One split as a sequence of pairs; a pair is read when it is asked for, in any order.
+class TfdsPairs(TfdsRecords[Pair]):
+    """One split as a sequence of pairs.
 
     A set whose examples hold varying languages (`TranslationVariableLanguages`) gives empty text for a
     language that an example lacks.
@@ -86,27 +97,15 @@ class TfdsPairs(Sequence[Pair]):
     def __init__(self, builder: Any, split: str, source: str, target: str):
         self._languages = source, target
         self._place, _ = translation_feature(builder)
-        self._records = TfdsRecords(builder, split)
+        super().__init__(builder, split)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, number: int) -> Pair: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Pair]: ...
-    def __getitem__(self, number: int | slice) -> Pair | list[Pair]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"pair {number} of {len(self)}")
-        example = self._records.read(number % len(self))
+    def _kept(self, example: Any) -> Pair:
         source, target = _texts(example[self._place] if self._place else example, self._languages)
         return Pair(source, target)
 
 
-class TfdsTexts(Sequence[str]):
-    """One split as a sequence of texts, each read when it is asked for.
+class TfdsTexts(TfdsRecords[str]):
+    """One split as a sequence of texts.
 
     Args:
       builder, split: see `TfdsRecords`, and for its errors.
@@ -114,21 +113,10 @@ class TfdsTexts(Sequence[str]):
 
     def __init__(self, builder: Any, split: str):
         self._feature = text_feature(builder)
-        self._records = TfdsRecords(builder, split)
+        super().__init__(builder, split)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[str]: ...
-    def __getitem__(self, number: int | slice) -> str | list[str]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"text {number} of {len(self)}")
-        return self._records.read(number % len(self))[self._feature].decode("utf-8", "replace")
+    def _kept(self, example: Any) -> str:
+        return example[self._feature].decode("utf-8", "replace")
 
 
 def _check_shard(path: str, records: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data import tfds_sets
+from transformer_jax.data import tfds_sources
 from transformer_jax.data.corpora import tfds_corpus
 from transformer_jax.data.encoded_pairs import EncodedPairs
 from transformer_jax.data.phrases import Pair
@@ -102,7 +103,7 @@ def test_part_of_a_split(sets):
             "toy_pairs",
             None,
             ("train", "dev", "test"),
-            "has no split 'dev' .*'train', 'validation', 'test'.*: name three",
+            "has no split 'dev' .*'train', 'validation', 'test'.*: name them",
         ),
         (
             "wmt14_translate/xx-en",
@@ -234,3 +235,16 @@ def test_a_flipped_byte_is_found_when_it_is_read(copied):
         list(pairs)
     assert pathlib.Path(str(error.value).split(":")[0]) == shard
     assert "\n" not in str(error.value)
+
+
+def test_texts_of_a_set(sets):
+    builder = tfds_sources.prepared_builder("toy_labels", str(sets), check=tfds_sources.text_feature)
+    texts = tfds_sources.TfdsTexts(builder, "train[:5]")
+    assert list(texts) == ["a red dog 0", "the dog sees 1", "a cat 2", "ähm 3", "a red dog 4"]
+    assert texts[-1] == texts[4] == texts[3:][1]
+    with pytest.raises(IndexError):
+        texts[5]
+    talks = tfds_sources.prepared_builder("toy_talks", str(sets), check=tfds_sources.text_feature)
+    assert tfds_sources.text_feature(talks) == "name"
+    with pytest.raises(UserError, match="holds several"):
+        tfds_sources.prepared_builder("toy_pairs", str(sets), check=tfds_sources.text_feature)
