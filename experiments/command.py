@@ -10,8 +10,15 @@ from transformer_jax.errors import UserError
 from transformer_jax.training.loop import Stopped
 
 
-def run_command(main: Callable[[], None]) -> int:
-    """Runs a command; returns its exit status: 0, 2 after a user's error, 130 when it was stopped."""
+def run_command(
+    main: Callable[[], None],
+    *,
+    interrupted: str = "interrupted; the same command goes on from the last checkpoint",
+) -> int:
+    """Runs a command; returns its exit status: 0, 2 after a user's error, 130 when it was stopped.
+
+    `interrupted` is what Ctrl-C is answered with.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
@@ -20,7 +27,7 @@ def run_command(main: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(interrupted, file=sys.stderr)
         return 130
     except Stopped as stop:
         print(str(stop), file=sys.stderr)

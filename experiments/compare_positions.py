@@ -65,6 +65,12 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
     unknown = set(arguments.only) - set(SCHEMES)
     if unknown:
         raise UserError(f"unknown positions {', '.join(sorted(unknown))}: choose from {', '.join(SCHEMES)}")
+    resolved = resolve_language(LanguageConfig(text=arguments.text, tokenizer=arguments.tokenizer))
+    documents = load_texts(resolved).valid
+    if sum(map(len, documents)) <= max(LENGTHS):
+        raise UserError(
+            f"a held-out text of {sum(map(len, documents))} characters is too short: give more text"
+        )
     for scheme in arguments.only or SCHEMES:
         config = LanguageConfig(
             text=arguments.text, tokenizer=arguments.tokenizer, model="gpt", preset="mini", positions=scheme,
@@ -74,10 +80,8 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         folder = pathlib.Path(arguments.runs_dir) / scheme
         results = train_language_model(config, folder, note=lambda line: print(line, file=sys.stderr))
         run = load_language_run(folder)
-        valid = TokenizedDocuments(load_texts(resolve_language(config)).valid, run.tokenizer)
+        valid = TokenizedDocuments(documents, run.tokenizer)
         stream = valid.stream()
-        if len(stream) <= max(LENGTHS):
-            raise UserError(f"a held-out text of {len(stream)} tokens is too short: give more text")
         losses = {}
         for length in LENGTHS:
             batches = list(validation_windows(stream, length, 2_048 // length))
@@ -86,9 +90,14 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
             "positions": scheme,
             "parameters": results["parameters"],
             "tokens_per_second": results["tokens_per_second"],
-            "steps": arguments.steps,
+            "run": _run_of(arguments),
             "losses": losses,
         }
+
+
+def _run_of(arguments: Arguments) -> list[Any]:
+    """What rows of one table have in common."""
+    return [list(arguments.text), arguments.tokenizer, arguments.steps, arguments.batch_size, arguments.seed]
 
 
 def main() -> None:
@@ -97,6 +106,7 @@ def main() -> None:
     folder = pathlib.Path(arguments.runs_dir)
     file = folder / "table.json"
     table: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    table = [row for row in table if row["run"] == _run_of(arguments)]
     heads = " | ".join(f"loss at {n}" for n in LENGTHS)
     print(f"| positions | parameters | training, tokens/s | {heads} |\n|---|---|---|{'---|' * len(LENGTHS)}")
     for row in rows(arguments):

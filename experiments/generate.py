@@ -130,6 +130,7 @@ def main() -> None:
         draft=draft,
         draft_tokens=arguments.draft_tokens,
     )
+    del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json
     started = time.perf_counter()
@@ -157,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, interrupted="interrupted"))

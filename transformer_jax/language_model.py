@@ -26,6 +26,7 @@ from transformer_jax.data.token_batches import (
     validation_windows,
 )
 from transformer_jax.decoding.text_generation import TextGenerator
+from transformer_jax.errors import UserError
 from transformer_jax.language_config import (
     FREE_FIELDS,
     LanguageConfig,
@@ -115,6 +116,24 @@ def _one_epoch(rows: Rows, batch_size: int) -> list[Batch]:
     return batches
 
 
+def _sample_of(
+    config: ResolvedLanguageConfig, tokenizer: TextTokenizer, valid: TokenizedDocuments
+) -> tuple[str, int]:
+    """What samples begin with, and how many tokens they have; 0 where none are made.
+
+    Raises:
+      UserError: a beginning that the tokenizer cannot read.
+    """
+    begin = config.sample
+    if begin is None:
+        (begin,) = tokenizer.decode([valid.tokens[:_SAMPLE_PROMPT].tolist()])
+    try:
+        (ids,) = tokenizer.encode_prompts([begin])
+    except UserError as error:
+        raise UserError(f"--sample: {error}") from None
+    return begin, min(config.sample_tokens, config.max_length - len(ids)) if begin and ids else 0
+
+
 def train_language_model(
     config: LanguageConfig,
     run_dir: str | pathlib.Path,
@@ -150,6 +169,10 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
     corpus = load_texts(config)
     if stored is None:
         tokenizer = make_tokenizer(config, corpus)
+    elif stored["corpus_fingerprint"] != corpus.fingerprint():
+        raise UserError(
+            f"{folder} holds a run on another text: use the same one to resume it, or another --run-dir"
+        )
     else:
         tokenizer = TextTokenizer.load(folder / runs.TOKENIZER)
     train, valid = (TokenizedDocuments(split, tokenizer) for split in (corpus.train, corpus.valid))
@@ -185,14 +208,11 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
                 free=FREE_FIELDS,
             )
 
+    begin, most = _sample_of(config, tokenizer, valid)
+
     def sample(model: Any) -> str:
         """A text of the model, or "" where none is asked for."""
-        begin = config.sample
-        if begin is None:
-            (begin,) = tokenizer.decode([valid.tokens[:_SAMPLE_PROMPT].tolist()])
-        (ids,) = tokenizer.encode_prompts([begin])
-        most = min(config.sample_tokens, config.max_length - len(ids))
-        if most < 1 or not ids:
+        if most < 1:
             return ""
         return TextGenerator(model, tokenizer)([begin], max_new_tokens=most, seed=config.seed)[0][0].text
 

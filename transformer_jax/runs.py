@@ -260,9 +260,7 @@ def load_run(
             whole = [AVERAGED] if (checkpoints.step_of(AVERAGED) or -1) >= newest else []
             whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
             if not whole:
-                raise UserError(
-                    f"{folder}: no complete checkpoint yet; train first: the same command without --text"
-                )
+                raise UserError(f"{folder}: no complete checkpoint yet: train first")
             weights = whole[0]
         target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
         model = checkpoints.restore_model(target, weights)

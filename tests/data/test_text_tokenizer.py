@@ -4,7 +4,9 @@ import base64
 import itertools
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from transformer_jax.data import tiktoken_file
 from transformer_jax.data.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 
@@ -72,6 +74,32 @@ def test_cl100k(shared):
     assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
 
 
+def test_a_cut_tiktoken_file(shared, tmp_path):
+    lines = (shared / "data/tokenizers/cl100k_base.tiktoken").read_bytes().splitlines(keepends=True)
+    (tmp_path / "cl100k_base.tiktoken").write_bytes(b"".join(lines[:2000]))
+    with pytest.raises(UserError, match="2,000 tokens, not 100,256; the file is cut short or damaged"):
+        TextTokenizer.open(tmp_path / "cl100k_base.tiktoken")
+
+
+def test_settings_of_a_published_file_cut_and_fill_nothing(trained, tmp_path):
+    trained.save(tmp_path / "plain.json")
+    settings = Tokenizer.from_file(str(tmp_path / "plain.json"))
+    settings.enable_truncation(4)
+    settings.enable_padding(length=8)
+    settings.save(str(tmp_path / "tokenizer.json"))
+    for again in (TextTokenizer.open(tmp_path), TextTokenizer.load(tmp_path / "tokenizer.json")):
+        assert again.encode([TEXT, "a"]) == trained.encode([TEXT, "a"])
+        assert again.encode_prompts([TEXT, "a"]) == trained.encode_prompts([TEXT, "a"])
+        assert again.begin is None
+
+
+def test_a_vocabulary_of_words_is_none_of_characters(tmp_path):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "hello": 1, "a": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert TextTokenizer.open(tmp_path).encode(["hello a world"]) == [[1, 2, 0]]
+
+
 def test_gpt2_files(shared, tmp_path):
     (tmp_path / "vocab.json").write_bytes((shared / "data/tokenizers/gpt2_vocab.json").read_bytes())
     (tmp_path / "merges.txt").write_bytes((shared / "data/tokenizers/gpt2_merges.txt").read_bytes())
@@ -82,7 +110,7 @@ def test_gpt2_files(shared, tmp_path):
     assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
 
 
-def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path):
+def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path, monkeypatch):
     """A small vocabulary against merging by rank, written out."""
     words = [b"ab", b"bc", b"abc", b"aa", b"aab", b"abab"]
     ranks = {bytes([n]): n for n in range(256)} | {word: 256 + n for n, word in enumerate(words)}
@@ -96,7 +124,9 @@ def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path):
             _, i = min(pairs)
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
-    path = tmp_path / "r50k_base.tiktoken"
+    entry = (len(ranks), tiktoken_file._ENCODINGS["gpt2"][1], {})
+    monkeypatch.setitem(tiktoken_file._ENCODINGS, "small", entry)
+    path = tmp_path / "small.tiktoken"
     path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % r for t, r in ranks.items()))
     tokenizer = TextTokenizer.open(path)
     for text in ("abc", "aabc", "ababab", "aaab", "cab", "bcabcaab"):

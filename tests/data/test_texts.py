@@ -37,11 +37,15 @@ def test_files_and_folders(tmp_path):
 def test_bad_files(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"ab\xe9")
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"a" * 1000)[:20])
+    raw = bytearray(gzip.compress(bytes(range(256)) * 9))
+    raw[12:40] = b"\xff" * 28
+    (tmp_path / "damaged.txt.gz").write_bytes(raw)
     (tmp_path / "blank.txt").write_text("\n")
     (tmp_path / "folder").mkdir()
     for name, message in (
         ("latin.txt", "not UTF-8 at byte 3"),
         ("torn.txt.gz", "cannot be read"),
+        ("damaged.txt.gz", "cannot be read"),
         ("blank.txt", "no text in it"),
         ("folder", r"no \.txt or \.txt\.gz file"),
         ("none.txt", "cannot be read"),

@@ -1,5 +1,7 @@
 """Generation with a trained decoder: greedy by hand, prompts together as alone, stops, and refusals."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,8 +101,14 @@ def test_programs_are_compiled_once_for_a_bucket(model):
     for length in (2, 5, 9, 16):
         generator([list(range(1, length))], 10, keys(1))
     assert prefill._cache_size() == continue_texts._cache_size() == 1
+    for count in (11, 13, 16):
+        generator([[1, 2]], count, keys(1))
+    assert prefill._cache_size() == continue_texts._cache_size() == 1
     generator([list(range(1, 20))], 10, keys(1))
     assert prefill._cache_size() == continue_texts._cache_size() == 2
+    for count in (50, 51, 52):  # near the end of the context as well
+        generator([[1]], count, keys(1))
+    assert prefill._cache_size() == continue_texts._cache_size() == 3
 
 
 def test_the_whole_context_can_be_filled(model):
@@ -166,12 +174,37 @@ def test_texts_samples_and_stops(model):
 
 
 def test_streamed_text_is_the_text(model):
+    """Also where a stop string is made in several tokens: none of it is shown."""
     generate = TextGenerator(model, TOKENIZER)
-    heard: dict[int, str] = {0: "", 1: ""}
-    found = generate(
-        ["abc", "d"], max_new_tokens=20, seed=1, on_text=lambda n, t: heard.update({n: heard[n] + t})
-    )
-    assert heard == {0: found[0][0].text, 1: found[1][0].text}
+    free = generate(["abc", "d"], max_new_tokens=20, seed=1)
+    for stop in ((), (free[0][0].text[9:13],)):
+        heard: dict[int, str] = {0: "", 1: ""}
+        hear = lambda n, t, heard=heard: heard.update({n: heard[n] + t})  # noqa: E731
+        found = generate(["abc", "d"], max_new_tokens=20, seed=1, on_text=hear, stop=stop)
+        assert heard == {0: found[0][0].text, 1: found[1][0].text}
+    assert found[0][0].text == free[0][0].text[:9]
+    assert generate([], max_new_tokens=3) == []
+
+
+def test_a_stop_string_behind_a_special_token(model):
+    """The prompt's token of eleven characters comes out as none."""
+    tokenizer = TextTokenizer.byte_pairs(["ab"], 257)
+    config = dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size)
+    bigger = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
+    generate = TextGenerator(bigger, tokenizer, ends=())
+    ((free,),) = generate(["<|endoftext|>hello"], max_new_tokens=12, seed=2)
+    stop = free.text[6:8]
+    ((stopped,),) = generate(["<|endoftext|>hello"], max_new_tokens=12, seed=2, stop=[stop])
+    assert stopped.text == free.text[: free.text.find(stop, 4)]
+
+
+def test_more_requests_than_a_batch_holds(model):
+    prompts = [[n % 20 + 1, n % 7] for n in range(70)]
+    generator, rngs = Generator(model, sampling=Sampling(1.2)), keys(70)
+    seen = []
+    found = generator(prompts, 6, rngs, on_tokens=lambda made: seen.append(len(made)) or [False] * 70)
+    assert found == [*generator(prompts[:64], 6, rngs[:64]), *generator(prompts[64:], 6, rngs[64:])]
+    assert set(seen) == {70}
 
 
 def test_a_tokenizer_of_another_vocabulary(model):

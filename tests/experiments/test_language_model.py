@@ -118,7 +118,7 @@ def test_a_run_of_another_config_is_refused(text, whole, tmp_path):
     assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
     other = tmp_path / "other.txt"
     other.write_text(TEXT * 60 + "a")
-    with pytest.raises(UserError, match="its corpus_fingerprint differs"):
+    with pytest.raises(UserError, match="holds a run on another text"):
         train_language_model(config(other), folder)
 
 
@@ -163,6 +163,7 @@ def test_bad_flags(text, changes, message):
         (dict(text=("none.txt",)), r"none\.txt: cannot be read"),
         (dict(context=4_000), "is shorter than one window of 4000"),
         (dict(tokenizer="none.json"), "no such tokenizer file"),
+        (dict(sample="Zürich"), "--sample: the vocabulary of characters lacks 'Z'"),
     ],
 )
 def test_bad_input_leaves_no_folder(text, tmp_path, changes, message):

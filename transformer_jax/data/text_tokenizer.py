@@ -30,10 +30,14 @@ class TextTokenizer(TokenizerFile):
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
+        # A published file may say to cut or to fill up texts: here they are kept as they are.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         found = (tokenizer.token_to_id(name) for name in _ENDS)
         self.ends: tuple[int, ...] = tuple(i for i in found if i is not None)[:1]
         model = json.loads(tokenizer.to_str())["model"]
-        self._characters = set(model["vocab"]) if model["type"] == "WordLevel" else None
+        by_character = model["type"] == "WordLevel" and all(len(token) == 1 for token in model["vocab"])
+        self._characters = set(model["vocab"]) if by_character else None
 
     @property
     def end(self) -> int | None:
@@ -131,6 +135,18 @@ class TextTokenizer(TokenizerFile):
             raise UserError(
                 f"the vocabulary of characters lacks {shown}{more}: leave them out, or "
                 "train with --tokenizer bpe"
+            )
+
+    def check_fits(self, vocab_size: int) -> None:
+        """That every id is one of a model's vocabulary of this size.
+
+        Raises:
+          UserError: the tokenizer has more.
+        """
+        if self.vocab_size > vocab_size:
+            raise UserError(
+                f"the tokenizer has ids up to {self.vocab_size - 1} and the model a vocabulary of "
+                f"{vocab_size}: they do not belong together"
             )
 
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import pathlib
 import pydoc_data.topics
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +48,7 @@ def _read(path: pathlib.Path) -> str:
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 

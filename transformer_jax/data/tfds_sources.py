@@ -225,7 +225,8 @@ def prepared_builder(
         import tensorflow_datasets as tfds
 
         # Sets of the older kind are registered by the import of their own module.
-        importlib.import_module("tensorflow_datasets.translate")
+        for module in ("translate", "text"):
+            importlib.import_module(f"tensorflow_datasets.{module}")
     except ImportError as error:
         raise UserError(
             f"--corpus tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"

@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from transformer_jax.errors import UserError
 
-# How each encoding cuts text into words before merging, and its special tokens; the file holds neither.
+# Each encoding's number of tokens in its file, and what the file does not hold: how text is cut into words
+# before merging, and the special tokens.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = "|".join([
     r"'(?i:[sdmt]|ll|ve|re)",
@@ -31,18 +32,19 @@ _O200K = "|".join([
     r"\s+(?!\S)",
     r"\s+",
 ])  # fmt: skip
-_ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
-    "gpt2": (_GPT2, {"<|endoftext|>": 50_256}),
-    "r50k_base": (_GPT2, {"<|endoftext|>": 50_256}),
-    "p50k_base": (_GPT2, {"<|endoftext|>": 50_256}),
+_ENCODINGS: dict[str, tuple[int, str, dict[str, int]]] = {
+    "gpt2": (50_256, _GPT2, {"<|endoftext|>": 50_256}),
+    "r50k_base": (50_256, _GPT2, {"<|endoftext|>": 50_256}),
+    "p50k_base": (50_280, _GPT2, {"<|endoftext|>": 50_256}),
     "cl100k_base": (
+        100_256,
         _CL100K,
         {
             "<|endoftext|>": 100_257, "<|fim_prefix|>": 100_258, "<|fim_middle|>": 100_259,
             "<|fim_suffix|>": 100_260, "<|endofprompt|>": 100_276,
         },
     ),
-    "o200k_base": (_O200K, {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018}),
+    "o200k_base": (199_998, _O200K, {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018}),
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def _alphabet() -> list[str]:
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
 
 
-def _ranks(path: pathlib.Path) -> dict[bytes, int]:
+def _ranks(path: pathlib.Path, size: int) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -70,6 +72,8 @@ def _ranks(path: pathlib.Path) -> dict[bytes, int]:
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
     if missing:
         raise UserError(f"{path}: {missing} of the 256 bytes have no token; the file is cut short")
+    if len(ranks) != size or len(set(ranks.values())) != size:
+        raise UserError(f"{path}: {len(ranks):,} tokens, not {size:,}; the file is cut short or damaged")
     return ranks
 
 
@@ -97,8 +101,8 @@ def read_tiktoken(path: str | pathlib.Path) -> Tokenizer:
     path = pathlib.Path(path)
     if path.stem not in _ENCODINGS:
         raise UserError(f"{path}: unknown encoding {path.stem!r}: known are {', '.join(_ENCODINGS)}")
-    pattern, special = _ENCODINGS[path.stem]
-    ranks, alphabet = _ranks(path), _alphabet()
+    size, pattern, special = _ENCODINGS[path.stem]
+    ranks, alphabet = _ranks(path, size), _alphabet()
 
     def written(token: bytes) -> str:
         return "".join(alphabet[byte] for byte in token)

@@ -168,6 +168,12 @@ def continue_texts(
     return state, tokens, made
 
 
+@jax.jit
+def for_decoding(model: Any) -> Any:
+    """A causal decoder with its blocks cut out of their stack; see `CausalDecoder.for_decoding`."""
+    return model.for_decoding()
+
+
 class Generator:
     """Continues token sequences with a causal decoder.
 
@@ -179,8 +185,13 @@ class Generator:
 
     def __init__(self, model: Any, *, sampling: Sampling = Sampling(), ends: Sequence[int] = ()):
         self.config, self.sampling, self.ends = model.config, sampling, tuple(ends)
-        # The blocks are cut out of their stack once, not in each call.
-        self.model = jax.jit(lambda m: m.for_decoding())(model)
+        self._given: Any = model
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model as `for_decoding` makes it: once, when first asked for; what was given is let go then."""
+        model, self._given = self._given, None
+        return for_decoding(model)
 
     def __call__(
         self,
@@ -206,13 +217,28 @@ class Generator:
         Raises:
           UserError: an empty prompt, ids outside the vocabulary, or more tokens than the model's context.
         """
-        limit = self.config.max_length
-        self.check(prompts, max_new_tokens, context=limit)
+        self.check(prompts, max_new_tokens)
+        most = _ROWS[-1]
+        if len(prompts) > most:
+            # A watcher sees all requests, those that are done and those that have not begun among them.
+            groups: list[list[list[int]]] = []
+            for n in range(0, len(prompts), most):
+                before, after = [ids for group in groups for ids in group], len(prompts) - n - most
+
+                def watch(made, before=before, after=after):
+                    assert on_tokens is not None
+                    return on_tokens([*before, *made, *[[]] * after])[len(before) : len(before) + len(made)]
+
+                watched = None if on_tokens is None else watch
+                own = prompts[n : n + most]
+                groups.append(self(own, max_new_tokens, rngs[n : n + most], on_tokens=watched, chunk=chunk))
+            return [ids for group in groups for ids in group]
         count = len(prompts)
-        rows = next((n for n in _ROWS if n >= count), count)
-        longest = max(map(len, prompts))
-        length = bucket_length(longest, limit - max_new_tokens)
-        room = bucket_length(length + max_new_tokens, limit)
+        rows = next(n for n in _ROWS if n >= count)
+        limit = self.config.max_length
+        length = bucket_length(max(map(len, prompts)), limit)
+        # With its empty places in front of short prompts, a row may be longer than the context.
+        room = length + bucket_length(max_new_tokens, limit)
         filled = [*prompts, *[prompts[-1]] * (rows - count)]
         padded = np.zeros((rows, length), np.int32)
         for place, ids in zip(padded, filled, strict=True):
@@ -242,8 +268,20 @@ class Generator:
                         break
             new += steps
 
-    def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, context: int) -> None:
-        """That the prompts can be continued within a context of so many tokens.
+    def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        context: int | None = None,
+        spare: int = 0,
+    ) -> None:
+        """That the prompts can be continued.
+
+        Args:
+          prompts, max_new_tokens: see `__call__`.
+          context: tokens that may be seen at once; None is the model's.
+          spare: tokens of it that a draft model takes.
 
         Raises:
           UserError: they cannot; see `__call__`.
@@ -251,6 +289,8 @@ class Generator:
         if max_new_tokens < 1:
             raise UserError(f"--max-new-tokens {max_new_tokens} is below 1")
         vocab_size = self.config.vocab_size
+        context = self.config.max_length if context is None else context
+        taken = f", of which a draft model takes {spare}" if spare else ""
         for ids in prompts:
             if not len(ids):
                 raise UserError("the prompt is empty: give at least one token")
@@ -260,8 +300,8 @@ class Generator:
                     f"token id {strange} of the prompt is outside the model's vocabulary of {vocab_size}: "
                     "the tokenizer is not the model's"
                 )
-            if len(ids) + max_new_tokens > context:
+            if len(ids) + max_new_tokens + spare > context:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones are more than the model's "
-                    f"context of {context}: shorten the prompt or lower --max-new-tokens"
+                    f"context of {context}{taken}: shorten the prompt or lower --max-new-tokens"
                 )

@@ -132,7 +132,7 @@ class SpeculativeGenerator:
         if draft_tokens < 1:
             raise UserError(f"--draft-tokens {draft_tokens} is below 1")
         self._plain = Generator(model, sampling=sampling, ends=ends)
-        self.draft = jax.jit(lambda m: m.for_decoding())(draft)
+        self._draft = Generator(draft)
         self.sampling, self.ends, self.draft_tokens = sampling, tuple(ends), draft_tokens
         self.limit = min(model.config.max_length, draft.config.max_length)
 
@@ -148,7 +148,7 @@ class SpeculativeGenerator:
         """See `Generator`; `chunk` is not read, since a round makes as many tokens as stand."""
         del chunk
         # The last round may propose more than is wanted.
-        self._plain.check(prompts, max_new_tokens, context=self.limit - self.draft_tokens - 1)
+        self._plain.check(prompts, max_new_tokens, context=self.limit, spare=self.draft_tokens + 1)
         made: list[list[int]] = [[] for _ in prompts]
         for number, (ids, rng) in enumerate(zip(prompts, rngs, strict=True)):
             for new in self._one(ids, max_new_tokens, rng):
@@ -159,19 +159,18 @@ class SpeculativeGenerator:
 
     def _one(self, ids: Sequence[int], max_new_tokens: int, rng: jax.Array):
         """The new tokens of one prompt, as many at a time as a round leaves standing."""
-        wanted = max_new_tokens + self.draft_tokens + 1
-        length = bucket_length(len(ids), self.limit - wanted)
-        room = bucket_length(length + wanted, self.limit)
+        length = bucket_length(len(ids), self.limit)
+        room = length + bucket_length(max_new_tokens + self.draft_tokens + 1, self.limit)
         first = jnp.array([length - len(ids)], jnp.int32)
         prompt = np.zeros((1, length), np.int32)
         prompt[0, length - len(ids) :] = ids
-        model = self._plain.model
-        caches = _begin(model, self.draft, prompt, first, room=room)
+        model, draft = self._plain.model, self._draft.model
+        caches = _begin(model, draft, prompt, first, room=room)
         last, new, number = jnp.int32(ids[-1]), 0, 0
         while new < max_new_tokens:
             key = jax.random.fold_in(rng, number)
             options: dict[str, Any] = dict(sampling=self.sampling, draft_tokens=self.draft_tokens)
-            caches, tokens, count = _round(model, self.draft, caches, last, key, **options)
+            caches, tokens, count = _round(model, draft, caches, last, key, **options)
             standing = np.asarray(tokens)[: int(count)].tolist()[: max_new_tokens - new]
             last, number = jnp.int32(standing[-1]), number + 1
             ended = next((n for n, token in enumerate(standing, 1) if token in self.ends), None)

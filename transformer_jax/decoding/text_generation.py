@@ -29,19 +29,6 @@ class Generated:
     new_tokens: int
 
 
-def check_vocabulary(tokenizer: TextTokenizer, vocab_size: int) -> None:
-    """That every id of a tokenizer is one of the model's.
-
-    Raises:
-      UserError: the tokenizer has more.
-    """
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model a vocabulary of "
-            f"{vocab_size}: they do not belong together"
-        )
-
-
 class TextGenerator:
     """Continues texts with a causal decoder and its tokenizer.
 
@@ -67,7 +54,7 @@ class TextGenerator:
         draft: Any = None,
         draft_tokens: int = 4,
     ):
-        check_vocabulary(tokenizer, model.config.vocab_size)
+        tokenizer.check_fits(model.config.vocab_size)
         self.tokenizer = tokenizer
         if ends is None:
             ends = tokenizer.ends
@@ -104,6 +91,8 @@ class TextGenerator:
         """
         if not all(stop):
             raise UserError("a stop string is empty: leave it out")
+        if not prompts:
+            return []
         encoded = self.tokenizer.encode_prompts(prompts)
         for text, ids in zip(prompts, encoded, strict=True):
             if not text or not ids:
@@ -112,23 +101,27 @@ class TextGenerator:
         key = jax.random.key(seed)
         rngs = [jax.random.fold_in(key, n) for _ in prompts for n in range(samples)]
         shown = [""] * len(asked)
+        # As they come out again: special tokens are left out of a text.
+        begins = [len(text) for text in self.tokenizer.decode(encoded)]
 
         def text_of(number: int, new: list[int]) -> tuple[str, bool]:
             """The text so far, and whether a stop string ended it."""
             (text,) = self.tokenizer.decode([[*asked[number], *new]])
-            behind = len(prompts[number // samples])  # a stop string in the prompt stops nothing
+            behind = begins[number // samples]  # a stop string in the prompt stops nothing
             places = [place for s in stop if (place := text.find(s, max(0, behind - len(s) + 1))) >= 0]
             return (text[: min(places)], True) if places else (text, False)
+
+        def show(number: int, text: str) -> None:
+            if on_text is not None and len(text) > len(shown[number]) and text.startswith(shown[number]):
+                on_text(number, text[len(shown[number]) :])
+                shown[number] = text
 
         def look(made: list[list[int]]) -> list[bool]:
             done = []
             for number, new in enumerate(made):
                 text, stopped = text_of(number, new)
-                # The last character may be cut; a stop string that has begun may be completed.
-                safe = text if stopped else text.rstrip("\ufffd")
-                if on_text is not None and len(safe) > len(shown[number]) and safe.startswith(shown[number]):
-                    on_text(number, safe[len(shown[number]) :])
-                    shown[number] = safe
+                # The last character may be cut, and a stop string may have begun: what is shown stays shown.
+                show(number, text if stopped else _without_begun(text.rstrip("\ufffd"), stop))
                 done.append(stopped)
             return done
 
@@ -141,5 +134,12 @@ class TextGenerator:
             text, stopped = text_of(number, new)
             while stopped and len(new) > 1 and text_of(number, new[:-1])[1]:
                 new = new[:-1]  # tokens of the same call behind the stop string
+            show(number, text)
             found.append(Generated(text, [*asked[number], *new], len(new)))
         return [found[n : n + samples] for n in range(0, len(found), samples)]
+
+
+def _without_begun(text: str, stop: Sequence[str]) -> str:
+    """The text without an end that a stop string may begin with."""
+    begun = [size for s in stop for size in range(1, len(s)) if text.endswith(s[:size])]
+    return text[: len(text) - max(begun, default=0)]

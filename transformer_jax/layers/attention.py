@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.materialise import materialised
 
 
 def dot_product_attention(
@@ -166,7 +167,9 @@ class KeyValueCache(flax.struct.PyTreeNode):
             new = new.transpose(0, 3, 4, 2, 1).reshape(*buffer.shape[:3], -1).astype(buffer.dtype)
             return jax.lax.dynamic_update_slice_in_dim(buffer, new, at * beams, axis=3)
 
-        return KeyValueCache(write(self.keys, key), write(self.values, value))
+        # Stored before it is read: XLA's CPU backend would fuse the writing into each of its readers, and copy
+        # the whole cache for each of them in every step.
+        return KeyValueCache(materialised(write(self.keys, key)), materialised(write(self.values, value)))
 
 
 class MultiHeadAttention(nnx.Module):

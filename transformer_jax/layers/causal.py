@@ -79,6 +79,10 @@ class CausalSelfAttention(MultiHeadAttention):
         self.relative_keys = nnx.Embed(rows, head_width, **table) if rows else None
         self.relative_values = nnx.Embed(rows, head_width, **table) if rows else None
 
+    def project_all(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries (B, N, H, K), keys and values (B, N, G, K) of the tokens (B, N, D)."""
+        return self.query(x), *self.project(x)
+
     def attend(
         self,
         x: jax.Array,
@@ -93,8 +97,7 @@ class CausalSelfAttention(MultiHeadAttention):
         `cache` holds earlier tokens, and receives the new ones from position `at` on; without one the
         tokens attend within x.
         """
-        query = self.query(x)
-        key, value = self.project(x)
+        query, key, value = self.project_all(x)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if places.rotation is not None:
@@ -126,6 +129,36 @@ class CausalSelfAttention(MultiHeadAttention):
         )
         output = self.output(mixed.reshape(rows, N, *mixed.shape[2:]))
         return output, (separate_rows(weights, rows) if return_weights else None, cache)
+
+
+class JoinedSelfAttention(CausalSelfAttention):
+    """The same attention with one product for queries, keys and values: for decoding.
+
+    A step of one token is bound by reading the weights, and each product hands its share of them out to
+    the cores anew: one large product reads a seventh more in the same time than three.
+
+    Args:
+      attention: whose parameters are taken over.
+    """
+
+    def __init__(self, attention: CausalSelfAttention):
+        parts = (attention.query, attention.key, attention.value)
+        self.heads, self.kv_heads = (part.out_features[0] for part in parts[:2])
+        self.dtype = attention.query.dtype
+        self.kernel = nnx.Param(jnp.concatenate([part.kernel[...] for part in parts], axis=1))
+        biases = [part.bias[...] for part in parts if part.bias is not None]
+        self.bias = nnx.Param(jnp.concatenate(biases)) if biases else None
+        self.output, self.implementation = attention.output, attention.implementation
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.shaw_limit = attention.shaw_limit
+        self.relative_keys, self.relative_values = attention.relative_keys, attention.relative_values
+
+    def project_all(self, x):
+        kernel, x = self.kernel[...].astype(self.dtype), x.astype(self.dtype)
+        joined = jnp.einsum("bnd,dhk->bnhk", x, kernel)
+        if self.bias is not None:
+            joined = joined + self.bias[...].astype(self.dtype)
+        return tuple(jnp.split(joined, [self.heads, self.heads + self.kv_heads], axis=2))
 
 
 class CausalBlock(nnx.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.causal import CausalBlock, Places
+from transformer_jax.layers.causal import CausalBlock, JoinedSelfAttention, Places
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
@@ -17,7 +17,8 @@ from transformer_jax.layers.masks import causal_mask, segment_mask
 from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.position_schemes import NoPositions
 from transformer_jax.layers.positions import segment_positions
-from transformer_jax.layers.stack import make_stack, run_stack, stack_size, unstack
+from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.models.config_checks import head_width
 from transformer_jax.models.decoder_cache import DecoderCache
 from transformer_jax.models.step import StepFunction, StepOutput
 
@@ -138,26 +139,25 @@ class CausalDecoder(nnx.Module):
 
     def for_decoding(self) -> Self:
         """The same model with its blocks one by one rather than stacked, which `step_function` then need
-        not cut out: for a program that is called many times. Training needs the stack.
+        not cut out, and their projections joined: for a program that is called many times. Training needs
+        the stack.
         """
-        graph, leaves = nnx.split(self)
-        copy = nnx.merge(graph, leaves)
-        copy.blocks = nnx.data(unstack(self.blocks))
+        copy = nnx.merge(*nnx.split(self))
+        blocks = unstack(copy.blocks)
+        for block in blocks:
+            block.attention = JoinedSelfAttention(block.attention)
+        copy.blocks = nnx.data(blocks)
         return copy
 
     def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> DecoderCache:
-        """Room for `max_length` tokens of each row; see `DecoderCache` for `first`.
+        """A cache of `max_length` places for each row; see `DecoderCache` for `first`.
 
-        Raises:
-          ValueError: more than the model's `max_length`.
+        With places in front of a text, rows may be longer than the model's `max_length`; no text may be.
         """
-        self._check_length(max_length)
-        blocks = self.blocks
-        layers = len(blocks) if isinstance(blocks, tuple) else stack_size(blocks)
-        attention = (blocks[0] if isinstance(blocks, tuple) else blocks).attention
-        kv_heads, head_width = attention.key.out_features
-        dtype = jnp.dtype(self.config.dtype)
-        return DecoderCache.room(layers, rows, max_length, kv_heads, head_width, dtype, first=first)
+        config = self.config
+        dtype = jnp.dtype(config.dtype)
+        width = head_width(config)
+        return DecoderCache.room(config.layers, rows, max_length, config.kv_heads, width, dtype, first=first)
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
         """The step that decoding sees; its weights are cut out once, so make it before a loop."""
@@ -184,7 +184,7 @@ class CausalDecoder(nnx.Module):
                 target.append(layer)
                 kept.append(weights)
             stacked = jnp.stack(kept, axis=1) if return_weights else None
-            if last_only:  # a prompt's other logits are V numbers a token that nobody reads
+            if last_only:
                 x = x[:, -1:]
             return StepOutput(self._logits(x, table), stacked), extended.replace(target=tuple(target))
 

@@ -38,3 +38,8 @@ def check_sizes(config: Any, *, head_width: int | None = None) -> None:
         raise ValueError(f"dropout={config.dropout} must be at least 0 and below 1")
     if isinstance(config.rotary_scaling, dict):
         object.__setattr__(config, "rotary_scaling", RotaryScaling(**config.rotary_scaling))
+
+
+def head_width(config: Any) -> int:
+    """K: the config's own where it has one, else D / H."""
+    return getattr(config, "head_width", None) or config.width // config.heads

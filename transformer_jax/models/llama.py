@@ -12,7 +12,7 @@ from transformer_jax.layers.feed_forward import GatedFeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
-from transformer_jax.models.config_checks import check_choices, check_sizes
+from transformer_jax.models.config_checks import check_choices, check_sizes, head_width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +168,12 @@ class Llama(CausalDecoder):
                 dropout=config.dropout,
             )
 
-        head_width = config.head_width or config.width // config.heads
         super().__init__(
             config,
             make_block=block,
-            positions=RotaryPositions(head_width, theta=config.rotary_theta, scaling=config.rotary_scaling),
+            positions=RotaryPositions(
+                head_width(config), theta=config.rotary_theta, scaling=config.rotary_scaling
+            ),
             norm=rms_norm(config, rngs),
             embedding_std=std,
             tied=config.tie,

@@ -31,6 +31,10 @@ class Cache(Protocol):
 
 
 class StepFunction(Protocol):
-    """`step(cache, tokens (B, N)) -> (StepOutput, cache)`; N > 1 for prefill and for verifying drafts."""
+    """`step(cache, tokens (B, N)) -> (StepOutput, cache)`; N > 1 for prefill and for verifying drafts.
 
-    def __call__(self, cache: Any, tokens: jax.Array) -> tuple[StepOutput, Any]: ...
+    With `last_only` the logits are those behind the last token, (B, 1, V): a prompt's others are V numbers a
+    token that nobody reads.
+    """
+
+    def __call__(self, cache: Any, tokens: jax.Array, *, last_only: bool = False) -> tuple[StepOutput, Any]: ...

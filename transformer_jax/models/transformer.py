@@ -374,7 +374,9 @@ class Transformer(nnx.Module):
         if self.unembedding is None:
             table = materialised(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
 
-        def step(cache: TransformerCache, tokens: jax.Array) -> tuple[StepOutput, TransformerCache]:
+        def step(
+            cache: TransformerCache, tokens: jax.Array, *, last_only: bool = False
+        ) -> tuple[StepOutput, TransformerCache]:
             positions, _ = cache.positions(tokens.shape[1])
             x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
             extended, mask = cache.extended(tokens.shape[1])
@@ -392,6 +394,8 @@ class Transformer(nnx.Module):
                 target.append(layer)
                 kept.append(weights)
             weights = jnp.stack(kept, axis=1) if return_weights else None
+            if last_only:
+                x = x[:, -1:]
             return StepOutput(self._logits(x, table), weights), extended.replace(target=tuple(target))
 
         return step

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
 from flax import nnx
 
 from transformer_jax.data.text_tokenizer import TextTokenizer
@@ -174,11 +175,10 @@ def _read_part(
 
 def _read_tokenizer(folder: pathlib.Path, config: dict[str, Any], vocab_size: int) -> TextTokenizer:
     tokenizer = TextTokenizer.open(folder)
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1} and the model a vocabulary of "
-            f"{vocab_size}: they do not belong together"
-        )
+    try:
+        tokenizer.check_fits(vocab_size)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
     generation = folder / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.is_file() else None
     ends = config.get("eos_token_id") if ends is None else ends
@@ -250,5 +250,8 @@ def save(
             tokenizer_config["eos_token"] = tokenizer.tokens([tokenizer.end])[0]
         for name, value in (("tokenizer_config.json", tokenizer_config), ("config.json", described)):
             (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
+    except (OSError, UserError, safetensors.SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: cannot be written ({reason}); free some space or name another folder"
+        ) from None
