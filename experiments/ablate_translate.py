@@ -21,7 +21,6 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
-import logging
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -29,12 +28,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from experiments.command import run_command
 from transformer_jax.config_values import choose
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.runs import Run, load_translator
 from transformer_jax.training.checkpoints import write_text_atomically
-from transformer_jax.training.loop import Stopped
 from transformer_jax.translation import train_translator
 from transformer_jax.translation_config import ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import load_corpus
@@ -108,33 +107,21 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         }
 
 
-def main() -> int:
-    """The command; returns its exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    table: list[dict[str, Any]] = []
-    try:
-        arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
-        file = pathlib.Path(arguments.runs_dir, "table.json")
-        if file.exists():
-            table = json.loads(file.read_text())
-        print("| row | validation BLEU | test BLEU | training |\n|---|---|---|---|")
-        for row in rows(arguments):
-            table = [*(old for old in table if old["name"] != row["name"]), row]
-            print(
-                f"| {row['name']} | {row['valid_bleu']:.2f} | {row['test_bleu']:.2f} | "
-                f"{row['steps']:,} steps, {row['training_seconds']:,.0f} s |",
-                flush=True,
-            )
-            write_text_atomically(file, json.dumps(table, indent=1) + "\n")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, Stopped):
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
-    return 0
+def main() -> None:
+    """The command."""
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    file = pathlib.Path(arguments.runs_dir, "table.json")
+    table: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    print("| row | validation BLEU | test BLEU | training |\n|---|---|---|---|")
+    for row in rows(arguments):
+        table = [*(old for old in table if old["name"] != row["name"]), row]
+        print(
+            f"| {row['name']} | {row['valid_bleu']:.2f} | {row['test_bleu']:.2f} | "
+            f"{row['steps']:,} steps, {row['training_seconds']:,.0f} s |",
+            flush=True,
+        )
+        write_text_atomically(file, json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import ablate_translate
+from experiments.command import run_command
 from transformer_jax import runs
 from transformer_jax.translation_config import TranslationConfig, resolve
 
@@ -43,7 +44,7 @@ def test_rows_are_trained_scored_and_kept(files, tmp_path, monkeypatch, capsys):
     small = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
     command = ["ablate", *files, *small, "--runs-dir", str(folder), "--only", *rows]
     monkeypatch.setattr(sys, "argv", command)
-    assert ablate_translate.main() == 0
+    assert run_command(ablate_translate.main) == 0
     table = json.loads((folder / "table.json").read_text())
     assert [row["name"] for row in table] == rows
     printed = capsys.readouterr().out
@@ -54,12 +55,12 @@ def test_rows_are_trained_scored_and_kept(files, tmp_path, monkeypatch, capsys):
     differ = {field for field, value in training["base"].items() if training["post-norm"][field] != value}
     assert differ == {"norm"}
     monkeypatch.setattr(sys, "argv", [*command[:-3], "no average"])
-    assert ablate_translate.main() == 0
+    assert run_command(ablate_translate.main) == 0
     again = json.loads((folder / "table.json").read_text())
     assert [row["name"] for row in again] == ["base", "post-norm", "no average"]
     monkeypatch.setattr(sys, "argv", [*command[:-3], "post-norm", "--norm", "post"])
-    assert ablate_translate.main() == 2
+    assert run_command(ablate_translate.main) == 2
     assert "'post-norm' would be the base again" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*command[:-3], "nothing"])
-    assert ablate_translate.main() == 2
+    assert run_command(ablate_translate.main) == 2
     assert "unknown row 'nothing': choose one of base" in capsys.readouterr().err

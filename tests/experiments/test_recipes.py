@@ -99,12 +99,13 @@ def test_the_plan_adds_up():
 
 def test_the_command_plans_and_writes_nothing(tmp_path, monkeypatch, capsys):
     from experiments import translate
+    from experiments.command import run_command
 
     run_dir = tmp_path / "run"
     monkeypatch.setattr(
         sys, "argv", ["translate", "--recipe", "wmt14-en-fr-big", "--dry-run", "--run-dir", str(run_dir)]
     )
-    assert translate.main() == 0
+    assert run_command(translate.main) == 0
     out = capsys.readouterr().out
     assert "41.8 BLEU (Vaswani et al. 2017, table 2); not measured here" in out
     assert "tfds:wmt14_translate/fr-en, en-fr" in out

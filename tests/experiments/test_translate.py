@@ -156,10 +156,11 @@ def test_bad_input_is_one_line(tmp_path, arguments, message, monkeypatch, capsys
     import re
 
     from experiments import translate
+    from experiments.command import run_command
 
     folder = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["translate", "--run-dir", str(folder), *arguments])
-    assert translate.main() != 0
+    assert run_command(translate.main) != 0
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert error.count("\n") == 1
