@@ -83,11 +83,13 @@ def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
         np.testing.assert_array_equal(leaf, leaves(tmp_path)[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_dials_change_no_score(text, whole, tmp_path):
     results = train_language_model(config(text), tmp_path, dials=Dials(unroll=1, remat=True))
     assert results["validation_loss"] == pytest.approx(whole[1]["validation_loss"], rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

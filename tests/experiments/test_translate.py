@@ -320,6 +320,7 @@ def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [dict(accumulation=2), dict(ema=0.9), dict(optimizer="muon"), dict(norm="pre"), dict(tie="none"),

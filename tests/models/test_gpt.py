@@ -31,6 +31,7 @@ class TestGPT(DecoderBattery):
     changes = CHANGES
 
 
+@pytest.mark.long
 class TestUntied(DecoderBattery):
     """Without biases, with a table of its own for the logits, and T5's positions."""
 
@@ -39,7 +40,10 @@ class TestUntied(DecoderBattery):
     changes = CHANGES | dict(positions="none", use_bias=True, tie=True)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "shaw", "none"])
+@pytest.mark.parametrize(
+    "positions",
+    ["rotary", "shaw", *(pytest.param(p, marks=pytest.mark.long) for p in ("sinusoidal", "alibi", "none"))],
+)
 def test_other_positions_in_steps(positions):
     """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
     battery = TestGPT()
