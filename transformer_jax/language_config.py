@@ -102,7 +102,7 @@ FREE_FIELDS = {"data_dir", "steps", "save_every", "evaluate_every", "sample", "s
 _LEARNING: dict[str, dict[str, Any]] = {
     "gpt": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "llama": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
-    "modern_gpt": dict(optimizer="muon", learning_rate=1e-2, weight_decay=0.0),
+    "modern_gpt": dict(optimizer="muon", learning_rate=5e-3, weight_decay=0.0),
 }
 
 
