@@ -211,6 +211,7 @@ def final_state(folder):
     return step, named_leaves(parts)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
     """12 steps at once, and 6 steps, which is off the schedule of saves, extended to 12; both dropouts on."""
     changes = dict(bpe_dropout=0.1)
@@ -234,6 +235,7 @@ def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
     assert extended["steps"] == whole["steps"] == 12
 
 
+@pytest.mark.long
 def test_scoring_again_leaves_the_averaged_parameters_alone(files, tmp_path):
     train_translator(config(files, steps=4), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")}
@@ -242,6 +244,7 @@ def test_scoring_again_leaves_the_averaged_parameters_alone(files, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["training"]["beam_size"] == 2
 
 
+@pytest.mark.long
 def test_a_number_of_steps_that_was_too_large_can_be_taken_back(files, tmp_path):
     train_translator(config(files, steps=4), tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
@@ -252,6 +255,7 @@ def test_a_number_of_steps_that_was_too_large_can_be_taken_back(files, tmp_path)
     assert train_translator(config(files, steps=5), tmp_path)["steps"] == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batching", ["buckets", "packed"])
 def test_a_length_limit_of_any_number(files, tmp_path, batching):
     """Buckets round lengths up, but not past what the model takes."""
@@ -280,6 +284,7 @@ def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):
         train_translator(config(files, schedule="cosine", steps=2), tmp_path / "run")
 
 
+@pytest.mark.long
 def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
     train_translator(config(files, steps=8), tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:
