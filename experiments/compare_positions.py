@@ -4,8 +4,7 @@
 
 Trains one small GPT for each scheme on windows of 64 tokens, alike but for the scheme, then evaluates it on the
 held-out text in windows of 64, 128, 256 and 512 tokens: a scheme that carries over keeps its loss or lowers it
-as the context grows. Prints a table, and writes `table.json` and `positions.png` to --runs-dir. Seven runs take
-about a quarter of an hour on two cores of an AMD EPYC.
+as the context grows. Prints a table, and writes `table.json` and `positions.png` to --runs-dir.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def _multi30k() -> Recipe:
             --test test_2016_flickr.lc.norm.tok.en.gz test_2016_flickr.lc.norm.tok.de.gz
 
     Seed 0, two cores of a shared AMD EPYC, jax 0.10.2, 2026-11-21: 40.93 BLEU on test_2016_flickr (beam 5,
-    mean of the last 8 checkpoints, tokenised; 41.27 on validation), 6,534 s with other work beside it.
+    mean of the last 8 checkpoints, tokenised; 41.27 on validation), 6,534 s with other work beside it
+    and pauses for it.
     """
     values = dict(
         preset="tiny",

@@ -68,7 +68,7 @@ def test_order_matters_to_each_scheme(positions):
     np.testing.assert_allclose(there[0, 2], back[0, 2], atol=1e-6)
 
 
-# The published counts: Hugging Face's `num_parameters()` of openai-community/gpt2, -medium, -large and -xl.
+# The published counts, and `num_parameters()` of transformers' model of the same sizes.
 COUNTS = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1558M": 1_557_611_200}
 
 

@@ -21,7 +21,7 @@ class TestLlama(DecoderBattery):
     )  # fmt: skip
 
 
-# The published counts: Hugging Face's `num_parameters()` of each checkpoint.
+# The published counts, and `num_parameters()` of transformers' model of the same sizes.
 COUNTS = {
     "7B": 6_738_415_616, "13B": 13_015_864_320, "2-7B": 6_738_415_616, "2-13B": 13_015_864_320,
     "2-70B": 68_976_648_192, "3-8B": 8_030_261_248, "3-70B": 70_553_706_496, "3.1-8B": 8_030_261_248,
