@@ -47,6 +47,7 @@ RULES = (
     Rule(r"((source|target)_)?embedding/table/embedding", ("vocab", "width")),
     Rule(r"unembedding/table/embedding", ("vocab", "width"), decays=True),
     Rule(r"((source|target)_positions|positions/table)/embedding", ("positions", "width")),
+    Rule(r"smear", ("width",)),
     Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
     _matrix(_ATTENTION + r"query/kernel", ("width",), ("heads", "head_width")),

@@ -18,8 +18,8 @@ from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.position_schemes import NoPositions
 from transformer_jax.layers.positions import segment_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.models.causal_cache import CausalCache
 from transformer_jax.models.config_checks import head_width
-from transformer_jax.models.decoder_cache import DecoderCache
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
@@ -77,8 +77,13 @@ class CausalDecoder(nnx.Module):
         padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
         return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
 
-    def _embed(self, tokens: jax.Array, positions: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        """Tokens (B, N) at positions (N,) or (B, N) -> (B, N, D)."""
+    def _embed(
+        self, tokens: jax.Array, before: jax.Array, positions: jax.Array, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Tokens (B, N) at positions (N,) or (B, N) -> (B, N, D).
+
+        `before` (B, 1) is the token in front of the first one; anything at position 0, which has none.
+        """
         x = self.positions.add_to(self.embedding(tokens), positions)
         return dropout(x, self.config.dropout, dropout_key)
 
@@ -132,7 +137,7 @@ class CausalDecoder(nnx.Module):
             return x, weights
 
         with jax.named_scope("decoder"):
-            x = self._embed(tokens, positions, embed_key)
+            x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
             x, weights = run_stack(run_block, self.blocks, x, stack_key, self.dials)
         logits = self._logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
@@ -149,7 +154,7 @@ class CausalDecoder(nnx.Module):
         copy.blocks = nnx.data(blocks)
         return copy
 
-    def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> DecoderCache:
+    def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> CausalCache:
         """A cache of `max_length` places for each row; see `DecoderCache` for `first`.
 
         With places in front of a text, rows may be longer than the model's `max_length`; no text may be.
@@ -157,7 +162,10 @@ class CausalDecoder(nnx.Module):
         config = self.config
         dtype = jnp.dtype(config.dtype)
         width = head_width(config)
-        return DecoderCache.room(config.layers, rows, max_length, config.kv_heads, width, dtype, first=first)
+        return CausalCache.room(
+            config.layers, rows, max_length, config.kv_heads, width, dtype,
+            first=first, tokens=jnp.zeros((rows, max_length), jnp.int32),
+        )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
         """The step that decoding sees; its weights are cut out once, so make it before a loop."""
@@ -167,15 +175,16 @@ class CausalDecoder(nnx.Module):
         scheme = self.positions
 
         def step(
-            cache: DecoderCache, tokens: jax.Array, *, last_only: bool = False
-        ) -> tuple[StepOutput, DecoderCache]:
+            cache: CausalCache, tokens: jax.Array, *, last_only: bool = False
+        ) -> tuple[StepOutput, CausalCache]:
             N, W = tokens.shape[1], cache.history.shape[1]
             coming, entries = cache.positions(N)
             own = coming if coming.ndim == 1 else jnp.repeat(coming, W, axis=0)
             queries = jnp.tile(coming, W)  # the beams of a row after each other
             extended, mask = cache.extended(N)
+            extended, before = extended.with_tokens(tokens, cache.length)
             places = Places(mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries))
-            x = self._embed(tokens, own, None)
+            x = self._embed(tokens, before, own, None)
             target, kept = [], []
             for block, layer in zip(blocks, cache.target, strict=True):
                 x, (weights, layer) = block(

@@ -10,6 +10,7 @@ from flax import nnx
 from transformer_jax.layers.blocks import rms_norm
 from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
 from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
@@ -92,6 +93,8 @@ class ModernGPT(CausalDecoder):
 
     From Jordan et al. 2024 ("modded-nanogpt") and what it took over:
 
+    - each embedding takes a trained share, channel by channel, of the one before it ("smear" there; the
+      token shift of Peng et al. 2023, RWKV): pairs of tokens are seen in front of the first block;
     - RMS normalisation without trained scales, of the embeddings as well;
     - rotary positions (Su et al. 2021), and queries and keys normalised before they are turned (QK-norm;
       Henry et al. 2020);
@@ -149,9 +152,16 @@ class ModernGPT(CausalDecoder):
             dials=dials,
         )
         self.embedding_norm = rms_norm(config, rngs, use_scale=False)
+        self.smear = nnx.Param(jnp.zeros(config.width))
 
-    def _embed(self, tokens: jax.Array, positions: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        return self.embedding_norm(super()._embed(tokens, positions, dropout_key))
+    def _embed(
+        self, tokens: jax.Array, before: jax.Array, positions: jax.Array, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        # One look into the table for both: a second one would scatter the gradient a second time.
+        x = self.embedding(jnp.concatenate([before, tokens], axis=1))
+        share = self.smear[...].astype(x.dtype) * (positions > 0)[..., None].astype(x.dtype)
+        x = x[:, 1:] + share * x[:, :-1]
+        return self.embedding_norm(dropout(x, self.config.dropout, dropout_key))
 
     def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
         cap = self.config.logit_cap
