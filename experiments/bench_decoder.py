@@ -13,10 +13,10 @@ minutes on two cores of an AMD EPYC (2026-11-21).
 
 from __future__ import annotations
 
-from experiments.huge_pages import restart_with_huge_pages
+from experiments.kept_memory import restart_with_kept_memory
 
 if __name__ == "__main__":
-    restart_with_huge_pages()  # the processes of both sides inherit it
+    restart_with_kept_memory()  # the processes of both sides inherit it
 
 import dataclasses
 import json

@@ -9,10 +9,10 @@ as the context grows. Prints a table, and writes `table.json` and `positions.png
 
 from __future__ import annotations
 
-from experiments.huge_pages import restart_with_huge_pages
+from experiments.kept_memory import restart_with_kept_memory
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
+    restart_with_kept_memory()
 
 import dataclasses
 import json

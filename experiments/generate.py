@@ -8,10 +8,10 @@ FOLDER is a Hugging Face folder of a GPT-2 or a Llama: config.json, safetensors 
 
 from __future__ import annotations
 
-from experiments.huge_pages import restart_with_huge_pages
+from experiments.kept_memory import restart_with_kept_memory
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
+    restart_with_kept_memory()
 
 import dataclasses
 import json

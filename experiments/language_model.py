@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 
-from experiments.huge_pages import restart_with_huge_pages
+from experiments.kept_memory import restart_with_kept_memory
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
+    restart_with_kept_memory()
 
 _STARTED = time.perf_counter()  # before the imports: `seconds` is the whole command's
 
