@@ -6,9 +6,10 @@ Training: 6 layers, width 384, 6 heads, vocabulary 65, 16 rows of 256 tokens, fl
 Generation: GPT-2 124M with the very same random weights, float32, greedy, 64 tokens behind a prompt of 16, for
 1 and for 8 rows; `transformers` uses its own key/value cache. Each side has a process of its own, which take
 turns; medians are compared, and every ratio is this package's throughput over torch's. The bandwidth is that
-of a product of a 1 GiB matrix and a vector, the best of NumPy's and torch's, before and after; the
-fraction of it counts each weight once a token. Needs torch and transformers; five rounds took three
-minutes on two cores of an AMD EPYC (2026-11-21).
+of products of a 1 GiB matrix and a vector, measured in turn with the generation, since a shared machine's
+memory is faster in one minute than in the next: the better of NumPy's and torch's. The fraction of it counts
+each weight once a token. Needs torch and transformers; five rounds took three minutes on two cores of an
+AMD EPYC (2026-11-21).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from experiments.taking_turns import compare
 ROWS, LENGTH = 16, 256
 SMALL: dict[str, Any] = dict(layers=6, width=384, heads=6, kv_heads=6, feed_forward=4 * 384, max_length=LENGTH)
 PROMPT, NEW = 16, 64
+GENERATION = ("first", "generation_1", "generation_8")
 RATE = 1e-3
 
 
@@ -173,22 +175,32 @@ def torch_generation(folder: str) -> dict[str, Callable[[], Any]]:
 
 # --- the memory ------------------------------------------------------------
 
+READ = 10  # times a measurement reads the matrix
 
-def bandwidth(_: Any) -> dict[str, Callable[[], Any]]:
-    """A 1 GiB matrix times a vector a call, by NumPy or by torch."""
-    import torch
 
+def numpy_memory(_: Any) -> dict[str, Callable[[], Any]]:
+    """A 1 GiB matrix times a vector, `READ` times a call."""
     matrix = np.ones((2**14, 2**14), np.float32)
     vector = np.ones(2**14, np.float32)
-    torch_matrix, torch_vector = torch.from_numpy(matrix), torch.from_numpy(vector)
 
-    def by_numpy() -> None:
-        matrix @ vector
+    def read() -> None:
+        for _ in range(READ):
+            matrix @ vector
 
-    def by_torch() -> None:
-        torch.mv(torch_matrix, torch_vector)
+    return dict.fromkeys(GENERATION, read)
 
-    return {"numpy": by_numpy, "torch": by_torch}
+
+def torch_memory(_: Any) -> dict[str, Callable[[], Any]]:
+    """The same by torch."""
+    import torch
+
+    matrix, vector = torch.ones((2**14, 2**14)), torch.ones(2**14)
+
+    def read() -> None:
+        for _ in range(READ):
+            torch.mv(matrix, vector)
+
+    return dict.fromkeys(GENERATION, read)
 
 
 def main() -> None:
@@ -199,11 +211,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         read = weights(arguments.preset, f"{folder}/model")
         sides = {"ours": our_generation, "torch": torch_generation}
-        jobs = {"first": 1, "generation_1": 1, "generation_8": 1}
-        before = compare({"numpy": 3, "torch": 3}, {"memory": bandwidth}, None, arguments.rounds)
-        generation = compare(jobs, sides, f"{folder}/model", arguments.rounds)
-        after = compare({"numpy": 3, "torch": 3}, {"memory": bandwidth}, None, arguments.rounds)
-    fastest = max(2**30 / row["memory"]["seconds"] for rows in (before, after) for row in rows.values())
+        sides |= {"numpy's memory": numpy_memory, "torch's memory": torch_memory}
+        generation = compare(dict.fromkeys(GENERATION, 1), sides, f"{folder}/model", arguments.rounds)
+    row = generation["generation_1"]
+    fastest = max(READ * 2**30 / row[f"{side}'s memory"]["seconds"] for side in ("numpy", "torch"))
 
     def report(name: str, rows: dict[str, Any], tokens: int) -> float:
         speeds = {side: tokens / rows[side]["seconds"] for side in ("ours", "torch")}
