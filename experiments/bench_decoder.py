@@ -8,7 +8,7 @@ Generation: GPT-2 124M with the very same random weights, float32, greedy, 64 to
 turns; medians are compared, and every ratio is this package's throughput over torch's. The bandwidth is that
 of products of a 1 GiB matrix and a vector, measured in turn with the generation, since a shared machine's
 memory is faster in one minute than in the next: the better of NumPy's and torch's. The fraction of it counts
-each weight once a token. Needs torch and transformers; five rounds took three minutes on two cores of an
+each weight once a token. Needs torch and transformers; seven rounds took four minutes on two cores of an
 AMD EPYC (2026-11-21).
 """
 
