@@ -66,7 +66,7 @@ def weights(preset: str, folder: str) -> int:
     from transformer_jax.models import gpt
     from transformer_jax.pretrained import save
 
-    model = runs.make_model("gpt", gpt.preset(preset))
+    model = runs.make_model(gpt.preset(preset))
     save(folder, model, TextTokenizer.characters(["a"]))
     return 4 * (model.parameter_count - model.config.max_length * model.config.width)
 
@@ -85,7 +85,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.state import create_state, make_train_step
 
-    model = runs.make_model("gpt", GPTConfig(vocab_size=65, **SMALL))
+    model = runs.make_model(GPTConfig(vocab_size=65, **SMALL))
     schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
     optimizer = make_optimizer("adam", schedule, model, weight_decay=0.1, clip=0, b1=0.9, b2=0.95, epsilon=1e-8)
     train_step = make_train_step(language_loss(), optimizer)

@@ -75,7 +75,7 @@ def our_model(dropout: float) -> Any:
     from transformer_jax import runs
     from transformer_jax.models.transformer import preset
 
-    return runs.make_model("transformer", preset("tiny", VOCAB, dropout=dropout, attention_bias=True))
+    return runs.make_model(preset("tiny", VOCAB, dropout=dropout, attention_bias=True))
 
 
 # --- this package ------------------------------------------------------------

@@ -47,7 +47,7 @@ def main() -> None:
         3, arguments.vocab_size, (arguments.rows, arguments.length), np.int32
     )
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
-    model = runs.make_model("transformer", preset(arguments.preset, arguments.vocab_size, dropout=0.0))
+    model = runs.make_model(preset(arguments.preset, arguments.vocab_size, dropout=0.0))
     optimizer = optax.adam(1e-3)
     with_walls = materialise._identity
     steps: dict[str, Any] = {}

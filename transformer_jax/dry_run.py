@@ -57,7 +57,8 @@ def describe(config: ResolvedConfig) -> Iterator[tuple[str, str]]:
     files = " ".join((*config.train, *config.valid, *config.test))
     yield "corpus", (files or config.corpus) + (f", {config.direction}" if config.direction else "")
     vocabulary = f"{parameters:,} parameters with a vocabulary of {config.vocab_size:,}"
-    yield "model", f"{config.model} {config.preset}, {vocabulary}, {config.norm}-norm, {config.dtype}"
+    norm = f", {config.norm}-norm" if config.model == "transformer" else ""
+    yield "model", f"{config.model} {config.preset}, {vocabulary}{norm}, {config.dtype}"
     longest = f"sentences of up to {config.max_length}"
     yield "batch", f"{config.batch_tokens:,} tokens a side, {config.batching}, {longest}"
     yield (

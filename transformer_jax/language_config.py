@@ -36,7 +36,7 @@ class LanguageConfig:
     packing: Literal["stream", "documents"] = "stream"
     """Rows are windows of one long stream, or whole documents that do not see each other."""
     model: str = "gpt"
-    """Model of the zoo: gpt (GPT-2), llama or modern_gpt."""
+    """Model of the zoo: gpt (GPT-2), llama, modern_gpt, lstm or gru."""
     preset: str = "mini"
     """Size of the model: mini, or a published one (124M, 3.2-1B ...)."""
     positions: str | None = None
@@ -103,6 +103,8 @@ _LEARNING: dict[str, dict[str, Any]] = {
     "gpt": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "llama": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "modern_gpt": dict(optimizer="muon", learning_rate=5e-3, weight_decay=0.0),
+    "lstm": dict(optimizer="adam", learning_rate=5e-3, weight_decay=0.0),
+    "gru": dict(optimizer="adam", learning_rate=5e-3, weight_decay=0.0),
 }
 
 
@@ -130,7 +132,8 @@ def _check(config: ResolvedLanguageConfig) -> None:
     if config.positions is not None:
         choose("positions", config.positions, SCHEMES)
     if config.positions is not None and config.model != "gpt":
-        raise UserError(f"--positions is of gpt: {config.model} has rotary positions")
+        has = "the order of its steps" if config.model in ("lstm", "gru") else "rotary positions"
+        raise UserError(f"--positions is of gpt: {config.model} has {has}")
     if config.valid and not config.text:
         raise UserError("--valid needs --text beside it")
     if not config.text and config.corpus != "python" and not config.corpus.startswith("tfds:"):

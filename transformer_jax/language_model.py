@@ -188,6 +188,7 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
     described_model = model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
+        task="language",
         model=config.model,
         model_config=dataclasses.asdict(described_model),
         corpus_fingerprint=corpus.fingerprint(),
@@ -221,7 +222,7 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
         if text := sample(model):
             note("sample: " + " ".join(text.split()))
 
-    model = runs.make_model(config.model, described_model, seed=config.seed, dials=dials)
+    model = runs.make_model(described_model, seed=config.seed, dials=dials)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every

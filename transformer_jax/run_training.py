@@ -76,6 +76,8 @@ def check_same_run(
         raise UserError(
             f"{folder} holds a run of {stored['model']}, not of {wanted['model']}: name another --run-dir"
         )
+    if stored.get("task", wanted["task"]) != wanted["task"]:
+        raise UserError(f"{folder} holds a run of another task ({stored['task']}): name another --run-dir")
     old = {field: _as_json(value) for field, value in defaults.items()} | stored["training"]
     new = wanted["training"]
     differ = [

@@ -24,7 +24,7 @@ from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.decoding.translator import Alignment, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.layers.dials import Dials
-from transformer_jax.models.registry import DECODERS, MODELS
+from transformer_jax.models.registry import DECODERS, TASKS, module_of
 from transformer_jax.training.checkpoints import Checkpoints, write_text_atomically
 
 FORMAT_VERSION = 1
@@ -135,9 +135,9 @@ def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> None:
         raise UserError(f"{folder / 'loss.png'}: cannot be written ({error}); free some space") from None
 
 
-def make_model(name: str, config: Any, *, seed: int = 0, dials: Dials = Dials()) -> Any:
-    """A freshly initialised model, built in one compiled program."""
-    module = MODELS[name].module
+def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials()) -> Any:
+    """A freshly initialised model of its config, built in one compiled program."""
+    module = module_of(config)
     return jax.jit(lambda key: module(config, rngs=nnx.Rngs(key), dials=dials))(jax.random.key(seed))
 
 
@@ -250,9 +250,11 @@ def load_run(
     folder = pathlib.Path(folder)
     config = read_config(folder)
     name = config["model"]
-    if name not in MODELS:
-        raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(MODELS)}")
-    model_config = MODELS[name].config(**config["model_config"])
+    # Runs from before recurrent models do not say their task; their models have one only.
+    task = config.get("task", "language" if name in DECODERS else "translation")
+    if name not in TASKS[task]:
+        raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TASKS[task])}")
+    model_config = TASKS[task][name].config(**config["model_config"])
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         if weights is None:
             # Averaged at an earlier end, before the run was extended, it is no longer the run's result.
@@ -262,9 +264,9 @@ def load_run(
             if not whole:
                 raise UserError(f"{folder}: no complete checkpoint yet: train first")
             weights = whole[0]
-        target = jax.eval_shape(lambda: make_model(name, model_config, dials=dials))
+        target = jax.eval_shape(lambda: make_model(model_config, dials=dials))
         model = checkpoints.restore_model(target, weights)
-    if name in DECODERS:
+    if task == "language":
         return LanguageRun(model, TextTokenizer.load(folder / TOKENIZER), config, weights)
     return Run(model, BytePairTokenizer.load(folder / TOKENIZER), config, weights)
 

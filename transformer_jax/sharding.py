@@ -40,6 +40,18 @@ def _matrix(pattern: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> 
     return Rule(pattern, ("layers", *inputs, *outputs), True, inputs, outputs)
 
 
+def _unstacked(pattern: str) -> Rule:
+    return Rule(pattern, ("inputs", "outputs"), True, ("inputs",), ("outputs",))
+
+
+def _recurrent(cells: str) -> tuple[Rule, ...]:
+    """Of recurrent cells: matrices and biases of all gates side by side."""
+    return (
+        _unstacked(rf"({cells})/dense_[ih]/kernel"),
+        Rule(rf"({cells})/dense_[ih]/bias", ("outputs",)),
+    )
+
+
 _STACK = r"(encoder|decoder|blocks)/"
 _ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/attention)/"
 
@@ -64,6 +76,11 @@ RULES = (
     Rule(_STACK + r"feed_forward/contract/bias", ("layers", "width")),
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
     Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
+    *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
+    _unstacked(r"(first_state|key|query|readout)/kernel"),
+    Rule(r"(first_state|key|readout)/bias", ("outputs",)),
+    Rule(r"direction", ("alignment",)),
+    Rule(r"log_width", ("coordinates",)),
 )
 
 

@@ -50,9 +50,9 @@ def _validate(model: Any, data: TranslationData, config: ResolvedConfig) -> Iter
 
 def model_config(config: ResolvedConfig, vocab_size: int) -> Any:
     """The model that a training config asks for, with the vocabulary that its corpus gave."""
-    changes: dict[str, Any] = dict(
-        norm=config.norm, tie=config.tie, dtype=config.dtype, max_length=config.max_length
-    )
+    changes: dict[str, Any] = dict(tie=config.tie, dtype=config.dtype, max_length=config.max_length)
+    if config.model == "transformer":
+        changes["norm"] = config.norm
     if config.dropout is not None:
         changes["dropout"] = config.dropout
     return TRANSLATORS[config.model].preset(config.preset, vocab_size, **changes)
@@ -103,6 +103,7 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
     described_model = model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
+        task="translation",
         model=config.model,
         model_config=dataclasses.asdict(described_model),
         corpus_fingerprint=corpus.fingerprint(),
@@ -119,7 +120,7 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
                 free=FREE_FIELDS,
             )
 
-    model = runs.make_model(config.model, described_model, seed=config.seed, dials=dials)
+    model = runs.make_model(described_model, seed=config.seed, dials=dials)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every

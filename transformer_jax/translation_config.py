@@ -42,7 +42,7 @@ class TranslationConfig:
     phrases: int = 75_000
     """Number of training phrases drawn from the embedded corpus."""
     model: str = "transformer"
-    """Model of the zoo: transformer."""
+    """Model of the zoo: transformer, lstm or gru (Sutskever et al. 2014), bahdanau, luong."""
     preset: str | None = None
     """Size of the model: mini, tiny, small, base or big (the last two are the paper's); None: the
     recipe's, mini for the phrases and tiny for files."""
@@ -185,6 +185,11 @@ def resolve(config: TranslationConfig) -> ResolvedConfig:
     for field, share in (("save_every", 20), ("evaluate_every", 2 if recipe == "phrases" else 5)):
         values[field] = min(values.get(field, steps), max(1, steps // share))
     values["recipe"] = recipe
+    if config.model != "transformer":
+        # A step costs a recurrent model the same however many sentences take part in it.
+        values["batching"] = "buckets"
+        if config.norm is not None:
+            raise UserError(f"--norm is of transformer: {config.model} has no layer normalisation")
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     resolved = ResolvedConfig(**(values | given))
     _check(resolved)

@@ -15,7 +15,7 @@ OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)
 
 @pytest.fixture(scope="module")
 def model():
-    return runs.make_model("transformer", preset("mini", 53, dropout=0.0))
+    return runs.make_model(preset("mini", 53, dropout=0.0))
 
 
 def test_many_batches(model, rng):

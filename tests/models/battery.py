@@ -10,6 +10,8 @@ import pytest
 from flax import nnx
 
 from transformer_jax.layers.dials import Dials
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.sharding import rule_of
 
 
 @functools.cache
@@ -41,10 +43,18 @@ class TranslatorBattery:
     module: type
     config = None
     changes: dict = {}  # noqa: RUF012
+    # Whether it has weights to return.
+    attends = True
 
     # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
     B, S, T = 7, 13, 11
     source_lengths = (13, 4, 1, 9, 13, 2, 6)
+
+    def forward(self, model, source, target, **arguments):
+        """Logits, and the weights or None."""
+        if self.attends:
+            return forward(model, source, target, return_weights=True, **arguments)
+        return forward(model, source, target, **arguments), None
 
     def make(self, dials=Dials(), **changes):
         return make(self.module, dataclasses.replace(self.config, **changes), dials)
@@ -95,21 +105,20 @@ class TranslatorBattery:
         packed_source = packed_source.at[1, :1].set(source[2, :1])
         packed_target = jnp.zeros((2, 17), jnp.int32).at[0, :11].set(target[0]).at[0, 11:14].set(target[1, :3])
         packed_target = packed_target.at[1, :2].set(target[2, :2])
-        logits, weights = forward(
+        logits, weights = self.forward(
             self.make(),
             packed_source,
             packed_target,
             source_segments=jnp.array([[1] * 13 + [2] * 4 + [0] * 2, [1] + [0] * 18]),
             target_segments=jnp.array([[1] * 11 + [2] * 3 + [0] * 3, [1] * 2 + [0] * 15]),
-            return_weights=True,
         )
-        expected, expected_weights = forward(self.make(), source, target, source_mask=mask, return_weights=True)
+        expected, expected_weights = self.forward(self.make(), source, target, source_mask=mask)
         for sentence, row, s, t in ((0, 0, 0, 0), (1, 0, 13, 11), (2, 1, 0, 0)):
             T, S = lengths[sentence], sizes[sentence]
             np.testing.assert_allclose(logits[row, t : t + T], expected[sentence, :T], atol=2e-5)
-            np.testing.assert_allclose(
-                weights[row, :, :, t : t + T, s : s + S], expected_weights[sentence, :, :, :T, :S], atol=1e-5
-            )
+            if weights is not None:
+                there = weights[row, :, :, t : t + T, s : s + S]
+                np.testing.assert_allclose(there, expected_weights[sentence, :, :, :T, :S], atol=1e-5)
 
     def test_segments_need_both_sides_and_no_mask(self, inputs):
         source, target, mask = inputs
@@ -131,14 +140,15 @@ class TranslatorBattery:
     def test_cached_steps_equal_the_full_pass(self, inputs):
         source, target, mask = inputs
         model = self.make()
-        logits, weights = forward(model, source, target, source_mask=mask, return_weights=True)
+        logits, weights = self.forward(model, source, target, source_mask=mask)
         cache = start(model, source, source_mask=mask, max_length=self.T + 4)
         parts = []
         for piece in (target[:, :2], target[:, 2:3], target[:, 3:]):
-            output, cache = step(model, cache, piece, return_weights=True)
+            output, cache = step(model, cache, piece, return_weights=self.attends)
             parts.append(output)
         np.testing.assert_allclose(jnp.concatenate([p.logits for p in parts], 1), logits, atol=2e-5)
-        np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
+        if self.attends:
+            np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
 
     def test_cache_follows_a_reordering(self, inputs):
         source, target, mask = inputs
@@ -173,7 +183,9 @@ class TranslatorBattery:
 
     def test_weights_sum_to_one_over_real_tokens(self, inputs):
         source, target, mask = inputs
-        _, weights = forward(self.make(), source, target, source_mask=mask, return_weights=True)
+        _, weights = self.forward(self.make(), source, target, source_mask=mask)
+        if weights is None:
+            return
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
         assert (np.asarray(weights)[~np.broadcast_to(mask[:, None, None, None], weights.shape)] == 0).all()
 
@@ -211,10 +223,9 @@ class TranslatorBattery:
 
         def outcome(**changes):
             """The whole computation as text: initial values and forward pass, dropout on."""
-            config = dataclasses.replace(self.config, **changes)
 
             def whole(key):
-                model = self.module(config, rngs=nnx.Rngs(key))
+                model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
                 return model(source, target, source_mask=mask, dropout_key=key)
 
             try:
@@ -233,6 +244,10 @@ class TranslatorBattery:
         source, target, _ = inputs
         with pytest.raises(ValueError, match="longer than the model's max_length 6"):
             self.make(max_length=6)(source, target)
+
+    def test_every_parameter_has_a_rule(self):
+        for name, leaf in named_leaves(self.make()).items():
+            assert len(rule_of(name).axes) == leaf.ndim, name
 
     def test_eight_devices_equal_one(self, inputs):
         source, target, mask = (jnp.concatenate([x] * 8)[:8] for x in inputs)

@@ -1,0 +1,123 @@
+"""Learning to align and translate (Bahdanau et al. 2015): additive attention over a bidirectional GRU."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.alignment import additive_scores, attend
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.recurrent import choose, make_cell, on_projected_inputs, run_cell, zero_state
+from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
+from transformer_jax.models.recurrent_translator import (
+    Memory,
+    RecurrentConfig,
+    RecurrentTranslator,
+    sizes,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BahdanauConfig(RecurrentConfig):
+    """What the model computes; `layers` is 1.
+
+    Attributes:
+      alignment: A, width of the alignment model's hidden layer.
+
+    Raises:
+      ValueError: as `RecurrentConfig`, or more than one layer.
+    """
+
+    alignment: int = 128
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.layers != 1:
+            raise ValueError(f"layers={self.layers}: the model has one layer of cells on each side")
+        if self.alignment < 1:
+            raise ValueError(f"alignment={self.alignment} must be at least 1")
+
+
+def preset(name: str, vocab_size: int, **changes: Any) -> BahdanauConfig:
+    """The config of a size.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    values = sizes(name) | dict(vocab_size=vocab_size, layers=1)
+    return BahdanauConfig(**(values | dict(alignment=values["width"]) | changes))
+
+
+class Bahdanau(RecurrentTranslator):
+    """RNNsearch, with the names of the paper's appendix A:
+
+    - annotations h_j: the states of a GRU from the left and of one from the right (A.2.1);
+    - first state s_0 = tanh(W_s h_1), of the right one's state at the first token;
+    - scores a(s, h_j) = v . tanh(W_a s + U_a h_j) (A.1.2), whose softmax weights the annotations: c_i;
+    - s_i: a GRU of the embedding of y_{i-1} and c_i;
+    - logits of t_i, the larger of each two of U_o s_{i-1} + V_o E y_{i-1} + C_o c_i (A.2.2).
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(self, config: BahdanauConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        super().__init__(config, rngs=rngs, dials=dials)
+        D, H, A = config.width, config.hidden, config.alignment
+        dtype = jnp.dtype(config.dtype)
+
+        def linear(inputs: int, outputs: int, use_bias: bool = False) -> nnx.Linear:
+            init = nnx.initializers.xavier_uniform()
+            return nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, dtype=dtype, rngs=rngs)
+
+        self.forward = make_cell("gru", D, H, dtype=config.dtype, rngs=rngs)
+        self.backward = make_cell("gru", D, H, dtype=config.dtype, rngs=rngs)
+        self.first_state = linear(H, H, use_bias=True)  # W_s
+        self.key = linear(2 * H, A, use_bias=True)  # U_a
+        self.query = linear(H, A)  # W_a
+        self.direction = nnx.Param(nnx.initializers.normal(A**-0.5)(rngs.params(), (A,)))  # v_a
+        self.cell = make_cell("gru", D + 2 * H, H, dtype=config.dtype, rngs=rngs)
+        self.readout = linear(H + D + 2 * H, 2 * D, use_bias=True)  # U_o, V_o and C_o side by side
+
+    def _read(self, x, valid, begins, ends, dropout_key):
+        rows, where = len(x), dict(valid=valid, unroll=self.dials.unroll_of_time(x.shape[1]))
+        left, _ = run_cell(self.forward, x, zero_state(self.forward, rows), restart=begins, **where)
+        right, _ = run_cell(
+            self.backward, x, zero_state(self.backward, rows), restart=ends, reverse=True, **where
+        )
+        values = dropout(jnp.concatenate([left, right], axis=-1), self.config.dropout, dropout_key)
+        return Memory(values=values, keys=self.key(values)), jnp.tanh(self.first_state(right))
+
+    def _unroll(self, x, state, memory, restart, dropout_key):
+        B, S, _ = memory.values.shape
+        rows, N, D = x.shape
+        cell = on_projected_inputs(self.cell)
+        # The cell's inputs are [E y; c]: the embeddings' share of the product is the same in all steps.
+        kernel = self.cell.dense_i.kernel[...].astype(x.dtype)
+        bias = self.cell.dense_i.bias[...].astype(x.dtype)
+        embedded = x @ kernel[:D] + bias
+        direction = self.direction[...].astype(x.dtype)
+        packed = memory.mask is not None and memory.mask.shape[1] > 1
+        by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (embedded, memory.mask if packed else None, restart))
+
+        def step(state, now):
+            embedded, own, restart = now
+            if restart is not None:
+                state = choose(restart.at, restart.state, state)
+            query = self.query(state).reshape(B, -1, len(direction))  # the W beams of a sentence
+            mask = own[:, None] if packed else memory.mask
+            context, weights = attend(additive_scores(query, memory.keys, direction), memory.values, mask)
+            context = context.reshape(rows, -1)
+            new, _ = cell(state, embedded + context @ kernel[D:])
+            return new, (state, context, weights.reshape(rows, S))
+
+        state, kept = jax.lax.scan(step, state, by_time, unroll=self.dials.unroll_of_time(N))
+        before, contexts, weights = (a.swapaxes(0, 1) for a in kept)
+        pairs = self.readout(jnp.concatenate([before, x, contexts], axis=-1))
+        outputs = pairs.reshape(rows, N, self.config.width, 2).max(axis=-1)
+        return dropout(outputs, self.config.dropout, dropout_key), weights, state

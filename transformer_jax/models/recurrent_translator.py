@@ -1,0 +1,297 @@
+"""What the recurrent translators share: source -> memory and first state; target, step by step -> logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, Self
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.recurrent import State
+from transformer_jax.models.config_checks import check_choices
+from transformer_jax.models.step import StepFunction, StepOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    """What every recurrent translator computes. Sizes default to nothing: take a preset, or name them.
+
+    Attributes:
+      vocab_size: V, shared by source and target.
+      width: D of the embeddings, and of what logits are made of.
+      hidden: H of each cell.
+      layers: L of the encoder and of the decoder.
+      dropout: on the embeddings, between layers and in front of the logits, never over time
+        (Zaremba et al. 2014).
+      max_length: longest source or target, in tokens.
+      tie: "all" shares one matrix between both embeddings and the logits, "decoder" between target
+        embedding and logits, "none" nothing.
+      dtype: compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+
+    Raises:
+      ValueError: a value outside its choices or its range.
+    """
+
+    vocab_size: int
+    width: int
+    hidden: int
+    layers: int
+    dropout: float
+    max_length: int = 512
+    tie: Literal["all", "decoder", "none"] = "all"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+
+    def __post_init__(self):
+        check_choices(self, tie=("all", "decoder", "none"))
+        for field in ("vocab_size", "width", "hidden", "layers", "max_length"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+
+# Width of the embeddings, width of the cells, layers, dropout. mini is for the embedded phrases and two CPU
+# cores.
+SIZES = {"mini": (128, 192, 1, 0.1), "tiny": (256, 256, 1, 0.3), "small": (512, 512, 2, 0.3)}
+PRESETS = tuple(SIZES)
+
+
+def sizes(name: str) -> dict[str, Any]:
+    """The fields that a preset stands for.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in SIZES:
+        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    return dict(zip(("width", "hidden", "layers", "dropout"), SIZES[name], strict=True))
+
+
+class Memory(flax.struct.PyTreeNode):
+    """What the decoder may look at in every step, B rows: one copy for all beams.
+
+    Attributes:
+      values: (B, S, A) the source's annotations, or None where there is no attention.
+      keys: (B, S, K) what scores are made with, or None.
+      mask: (B, 1, S) True at real tokens, (B, T, S) where rows are packed, or None.
+    """
+
+    values: jax.Array | None = None
+    keys: jax.Array | None = None
+    mask: jax.Array | None = None
+
+
+class Restart(flax.struct.PyTreeNode):
+    """Where sentences begin in packed rows.
+
+    Attributes:
+      at: (B, T) True at a sentence's first step.
+      state: the decoder's state then, leaves (B, T, H).
+    """
+
+    at: jax.Array
+    state: Any
+
+
+class RecurrentCache(flax.struct.PyTreeNode):
+    """A recurrent decoder between two steps, of B sentences with W beams each.
+
+    Attributes:
+      state: leaves (B W, ...).
+      memory: of B rows.
+    """
+
+    state: Any
+    memory: Memory
+
+    def repeat(self, times: int) -> Self:
+        return self.replace(state=jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.state))
+
+    def reorder(self, rows: jax.Array) -> Self:
+        return self.replace(state=jax.tree.map(lambda x: x[rows], self.state))
+
+
+def segment_changes(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """(B, T) True at the first token of each segment, or at the last."""
+    edge = jnp.ones_like(segments[:, :1], bool)
+    change = segments[:, 1:] != segments[:, :-1]
+    return jnp.concatenate([change, edge] if reverse else [edge, change], axis=1)
+
+
+class RecurrentTranslator(nnx.Module):
+    """An encoder-decoder on recurrent cells. A model's file says how it reads a source and what a step is:
+
+    - `_read(x (B, S, D), valid (B, S), begins, ends (B, S), dropout_key) -> (Memory, states)`: the states'
+      leaves are (B, S, ...), at each position those of a decoder whose sentence begins there; `begins` and
+      `ends` are True where sentences of packed rows do, or None;
+    - `_unroll(x (R, N, D), state, memory, restart, dropout_key) -> (outputs (R, N, D), weights (R, N, S) or
+      None, state)`: N steps of R = B W beams.
+
+    Embeddings are normal with standard deviation 0.1, or D^-0.5 where logits are made with them.
+    """
+
+    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs, dials: Dials):
+        self.config, self.dials = config, dials
+
+        def table() -> TokenEmbedding:
+            return TokenEmbedding(
+                config.vocab_size,
+                config.width,
+                multiple=config.vocab_multiple,
+                std=config.width**-0.5 if config.tie != "none" else 0.1,
+                dtype=config.dtype,
+                rngs=rngs,
+            )
+
+        self.target_embedding = table()
+        self.source_embedding = table() if config.tie != "all" else None
+        self.unembedding = table() if config.tie == "none" else None
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters, the padding of the vocabulary not counted."""
+        tables = [
+            t.table for t in (self.target_embedding, self.source_embedding, self.unembedding) if t is not None
+        ]
+        padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
+        return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
+
+    def _read(self, x, valid, begins, ends, dropout_key) -> tuple[Memory, State]:
+        raise NotImplementedError
+
+    def _unroll(self, x, state, memory, restart, dropout_key):
+        raise NotImplementedError
+
+    def _embed(self, embedding: TokenEmbedding, tokens: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        # Scaled to unit size where the table is small for the logits' sake (Vaswani et al. 2017, 3.4).
+        x = embedding(tokens)
+        if self.config.tie != "none":
+            x = x * jnp.asarray(self.config.width**0.5, x.dtype)
+        return dropout(x, self.config.dropout, dropout_key)
+
+    def _logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
+        return self._output_embedding.logits(outputs, table)
+
+    @property
+    def _output_embedding(self) -> TokenEmbedding:
+        return self.target_embedding if self.unembedding is None else self.unembedding
+
+    def _check_length(self, length: int, what: str) -> None:
+        if length > self.config.max_length:
+            raise ValueError(
+                f"{what} of {length} tokens is longer than the model's max_length {self.config.max_length}"
+            )
+
+    def _encode(self, source, source_mask, source_segments, dropout_key):
+        self._check_length(source.shape[1], "a source")
+        embed_key, read_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
+        valid, begins, ends = source_mask, None, None
+        if source_segments is not None:
+            valid = source_segments != 0
+            begins, ends = segment_changes(source_segments), segment_changes(source_segments, reverse=True)
+        with jax.named_scope("encoder"):
+            x = self._embed(embedding, source, embed_key)
+            memory, states = self._read(x, valid, begins, ends, read_key)
+        return memory.replace(mask=None if valid is None else valid[:, None]), states
+
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """Logits of the token after each target token, given the source.
+
+        Args:
+          source: (B, S) token ids.
+          target: (B, T) token ids, starting with the begin token.
+          source_mask: (B, S), True at real tokens.
+          target_mask: not read: a step sees what came before it, and padding follows the sentence.
+          source_segments, target_segments: (B, S) and (B, T) for packed rows, see `Transformer`.
+          dropout_key: dropout is on where given.
+          return_weights: also return the attention weights.
+
+        Returns:
+          logits (B, T, V) float32, or (logits, weights (B, 1, 1, T, S) float32).
+
+        Raises:
+          ValueError: a source or target longer than `max_length`, segments of one side only, both
+            segments and a mask, or weights of a model without attention.
+        """
+        self._check_length(target.shape[1], "a target")
+        if (source_segments is None) != (target_segments is None):
+            raise ValueError("packed rows need source_segments and target_segments, or neither")
+        if source_segments is not None and (source_mask is not None or target_mask is not None):
+            raise ValueError("segments say where padding is: leave source_mask and target_mask out")
+        encoder_key, embed_key, decoder_key = (
+            (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
+        )
+        memory, states = self._encode(source, source_mask, source_segments, encoder_key)
+        restart = None
+        if source_segments is not None and target_segments is not None:
+            own = source_segments[:, None] == target_segments[:, :, None]  # (B, T, S)
+            memory = memory.replace(mask=own & (source_segments != 0)[:, None])
+            # The state of each sentence stands where its source begins.
+            first = own.argmax(axis=-1)
+            fresh = jax.tree.map(lambda x: jnp.take_along_axis(x, first[..., None], axis=1), states)
+            restart = Restart(segment_changes(target_segments), fresh)
+        state = jax.tree.map(lambda x: x[:, 0], states)
+        with jax.named_scope("decoder"):
+            x = self._embed(self.target_embedding, target, embed_key)
+            outputs, weights, _ = self._unroll(x, state, memory, restart, decoder_key)
+        logits = self._logits(outputs)
+        return (logits, _named_weights(self, weights)) if return_weights else logits
+
+    def start(
+        self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
+    ) -> RecurrentCache:
+        """Encodes the source (B, S); a recurrent decoder needs no room for its tokens.
+
+        Raises:
+          ValueError: a source or target longer than the model's `max_length`.
+        """
+        self._check_length(max_length, "a target")
+        memory, states = self._encode(source, source_mask, None, None)
+        return RecurrentCache(jax.tree.map(lambda x: x[:, 0], states), memory)
+
+    def step_function(self, *, return_weights: bool = False) -> StepFunction:
+        """The step that decoding sees."""
+        table = self._output_embedding.output_weight(jnp.dtype(self.config.dtype))
+
+        def step(
+            cache: RecurrentCache, tokens: jax.Array, *, last_only: bool = False
+        ) -> tuple[StepOutput, RecurrentCache]:
+            x = self._embed(self.target_embedding, tokens, None)
+            outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None)
+            kept = _named_weights(self, weights) if return_weights else None
+            if last_only:
+                outputs = outputs[:, -1:]
+            return StepOutput(self._logits(outputs, table), kept), cache.replace(state=state)
+
+        return step
+
+
+def _named_weights(model: RecurrentTranslator, weights: jax.Array | None) -> jax.Array:
+    """(B, T, S) as (B, L, H, T, S), one layer with one head.
+
+    Raises:
+      ValueError: a model without attention.
+    """
+    if weights is None:
+        raise ValueError(f"{type(model).__name__} has no attention, and so no weights to return")
+    return weights[:, None, None]

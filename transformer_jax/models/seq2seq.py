@@ -1,0 +1,92 @@
+"""Sequence to sequence with one fixed vector (Sutskever et al. 2014): a deep LSTM reads, another one writes."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.recurrent import CELLS, RecurrentStack
+from transformer_jax.models.config_checks import check_choices
+from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
+from transformer_jax.models.recurrent_translator import (
+    Memory,
+    RecurrentConfig,
+    RecurrentTranslator,
+    sizes,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqConfig(RecurrentConfig):
+    """What the model computes.
+
+    Attributes:
+      cell: "lstm" (the paper's) or "gru".
+
+    Raises:
+      ValueError: a value outside its choices or its range.
+    """
+
+    cell: Literal["lstm", "gru"] = "lstm"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choices(self, cell=CELLS)
+
+
+def preset(name: str, vocab_size: int, **changes: Any) -> Seq2SeqConfig:
+    """The config of a size; two layers at least, as the paper found deep ones to be better.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    values = sizes(name)
+    return Seq2SeqConfig(**(values | dict(vocab_size=vocab_size, layers=2 * values["layers"]) | changes))
+
+
+def gru_preset(name: str, vocab_size: int, **changes: Any) -> Seq2SeqConfig:
+    """`preset` with GRUs (Cho et al. 2014)."""
+    return preset(name, vocab_size, **(dict(cell="gru") | changes))
+
+
+class Seq2Seq(RecurrentTranslator):
+    """The encoder reads the source from its last token to its first, which brings the beginnings of both
+    sentences near each other (section 3.3); its layers' last states are the decoder's first ones.
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        super().__init__(config, rngs=rngs, dials=dials)
+        options: dict[str, Any] = dict(dropout=config.dropout, dtype=config.dtype, rngs=rngs)
+        self.encoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
+        self.decoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
+        # Logits are made at the embeddings' width.
+        self.readout = nnx.Linear(config.hidden, config.width, dtype=jnp.dtype(config.dtype), rngs=rngs)
+
+    def _read(self, x, valid, begins, ends, dropout_key):
+        _, states, _ = self.encoder(
+            x,
+            self.encoder.zero_states(len(x)),
+            valid=valid,
+            restart=ends,
+            reverse=True,
+            unroll=self.dials.unroll_of_time(x.shape[1]),
+            dropout_key=dropout_key,
+        )
+        return Memory(), states
+
+    def _unroll(self, x, state, memory, restart, dropout_key):
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
+        if restart is not None:
+            where |= dict(restart=restart.at, fresh=restart.state)
+        outputs, _, state = self.decoder(x, state, dropout_key=keys[0], **where)
+        return self.readout(dropout(outputs, self.config.dropout, keys[1])), None, state
