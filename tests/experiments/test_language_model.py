@@ -141,7 +141,7 @@ def test_tfds_texts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model="gtp"), "unknown model 'gtp': choose one of gpt, llama, modern_gpt; did you mean gpt"),
+        (dict(model="gtp"), "unknown model 'gtp': choose one of gpt, llama, modern_gpt, lstm, gru; did you mean gpt"),
         (dict(preset="125M"), "unknown preset '125M'.*did you mean 124M"),
         (dict(model="llama", positions="alibi"), "--positions is of gpt"),
         (dict(positions="rotory"), "unknown positions 'rotory'.*did you mean rotary"),

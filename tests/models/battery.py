@@ -36,6 +36,18 @@ def step(model, cache, tokens, return_weights=False):
     return model.step_function(return_weights=return_weights)(cache, tokens)
 
 
+@functools.cache
+def loss_and_gradient(battery, dials):
+    """Of a battery's model under dials, with dropout; what all dials are compared with is compiled once."""
+    source, target, mask = battery().draw()
+
+    def loss(model):
+        logits = model(source, target, source_mask=mask, dropout_key=jax.random.key(5))
+        return jnp.square(logits).mean()
+
+    return jax.jit(jax.value_and_grad(loss))(battery().make(dials))
+
+
 class TranslatorBattery:
     """Inherit, and set `module`, `config` (small, sizes distinct) and `changes`: for each field of the
     config, another value under which something must change."""
@@ -45,6 +57,8 @@ class TranslatorBattery:
     changes: dict = {}  # noqa: RUF012
     # Whether it has weights to return.
     attends = True
+    # What other dials are compared with.
+    usual_dials = Dials(unroll=8)
 
     # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
     B, S, T = 7, 13, 11
@@ -61,6 +75,10 @@ class TranslatorBattery:
 
     @pytest.fixture
     def inputs(self):
+        return self.draw()
+
+    def draw(self):
+        """Source (B, S), target (B, T) and the source's mask."""
         rng = np.random.default_rng(1)
         source = rng.integers(3, self.config.vocab_size, (self.B, self.S)).astype(np.int32)
         target = rng.integers(3, self.config.vocab_size, (self.B, self.T)).astype(np.int32)
@@ -192,16 +210,9 @@ class TranslatorBattery:
     @pytest.mark.parametrize(
         "dials", [Dials(unroll=1), Dials(unroll=2), Dials(remat=True), Dials(attention="fused")]
     )
-    def test_dials_change_no_result(self, inputs, dials):
-        source, target, mask = inputs
-        key = jax.random.key(5)
-
-        def loss(model):
-            logits = model(source, target, source_mask=mask, dropout_key=key)
-            return jnp.square(logits).mean()
-
-        expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(self.make(Dials(unroll=8)))
-        value, gradient = jax.jit(jax.value_and_grad(loss))(self.make(dials))
+    def test_dials_change_no_result(self, dials):
+        expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
+        value, gradient = loss_and_gradient(type(self), dials)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)

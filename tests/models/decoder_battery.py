@@ -29,6 +29,17 @@ def step(model, cache, tokens, return_weights=False):
     return model.step_function(return_weights=return_weights)(cache, tokens)
 
 
+@functools.cache
+def loss_and_gradient(battery, dials):
+    """Of a battery's model under dials, with dropout; what all dials are compared with is compiled once."""
+    tokens = battery().draw()
+
+    def loss(model):
+        return jnp.square(model(tokens, dropout_key=jax.random.key(5))).mean()
+
+    return jax.jit(jax.value_and_grad(loss))(battery().make(dials))
+
+
 class DecoderBattery:
     """Inherit, and set `module`, `config` (small, sizes distinct), and `changes`: for each field of the config
     another value under which something must change, with what else must be set for it, if anything."""
@@ -38,6 +49,8 @@ class DecoderBattery:
     changes: dict = {}  # noqa: RUF012
     # Whether it has weights to return.
     attends = True
+    # What other dials are compared with.
+    usual_dials = Dials(unroll=8)
 
     B, T = 5, 13
 
@@ -57,6 +70,10 @@ class DecoderBattery:
 
     @pytest.fixture
     def tokens(self):
+        return self.draw()
+
+    def draw(self):
+        """Tokens (B, T)."""
         rng = np.random.default_rng(1)
         return jnp.asarray(rng.integers(0, self.config.vocab_size, (self.B, self.T)), jnp.int32)
 
@@ -143,14 +160,9 @@ class DecoderBattery:
         assert (np.asarray(weights)[..., ~np.tri(self.T, dtype=bool)] == 0).all()
 
     @pytest.mark.parametrize("dials", [Dials(unroll=1), Dials(unroll=2, remat=True), Dials(attention="fused")])
-    def test_dials_change_no_result(self, tokens, dials):
-        key = jax.random.key(5)
-
-        def loss(model):
-            return jnp.square(model(tokens, dropout_key=key)).mean()
-
-        expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(self.make(Dials(unroll=8)))
-        value, gradient = jax.jit(jax.value_and_grad(loss))(self.make(dials))
+    def test_dials_change_no_result(self, dials):
+        expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
+        value, gradient = loss_and_gradient(type(self), dials)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
