@@ -77,8 +77,8 @@ RULES = (
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
     Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
-    _unstacked(r"(first_state|key|query|readout)/kernel"),
-    Rule(r"(first_state|key|readout)/bias", ("outputs",)),
+    _unstacked(r"(first_state|key|query|readout|baseline)/kernel"),
+    Rule(r"(first_state|key|readout|baseline)/bias", ("outputs",)),
     Rule(r"direction", ("alignment",)),
     Rule(r"log_width", ("coordinates",)),
 )

@@ -20,7 +20,9 @@ from transformer_jax.layers.dials import Dials
 from transformer_jax.models.registry import TRANSLATORS
 from transformer_jax.run_training import Trainer, check_free, check_same_run
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.hard_attention_loss import hard_attention_loss
 from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.state import Loss
 from transformer_jax.training.translation_loss import model_loss, token_loss
 from transformer_jax.translation_config import FREE_FIELDS, ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import TranslationData, load_corpus, prepare
@@ -53,9 +55,17 @@ def model_config(config: ResolvedConfig, vocab_size: int) -> Any:
     changes: dict[str, Any] = dict(tie=config.tie, dtype=config.dtype, max_length=config.max_length)
     if config.model == "transformer":
         changes["norm"] = config.norm
+    if config.hidden is not None:
+        changes["hidden"] = config.hidden
     if config.dropout is not None:
         changes["dropout"] = config.dropout
     return TRANSLATORS[config.model].preset(config.preset, vocab_size, **changes)
+
+
+def _loss_of(config: ResolvedConfig) -> Loss:
+    if config.model == "hard_attention":
+        return hard_attention_loss(config.label_smoothing)
+    return model_loss(config.label_smoothing, config.r_drop)
 
 
 def train_translator(
@@ -143,7 +153,7 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
         model = trainer.train(
             folder,
             data.train.from_step,
-            model_loss(config.label_smoothing, config.r_drop),
+            _loss_of(config),
             lambda model: _validate(model, data, config),
             best="valid_bleu",
         )

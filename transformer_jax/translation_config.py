@@ -42,10 +42,13 @@ class TranslationConfig:
     phrases: int = 75_000
     """Number of training phrases drawn from the embedded corpus."""
     model: str = "transformer"
-    """Model of the zoo: transformer, lstm or gru (Sutskever et al. 2014), bahdanau, luong."""
+    """Model of the zoo: transformer, lstm or gru (Sutskever et al. 2014), bahdanau, luong, or
+    hard_attention (bahdanau that looks at one position at a time)."""
     preset: str | None = None
     """Size of the model: mini, tiny, small, base or big (the last two are the paper's); None: the
     recipe's, mini for the phrases and tiny for files."""
+    hidden: int | None = None
+    """Width of a recurrent model's cells; None: the preset's."""
     norm: Literal["post", "pre"] | None = None
     """Layer normalisation after each sub-layer (post, the paper) or before it (pre); None: the recipe's."""
     dropout: float | None = None
@@ -190,6 +193,10 @@ def resolve(config: TranslationConfig) -> ResolvedConfig:
         values["batching"] = "buckets"
         if config.norm is not None:
             raise UserError(f"--norm is of transformer: {config.model} has no layer normalisation")
+    elif config.hidden is not None:
+        raise UserError("--hidden is of recurrent models: the transformer's sizes are its preset's")
+    if config.model == "hard_attention" and config.r_drop:
+        raise UserError("--r-drop needs two passes that look at the same places: hard_attention draws them")
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     resolved = ResolvedConfig(**(values | given))
     _check(resolved)
@@ -214,6 +221,6 @@ def _check(config: ResolvedConfig) -> None:
         config,
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,
         evaluate_every=1, max_length=8, learning_rate=0, label_smoothing=0, clip=0, ema=0, weight_decay=0,
-        warmup=0, phrases=1, seed=0, dropout=0, bpe_dropout=0, r_drop=0,
+        warmup=0, phrases=1, seed=0, dropout=0, bpe_dropout=0, r_drop=0, hidden=1,
     )  # fmt: skip
     check_below_one(config, "label_smoothing", "ema", "dropout", "bpe_dropout")

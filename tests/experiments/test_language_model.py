@@ -96,6 +96,8 @@ def test_dials_change_no_score(text, whole, tmp_path):
         dict(model="llama", packing="documents", tokenizer="bpe", vocab_size=280, accumulation=2),
         dict(model="modern_gpt", schedule="cosine", ema=0.9, tokenizer="bpe", vocab_size=280),
         dict(model="gpt", positions="alibi", max_length=40, dropout=None),
+        dict(model="lstm", packing="documents", tokenizer="bpe", vocab_size=280),
+        dict(model="gru"),
     ],
 )
 def test_every_model_trains_and_generates(text, tmp_path, changes):
@@ -141,9 +143,13 @@ def test_tfds_texts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model="gtp"), "unknown model 'gtp': choose one of gpt, llama, modern_gpt, lstm, gru; did you mean gpt"),
+        (
+            dict(model="gtp"),
+            "unknown model 'gtp': choose one of gpt, llama, modern_gpt, lstm, gru; did you mean gpt",
+        ),
         (dict(preset="125M"), "unknown preset '125M'.*did you mean 124M"),
-        (dict(model="llama", positions="alibi"), "--positions is of gpt"),
+        (dict(model="llama", positions="alibi"), "--positions is of gpt: llama has rotary positions"),
+        (dict(model="lstm", positions="alibi"), "--positions is of gpt: lstm has the order of its steps"),
         (dict(positions="rotory"), "unknown positions 'rotory'.*did you mean rotary"),
         (dict(steps=0), "--steps 0 is below 1"),
         (dict(dropout=1.0), "--dropout 1.0 must be below 1"),

@@ -139,6 +139,11 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--bpe-dropout", "1"], "--bpe-dropout 1.0 must be below 1"),
         (["--preset", "huge"], "unknown preset 'huge': choose one of mini, tiny, small, base, big"),
         (["--model", "rnn"], "unknown model 'rnn'"),
+        (["--model", "lstm", "--preset", "base"], "unknown preset 'base': choose one of mini, tiny, small"),
+        (["--model", "luong", "--norm", "pre"], "--norm is of transformer: luong has no layer normalisation"),
+        (["--hidden", "64"], "--hidden is of recurrent models"),
+        (["--model", "gru", "--hidden", "0"], "--hidden 0 is below 1"),
+        (["--model", "hard_attention", "--r-drop", "5"], "--r-drop needs two passes that look at the same"),
         (["--train", "nowhere.en", "nowhere.de"], "--train needs --valid and --test"),
         (["--train", "x.en", "x.de", "--valid", "x.en", "x.de", "--test", "x.en", "x.de"], "no such file"),
         (["--bleu-tokenize", "moses"], "unknown BLEU tokenizer 'moses'"),
@@ -330,12 +335,34 @@ def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
     "changes",
     [dict(accumulation=2), dict(ema=0.9), dict(optimizer="muon"), dict(norm="pre"), dict(tie="none"),
      dict(dtype="bfloat16"), dict(beam_size=1), dict(schedule="inverse_sqrt"), dict(r_drop=5.0),
-     dict(r_drop=5.0, bpe_dropout=0.1, accumulation=2, batching="packed")],
+     dict(r_drop=5.0, bpe_dropout=0.1, accumulation=2, batching="packed"),
+     dict(model="hard_attention", batching="packed"), dict(model="bahdanau", r_drop=5.0, hidden=24)],
 )  # fmt: skip
 @pytest.mark.long
 def test_every_kind_of_run_ends_with_scores(files, tmp_path, changes):
     results = train_translator(config(files, steps=2, save_every=1, **changes), tmp_path)
     assert np.isfinite(results["bleu"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lstm", "gru", "bahdanau", "luong", "hard_attention"])
+def test_recurrent_models_train_resume_and_translate(files, tmp_path, name):
+    options = dict(model=name, save_every=2, schedule="constant")
+    train_translator(config(files, steps=4, **options), tmp_path / "whole")
+    train_translator(config(files, steps=2, **options), tmp_path / "two")
+    train_translator(config(files, steps=4, **options), tmp_path / "two")
+    (_, expected), (_, got) = final_state(tmp_path / "whole"), final_state(tmp_path / "two")
+    for leaf, value in expected.items():
+        np.testing.assert_array_equal(value, got[leaf], err_msg=leaf)
+    run = load_run(tmp_path / "two")
+    assert len(run.translate(["a red dog", "", "a zebra ☃ unseen"])) == 3
+    if name in ("lstm", "gru"):
+        with pytest.raises(UserError, match="this model has no attention"):
+            run.align("a red dog")
+    else:
+        weights = run.align("a red dog").weights
+        assert weights.shape[:2] == (1, 1)
+        np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
 
 
 @pytest.mark.long

@@ -51,6 +51,8 @@ class DecoderBattery:
     attends = True
     # What other dials are compared with.
     usual_dials = Dials(unroll=8)
+    # After the first 40, in which one batch is learned by heart.
+    further_steps = 60
 
     B, T = 5, 13
 
@@ -258,8 +260,8 @@ class DecoderBattery:
             checkpoints.save(state)
             checkpoints.wait()
             restored = checkpoints.restore(fresh())
-        state, loss = train(state, 60)
-        again, _ = train(restored, 60)
+        state, loss = train(state, self.further_steps)
+        again, _ = train(restored, self.further_steps)
         assert loss < 0.3
         for ours, theirs in zip(jax.tree.leaves(state.model), jax.tree.leaves(again.model), strict=True):
             np.testing.assert_array_equal(ours, theirs)

@@ -22,6 +22,7 @@ class TestLSTM(DecoderBattery):
     config = CONFIG
     changes = CHANGES
     attends = False
+    further_steps = 160  # a state of 17 numbers takes its time
 
 
 @pytest.mark.long
@@ -33,6 +34,7 @@ class TestGRU(DecoderBattery):
     )
     changes = CHANGES | dict(layers=2, cell="lstm", tie=True)
     attends = False
+    further_steps = 160  # a state of 17 numbers takes its time
 
 
 def test_it_is_the_formula():

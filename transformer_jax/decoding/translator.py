@@ -174,10 +174,12 @@ class Translator:
         """The translation of one sentence with its cross-attention.
 
         Raises:
-          UserError: an empty sentence, or one longer than the model's limit.
+          UserError: an empty sentence, one longer than the model's limit, or a model without attention.
         """
         if not text.strip():
             raise UserError("an empty sentence has no alignment: give some text")
+        if not getattr(self.model, "attends", True):
+            raise UserError("this model has no attention, and so no alignment to show")
         (ids,) = self.encode([text])
         length = bucket_length(len(ids), self.model.config.max_length)
         (found,) = search_all(

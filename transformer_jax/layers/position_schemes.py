@@ -32,10 +32,17 @@ class NoPositions(nnx.Module):
 
 
 class SinusoidalPositions(NoPositions):
-    """Sines and cosines, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+    """Sines and cosines, added to the embeddings (Vaswani et al. 2017, section 3.5).
+
+    Args:
+      scale: factor of them. Where embeddings begin small, as GPT-2's do, waves of size 1 drown them.
+    """
+
+    def __init__(self, *, scale: float):
+        self.scale = scale
 
     def add_to(self, x, positions):
-        return x + sinusoidal_positions(positions, x.shape[-1]).astype(x.dtype)
+        return x + (self.scale * sinusoidal_positions(positions, x.shape[-1])).astype(x.dtype)
 
 
 class LearnedPositions(NoPositions):
@@ -106,7 +113,7 @@ def make_positions(config, *, std: float, rngs: nnx.Rngs) -> NoPositions:
     if kind == "learned":
         return LearnedPositions(config.max_length, config.width, std=std, rngs=rngs)
     if kind == "sinusoidal":
-        return SinusoidalPositions()
+        return SinusoidalPositions(scale=2**0.5 * std)  # as large as the embeddings at first
     if kind == "rotary":
         head_width = config.width // config.heads
         return RotaryPositions(head_width, theta=config.rotary_theta, scaling=config.rotary_scaling)

@@ -93,8 +93,22 @@ class Bahdanau(RecurrentTranslator):
         values = dropout(jnp.concatenate([left, right], axis=-1), self.config.dropout, dropout_key)
         return Memory(values=values, keys=self.key(values)), jnp.tanh(self.first_state(right))
 
-    def _unroll(self, x, state, memory, restart, dropout_key):
-        B, S, _ = memory.values.shape
+    def _look(
+        self,
+        state: jax.Array,
+        scores: jax.Array,
+        values: jax.Array,
+        mask: jax.Array | None,
+        rng: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
+        """The states (B W, H), their scores (B, W, S) and the annotations (B, S, A) -> (contexts (B, W, A),
+        weights (B, W, S)); `rng` is of a model that draws where it looks.
+        """
+        del state, rng
+        return attend(scores, values, mask)
+
+    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+        B = len(memory.values)
         rows, N, D = x.shape
         cell = on_projected_inputs(self.cell)
         # The cell's inputs are [E y; c]: the embeddings' share of the product is the same in all steps.
@@ -104,20 +118,24 @@ class Bahdanau(RecurrentTranslator):
         direction = self.direction[...].astype(x.dtype)
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (embedded, memory.mask if packed else None, restart))
+        rngs = None if rng is None else jax.random.split(rng, N)
 
         def step(state, now):
-            embedded, own, restart = now
+            (embedded, own, restart), rng = now
             if restart is not None:
                 state = choose(restart.at, restart.state, state)
             query = self.query(state).reshape(B, -1, len(direction))  # the W beams of a sentence
             mask = own[:, None] if packed else memory.mask
-            context, weights = attend(additive_scores(query, memory.keys, direction), memory.values, mask)
+            scores = additive_scores(query, memory.keys, direction)
+            context, seen = self._look(state, scores, memory.values, mask, rng)
             context = context.reshape(rows, -1)
+            seen = jax.tree.map(lambda a: a.reshape(rows, *a.shape[2:]), seen)
             new, _ = cell(state, embedded + context @ kernel[D:])
-            return new, (state, context, weights.reshape(rows, S))
+            return new, (state, context, seen)
 
-        state, kept = jax.lax.scan(step, state, by_time, unroll=self.dials.unroll_of_time(N))
-        before, contexts, weights = (a.swapaxes(0, 1) for a in kept)
+        unroll = self.dials.unroll_of_time(N)
+        state, kept = jax.lax.scan(step, state, (by_time, rngs), unroll=unroll)
+        before, contexts, seen = jax.tree.map(lambda a: a.swapaxes(0, 1), kept)
         pairs = self.readout(jnp.concatenate([before, x, contexts], axis=-1))
         outputs = pairs.reshape(rows, N, self.config.width, 2).max(axis=-1)
-        return dropout(outputs, self.config.dropout, dropout_key), weights, state
+        return dropout(outputs, self.config.dropout, dropout_key), seen, state

@@ -95,11 +95,11 @@ class Luong(RecurrentTranslator):
         return Memory(values=values, keys=values if self.key is None else self.key(values)), (states, fed)
 
     def _attentional(self, top: jax.Array, memory: Memory, mask: jax.Array | None):
-        """The decoder's top states (B W, H) -> (attentional vectors (B W, D), weights (B W, S))."""
+        """The decoder's top states (B W, N, H) -> (attentional vectors (B W, N, D), weights (B W, N, S))."""
         assert memory.values is not None
         assert memory.keys is not None
         B, S, H = memory.values.shape
-        states = top.reshape(B, -1, H)  # the W beams of a sentence
+        states = top.reshape(B, -1, H)  # the W beams of a sentence after each other
         if self.query is None:
             scores = dot_scores(states, memory.keys)
         else:
@@ -107,9 +107,24 @@ class Luong(RecurrentTranslator):
             scores = additive_scores(self.query(states), memory.keys, self.direction[...].astype(top.dtype))
         context, weights = attend(scores, memory.values, mask)
         joined = jnp.concatenate([context.reshape(top.shape), top], axis=-1)
-        return jnp.tanh(self.readout(joined)), weights.reshape(len(top), S)
+        return jnp.tanh(self.readout(joined)), weights.reshape(*top.shape[:2], S)
 
-    def _unroll(self, x, state, memory, restart, dropout_key):
+    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+        run = self._unroll_fed if self.input_feeding else self._unroll_unfed
+        return run(x, state, memory, restart, dropout_key)
+
+    def _unroll_unfed(self, x, state, memory, restart, dropout_key):
+        """No step waits for the attention of the one before: it is done for all at once."""
+        states, fed = state
+        stack_key, key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
+        if restart is not None:
+            where |= dict(restart=restart.at, fresh=restart.state[0])
+        top, _, states = self.decoder(x, states, dropout_key=stack_key, **where)
+        vectors, weights = self._attentional(top, memory, memory.mask)
+        return dropout(vectors, self.config.dropout, key), weights, (states, fed)
+
+    def _unroll_fed(self, x, state, memory, restart, dropout_key):
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         keys = None if dropout_key is None else jax.random.split(dropout_key, x.shape[1])
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (x, memory.mask if packed else None, restart))
@@ -120,12 +135,12 @@ class Luong(RecurrentTranslator):
                 state = choose(restart.at, restart.state, state)
             states, fed = state
             stack_key, key = (None, None) if key is None else jax.random.split(key)
-            inputs = jnp.concatenate([x, fed], axis=-1) if self.input_feeding else x
+            inputs = jnp.concatenate([x, fed], axis=-1)
             top, _, states = self.decoder(inputs[:, None], states, dropout_key=stack_key)
             mask = own[:, None] if packed else memory.mask
-            vector, weights = self._attentional(top[:, 0], memory, mask)
-            vector = dropout(vector, self.config.dropout, key)
-            return (states, vector), (vector, weights)
+            vector, weights = self._attentional(top, memory, mask)
+            vector = dropout(vector[:, 0], self.config.dropout, key)
+            return (states, vector), (vector, weights[:, 0])
 
         state, (outputs, weights) = jax.lax.scan(
             step, state, (by_time, keys), unroll=self.dials.unroll_of_time(x.shape[1])

@@ -132,11 +132,15 @@ class RecurrentTranslator(nnx.Module):
     - `_read(x (B, S, D), valid (B, S), begins, ends (B, S), dropout_key) -> (Memory, states)`: the states'
       leaves are (B, S, ...), at each position those of a decoder whose sentence begins there; `begins` and
       `ends` are True where sentences of packed rows do, or None;
-    - `_unroll(x (R, N, D), state, memory, restart, dropout_key) -> (outputs (R, N, D), weights (R, N, S) or
-      None, state)`: N steps of R = B W beams.
+    - `_unroll(x (R, N, D), state, memory, restart, dropout_key, rng) -> (outputs (R, N, D), weights
+      (R, N, S) or None, state)`: N steps of R = B W beams; with `rng`, of a model that draws at
+      random, what it drew comes back for the weights.
 
     Embeddings are normal with standard deviation 0.1, or D^-0.5 where logits are made with them.
     """
+
+    # Whether it has weights to return.
+    attends = True
 
     def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs, dials: Dials):
         self.config, self.dials = config, dials
@@ -167,7 +171,7 @@ class RecurrentTranslator(nnx.Module):
     def _read(self, x, valid, begins, ends, dropout_key) -> tuple[Memory, State]:
         raise NotImplementedError
 
-    def _unroll(self, x, state, memory, restart, dropout_key):
+    def _unroll(self, x, state, memory, restart, dropout_key, rng):
         raise NotImplementedError
 
     def _embed(self, embedding: TokenEmbedding, tokens: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
@@ -233,6 +237,28 @@ class RecurrentTranslator(nnx.Module):
           ValueError: a source or target longer than `max_length`, segments of one side only, both
             segments and a mask, or weights of a model without attention.
         """
+        where = dict(
+            source_mask=source_mask,
+            target_mask=target_mask,
+            source_segments=source_segments,
+            target_segments=target_segments,
+        )
+        logits, weights = self._run(source, target, dropout_key=dropout_key, **where)
+        return (logits, _named_weights(self, weights)) if return_weights else logits
+
+    def _run(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        rng: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """(logits, what `_unroll` brings beside the outputs)."""
         self._check_length(target.shape[1], "a target")
         if (source_segments is None) != (target_segments is None):
             raise ValueError("packed rows need source_segments and target_segments, or neither")
@@ -253,9 +279,8 @@ class RecurrentTranslator(nnx.Module):
         state = jax.tree.map(lambda x: x[:, 0], states)
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, target, embed_key)
-            outputs, weights, _ = self._unroll(x, state, memory, restart, decoder_key)
-        logits = self._logits(outputs)
-        return (logits, _named_weights(self, weights)) if return_weights else logits
+            outputs, kept, _ = self._unroll(x, state, memory, restart, decoder_key, rng)
+        return self._logits(outputs), kept
 
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
@@ -277,7 +302,7 @@ class RecurrentTranslator(nnx.Module):
             cache: RecurrentCache, tokens: jax.Array, *, last_only: bool = False
         ) -> tuple[StepOutput, RecurrentCache]:
             x = self._embed(self.target_embedding, tokens, None)
-            outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None)
+            outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None, None)
             kept = _named_weights(self, weights) if return_weights else None
             if last_only:
                 outputs = outputs[:, -1:]

@@ -2,7 +2,17 @@
 
 from typing import Any, NamedTuple
 
-from transformer_jax.models import bahdanau, gpt, llama, luong, modern_gpt, recurrent_lm, seq2seq, transformer
+from transformer_jax.models import (
+    bahdanau,
+    gpt,
+    hard_attention,
+    llama,
+    luong,
+    modern_gpt,
+    recurrent_lm,
+    seq2seq,
+    transformer,
+)
 
 
 class Entry(NamedTuple):
@@ -21,6 +31,12 @@ TRANSLATORS = {
     "lstm": Entry(seq2seq.Seq2SeqConfig, seq2seq.Seq2Seq, seq2seq.preset, seq2seq.PRESETS),
     "gru": Entry(seq2seq.Seq2SeqConfig, seq2seq.Seq2Seq, seq2seq.gru_preset, seq2seq.PRESETS),
     "bahdanau": Entry(bahdanau.BahdanauConfig, bahdanau.Bahdanau, bahdanau.preset, bahdanau.PRESETS),
+    "hard_attention": Entry(
+        hard_attention.HardAttentionConfig,
+        hard_attention.HardAttention,
+        hard_attention.preset,
+        hard_attention.PRESETS,
+    ),
     "luong": Entry(luong.LuongConfig, luong.Luong, luong.preset, luong.PRESETS),
 }
 

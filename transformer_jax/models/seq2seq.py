@@ -63,6 +63,8 @@ class Seq2Seq(RecurrentTranslator):
       dials: how it is computed.
     """
 
+    attends = False
+
     def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
         super().__init__(config, rngs=rngs, dials=dials)
         options: dict[str, Any] = dict(dropout=config.dropout, dtype=config.dtype, rngs=rngs)
@@ -83,7 +85,7 @@ class Seq2Seq(RecurrentTranslator):
         )
         return Memory(), states
 
-    def _unroll(self, x, state, memory, restart, dropout_key):
+    def _unroll(self, x, state, memory, restart, dropout_key, rng):
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
         if restart is not None:

@@ -12,14 +12,17 @@ from transformer_jax.training.losses import smoothed_cross_entropy, symmetric_di
 from transformer_jax.training.state import Loss
 
 
-def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None) -> jax.Array:
-    """Logits (B, T, V) of a batch of `TranslationBatches`, rows of one sentence or packed."""
+def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """What tells a model where sentences are in a batch, rows of one sentence or packed."""
     if "source_segments" in batch:
-        where = {name: batch[name] for name in ("source_segments", "target_segments")}
-    else:
-        # Padding follows the sentence and causal attention looks back, so no target mask is needed.
-        where = {"source_mask": batch["source"] != PAD}
-    return model(batch["source"], batch["target_in"], **where, dropout_key=dropout_key)
+        return {name: batch[name] for name in ("source_segments", "target_segments")}
+    # Padding follows the sentence and a decoder looks back, so no target mask is needed.
+    return {"source_mask": batch["source"] != PAD}
+
+
+def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None) -> jax.Array:
+    """Logits (B, T, V) of a batch of `TranslationBatches`."""
+    return model(batch["source"], batch["target_in"], **where_of(batch), dropout_key=dropout_key)
 
 
 def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):

@@ -1,0 +1,100 @@
+"""Hard attention (Xu et al. 2015, section 4.1): each step looks at one source position, drawn at random."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.attention import masked_softmax
+from transformer_jax.layers.dials import Dials
+from transformer_jax.models.bahdanau import PRESETS as PRESETS
+from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.bahdanau import preset as soft_preset
+
+
+@dataclasses.dataclass(frozen=True)
+class HardAttentionConfig(BahdanauConfig):
+    """What the model computes: as `BahdanauConfig`."""
+
+
+def preset(name: str, vocab_size: int, **changes: Any) -> HardAttentionConfig:
+    """The config of a size.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    return HardAttentionConfig(**dataclasses.asdict(soft_preset(name, vocab_size, **changes)))
+
+
+class Glances(flax.struct.PyTreeNode):
+    """Where the steps of a decoder looked, for a gradient that no derivative gives.
+
+    Attributes:
+      log_probability: (B, T) of the positions that were drawn.
+      entropy: (B, T) of what they were drawn from, nats.
+      baseline: (B, T) what the decoder expected the log-likelihood of the token to be.
+    """
+
+    log_probability: jax.Array
+    entropy: jax.Array
+    baseline: jax.Array
+
+
+class HardAttention(Bahdanau):
+    """Bahdanau's translator whose context is the annotation of one position, not the mean of all.
+
+    In training the position is drawn from the softmax of the scores; see `sampled`. Else it is the likeliest,
+    and the weights are 1 there. A baseline of the decoder's state makes the policy gradient less noisy (Mnih
+    et al. 2014, section 3.1).
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      dials: how it is computed.
+    """
+
+    def __init__(self, config: HardAttentionConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+        super().__init__(config, rngs=rngs, dials=dials)
+        self.baseline = nnx.Linear(config.hidden, 1, dtype=jnp.dtype(config.dtype), rngs=rngs)
+
+    def _look(self, state, scores, values, mask, rng):
+        shares = masked_softmax(scores, mask)
+        logs = jnp.log(jnp.where(shares > 0, shares, 1.0))
+        drawing = jnp.where(shares > 0, logs, -jnp.inf)
+        # A source of padding alone has nowhere to look: its weights are 0, and its context with them.
+        somewhere = shares.sum(axis=-1, keepdims=True) > 0
+        drawing = jnp.where(somewhere, drawing, 0.0)
+        place = jnp.argmax(drawing, axis=-1) if rng is None else jax.random.categorical(rng, drawing)
+        weights = jax.nn.one_hot(place, scores.shape[-1]) * somewhere
+        contexts = jnp.einsum("bws,bsa->bwa", weights.astype(values.dtype), values)
+        if rng is None:
+            return contexts, weights
+        # The baseline learns from the state without changing it.
+        baseline = self.baseline(jax.lax.stop_gradient(state)).astype(jnp.float32)
+        entropy = -(shares * logs).sum(axis=-1)
+        return contexts, Glances((weights * logs).sum(axis=-1), entropy, baseline.reshape(entropy.shape))
+
+    def sampled(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        rng: jax.Array,
+        dropout_key: jax.Array | None = None,
+        **where: Any,
+    ) -> tuple[jax.Array, Glances]:
+        """The logits of a translator that looks at random, and where it looked.
+
+        Args:
+          source, target: as in `__call__`.
+          rng: of the positions that are drawn.
+          dropout_key: dropout is on where given.
+          **where: masks or segments, as in `__call__`.
+
+        Returns:
+          (logits (B, T, V) float32, `Glances`).
+        """
+        return self._run(source, target, dropout_key=dropout_key, rng=rng, **where)
