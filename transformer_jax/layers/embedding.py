@@ -42,6 +42,13 @@ class TokenEmbedding(nnx.Module):
         """tokens (...) -> (..., D)."""
         return self.table(tokens)
 
+    def without_padding(self) -> "TokenEmbedding":
+        """The same with a table of V rows, which `output_weight` need not cut: for decoding."""
+        copy = nnx.merge(*nnx.split(self))
+        copy.table.embedding = nnx.Param(self.table.embedding[: self.vocab_size])
+        copy.table.num_embeddings = self.vocab_size
+        return copy
+
     def output_weight(self, dtype: Any) -> jax.Array:
         """(V, D) the rows that logits are made of; a loop of steps takes them once, before it starts."""
         # The table is cut to V rows, not the logits to V columns: that is the smaller copy by far, in the

@@ -143,15 +143,18 @@ class CausalDecoder(nnx.Module):
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
 
     def for_decoding(self) -> Self:
-        """The same model with its blocks one by one rather than stacked, which `step_function` then need
-        not cut out, and their projections joined: for a program that is called many times. Training needs
-        the stack.
+        """The same model with its blocks one by one rather than stacked and its tables without padding, which
+        `step_function` then need not cut out, and with joined projections: for a program that is called many
+        times. Training needs the stack.
         """
         copy = nnx.merge(*nnx.split(self))
         blocks = unstack(copy.blocks)
         for block in blocks:
             block.attention = JoinedSelfAttention(block.attention)
         copy.blocks = nnx.data(blocks)
+        copy.embedding = copy.embedding.without_padding()
+        if copy.unembedding is not None:
+            copy.unembedding = copy.unembedding.without_padding()
         return copy
 
     def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> CausalCache:
