@@ -32,7 +32,7 @@ from transformer_jax.config_values import choose
 from transformer_jax.data.tokenizer import PAD, BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
-from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.models.registry import TRANSLATORS, module_of
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.translation import model_config, train_translator
@@ -59,8 +59,7 @@ class Arguments:
 
 def parameters(config: Any) -> int:
     """Parameters of a model of this config; nothing is allocated."""
-    module = next(entry.module for entry in TRANSLATORS.values() if entry.config is type(config))
-    return jax.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))).parameter_count
+    return jax.eval_shape(lambda: module_of(config)(config, rngs=nnx.Rngs(0))).parameter_count
 
 
 def hidden_for(config: TranslationConfig, vocab_size: int, wanted: int) -> int:

@@ -91,7 +91,7 @@ def test_what_a_run_leaves(run_dir):
 def test_no_setting_depends_on_an_unwritten_default(run_dir):
     folder, _ = run_dir
     training = json.loads((folder / "config.json").read_text())["training"]
-    optional = {"dropout", "direction", "data_dir"}  # the preset's, and what is of TFDS
+    optional = {"dropout", "hidden", "direction", "data_dir"}  # the preset's, and what is of TFDS
     assert not [name for name, value in training.items() if value is None and name not in optional]
 
 

@@ -12,6 +12,12 @@ def padded_size(vocab_size: int, multiple: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
+def count_without_padding(model: Any, *tables: "TokenEmbedding | None") -> int:
+    """Number of parameters of a model, the padding of its tables not counted."""
+    padding = sum(t.table.embedding.size - t.vocab_size * t.table.features for t in tables if t is not None)
+    return sum(x.size for x in jax.tree.leaves(model)) - padding
+
+
 class TokenEmbedding(nnx.Module):
     """A table of V vectors; rows past V are zero, are never read and never get a gradient.
 

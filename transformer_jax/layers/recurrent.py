@@ -89,6 +89,13 @@ def choose(where: jax.Array, yes: State, no: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(where[:, None], a, b), yes, no)
 
 
+def segment_changes(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """(B, T) True at the first token of each segment, or at the last."""
+    edge = jnp.ones_like(segments[:, :1], bool)
+    change = segments[:, 1:] != segments[:, :-1]
+    return jnp.concatenate([change, edge] if reverse else [edge, change], axis=1)
+
+
 def run_cell(
     cell: Any,
     x: jax.Array,

@@ -12,7 +12,7 @@ from flax import nnx
 from transformer_jax.layers.causal import CausalBlock, JoinedSelfAttention, Places
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.masks import causal_mask, segment_mask
 from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.position_schemes import NoPositions
@@ -73,9 +73,7 @@ class CausalDecoder(nnx.Module):
     @property
     def parameter_count(self) -> int:
         """Number of parameters, the padding of the vocabulary not counted."""
-        tables = [t.table for t in (self.embedding, self.unembedding) if t is not None]
-        padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
-        return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
+        return count_without_padding(self, self.embedding, self.unembedding)
 
     def _embed(
         self, tokens: jax.Array, before: jax.Array, positions: jax.Array, dropout_key: jax.Array | None

@@ -21,6 +21,16 @@ def check_choices(config: Any, **choices: Sequence[str]) -> None:
             raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(allowed)}")
 
 
+def check_dropout(config: Any) -> None:
+    """That dropout is a rate.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if not 0.0 <= config.dropout < 1.0:
+        raise ValueError(f"dropout={config.dropout} must be at least 0 and below 1")
+
+
 def check_sizes(config: Any, *, head_width: int | None = None) -> None:
     """That heads divide the width (unless they have a width of their own) and dropout is a rate.
 
@@ -34,10 +44,21 @@ def check_sizes(config: Any, *, head_width: int | None = None) -> None:
             f"width {config.width} must be a multiple of heads {config.heads}, "
             f"and heads of kv_heads {config.kv_heads}"
         )
-    if not 0.0 <= config.dropout < 1.0:
-        raise ValueError(f"dropout={config.dropout} must be at least 0 and below 1")
+    check_dropout(config)
     if isinstance(config.rotary_scaling, dict):
         object.__setattr__(config, "rotary_scaling", RotaryScaling(**config.rotary_scaling))
+
+
+def check_recurrent_sizes(config: Any) -> None:
+    """That a recurrent model's sizes are at least 1 and dropout is a rate.
+
+    Raises:
+      ValueError: a value out of range.
+    """
+    for field in ("vocab_size", "width", "hidden", "layers", "max_length"):
+        if getattr(config, field) < 1:
+            raise ValueError(f"{field}={getattr(config, field)} must be at least 1")
+    check_dropout(config)
 
 
 def head_width(config: Any) -> int:

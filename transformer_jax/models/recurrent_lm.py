@@ -10,10 +10,9 @@ from flax import nnx
 
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.embedding import TokenEmbedding
-from transformer_jax.layers.recurrent import CELLS, RecurrentStack
-from transformer_jax.models.config_checks import check_choices
-from transformer_jax.models.recurrent_translator import segment_changes
+from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
+from transformer_jax.layers.recurrent import CELLS, RecurrentStack, segment_changes
+from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
@@ -51,11 +50,7 @@ class RecurrentLMConfig:
 
     def __post_init__(self):
         check_choices(self, cell=CELLS)
-        for field in ("vocab_size", "width", "hidden", "layers", "max_length"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_recurrent_sizes(self)
 
 
 # Width, hidden, layers and dropout. mini is for two CPU cores; medium and large are Zaremba et al.'s.
@@ -156,9 +151,7 @@ class RecurrentLM(nnx.Module):
     @property
     def parameter_count(self) -> int:
         """Number of parameters, the padding of the vocabulary not counted."""
-        tables = [t.table for t in (self.embedding, self.unembedding) if t is not None]
-        padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
-        return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
+        return count_without_padding(self, self.embedding, self.unembedding)
 
     def _run(self, tokens, states, dropout_key, **where):
         """Tokens (B, N) -> (outputs (B, N, D), states after each step, last states)."""

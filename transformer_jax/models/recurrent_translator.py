@@ -12,9 +12,10 @@ from flax import nnx
 
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.embedding import TokenEmbedding
-from transformer_jax.layers.recurrent import State
-from transformer_jax.models.config_checks import check_choices
+from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
+from transformer_jax.layers.recurrent import State, segment_changes
+from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
+from transformer_jax.models.input_checks import check_length, check_where
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
@@ -51,11 +52,7 @@ class RecurrentConfig:
 
     def __post_init__(self):
         check_choices(self, tie=("all", "decoder", "none"))
-        for field in ("vocab_size", "width", "hidden", "layers", "max_length"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_recurrent_sizes(self)
 
 
 # Width of the embeddings, width of the cells, layers, dropout. mini is for the embedded phrases and two CPU
@@ -119,13 +116,6 @@ class RecurrentCache(flax.struct.PyTreeNode):
         return self.replace(state=jax.tree.map(lambda x: x[rows], self.state))
 
 
-def segment_changes(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
-    """(B, T) True at the first token of each segment, or at the last."""
-    edge = jnp.ones_like(segments[:, :1], bool)
-    change = segments[:, 1:] != segments[:, :-1]
-    return jnp.concatenate([change, edge] if reverse else [edge, change], axis=1)
-
-
 class RecurrentTranslator(nnx.Module):
     """An encoder-decoder on recurrent cells. A model's file says how it reads a source and what a step is:
 
@@ -162,11 +152,8 @@ class RecurrentTranslator(nnx.Module):
     @property
     def parameter_count(self) -> int:
         """Number of parameters, the padding of the vocabulary not counted."""
-        tables = [
-            t.table for t in (self.target_embedding, self.source_embedding, self.unembedding) if t is not None
-        ]
-        padding = sum(t.num_embeddings - self.config.vocab_size for t in tables)
-        return sum(x.size for x in jax.tree.leaves(self)) - padding * self.config.width
+        tables = (self.target_embedding, self.source_embedding, self.unembedding)
+        return count_without_padding(self, *tables)
 
     def _read(self, x, valid, begins, ends, dropout_key) -> tuple[Memory, State]:
         raise NotImplementedError
@@ -188,14 +175,8 @@ class RecurrentTranslator(nnx.Module):
     def _output_embedding(self) -> TokenEmbedding:
         return self.target_embedding if self.unembedding is None else self.unembedding
 
-    def _check_length(self, length: int, what: str) -> None:
-        if length > self.config.max_length:
-            raise ValueError(
-                f"{what} of {length} tokens is longer than the model's max_length {self.config.max_length}"
-            )
-
     def _encode(self, source, source_mask, source_segments, dropout_key):
-        self._check_length(source.shape[1], "a source")
+        check_length(self.config, source.shape[1], "a source")
         embed_key, read_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
         valid, begins, ends = source_mask, None, None
@@ -259,11 +240,8 @@ class RecurrentTranslator(nnx.Module):
         rng: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """(logits, what `_unroll` brings beside the outputs)."""
-        self._check_length(target.shape[1], "a target")
-        if (source_segments is None) != (target_segments is None):
-            raise ValueError("packed rows need source_segments and target_segments, or neither")
-        if source_segments is not None and (source_mask is not None or target_mask is not None):
-            raise ValueError("segments say where padding is: leave source_mask and target_mask out")
+        check_length(self.config, target.shape[1], "a target")
+        check_where(source_mask, target_mask, source_segments, target_segments)
         encoder_key, embed_key, decoder_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
         )
@@ -290,7 +268,7 @@ class RecurrentTranslator(nnx.Module):
         Raises:
           ValueError: a source or target longer than the model's `max_length`.
         """
-        self._check_length(max_length, "a target")
+        check_length(self.config, max_length, "a target")
         memory, states = self._encode(source, source_mask, None, None)
         return RecurrentCache(jax.tree.map(lambda x: x[:, 0], states), memory)
 

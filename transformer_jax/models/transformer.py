@@ -16,6 +16,7 @@ from transformer_jax.layers.masks import causal_mask, padding_mask, segment_mask
 from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.models.input_checks import check_length, check_where
 from transformer_jax.models.step import StepFunction, StepOutput
 from transformer_jax.models.transformer_cache import TransformerCache
 
@@ -227,12 +228,6 @@ class Transformer(nnx.Module):
             return self.target_embedding.logits(x, table)
         return self.unembedding(x)[..., : self.config.vocab_size].astype(jnp.float32)
 
-    def _check_length(self, length: int, what: str) -> None:
-        if length > self.config.max_length:
-            raise ValueError(
-                f"{what} of {length} tokens is longer than the model's max_length {self.config.max_length}"
-            )
-
     def encode(
         self,
         source: jax.Array,
@@ -257,7 +252,7 @@ class Transformer(nnx.Module):
         """
         if source_segments is not None and source_mask is not None:
             raise ValueError("segments say where padding is: leave source_mask out")
-        self._check_length(source.shape[1], "a source")
+        check_length(self.config, source.shape[1], "a source")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
         mask = None if source_mask is None else padding_mask(source_mask)
@@ -307,11 +302,8 @@ class Transformer(nnx.Module):
           ValueError: a source or target longer than `max_length`, segments of one side only, or both
             segments and a mask.
         """
-        self._check_length(target.shape[1], "a target")
-        if (source_segments is None) != (target_segments is None):
-            raise ValueError("packed rows need source_segments and target_segments, or neither")
-        if source_segments is not None and (source_mask is not None or target_mask is not None):
-            raise ValueError("segments say where padding is: leave source_mask and target_mask out")
+        check_length(self.config, target.shape[1], "a target")
+        check_where(source_mask, target_mask, source_segments, target_segments)
         encoder_key, embed_key, stack_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
         )
@@ -353,7 +345,7 @@ class Transformer(nnx.Module):
         Raises:
           ValueError: a source or target longer than the model's `max_length`.
         """
-        self._check_length(max_length, "a target")
+        check_length(self.config, max_length, "a target")
         config = self.config
         memory = self.encode(source, source_mask=source_mask)
         blocks = unstack(self.decoder)
