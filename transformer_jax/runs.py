@@ -181,13 +181,20 @@ class Run:
         """
         return self.translator(beam_size=beam_size, alpha=alpha)(texts)
 
-    def align(self, text: str, *, beam_size: int | None = None, alpha: float | None = None) -> Alignment:
-        """The translation of one text with its cross-attention, see `Alignment`.
+    def align(
+        self,
+        text: str,
+        translation: str | None = None,
+        *,
+        beam_size: int | None = None,
+        alpha: float | None = None,
+    ) -> Alignment:
+        """The translation of one text, the model's or a given one, with its cross-attention; see `Alignment`.
 
         Raises:
           UserError: an empty text, or one longer than the model's limit.
         """
-        return self.translator(beam_size=beam_size, alpha=alpha).align(text)
+        return self.translator(beam_size=beam_size, alpha=alpha).align(text, translation)
 
 
 @dataclasses.dataclass(frozen=True)

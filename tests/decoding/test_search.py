@@ -1,4 +1,4 @@
-"""Greedy and beam search against plain Python, over a table model and over the Transformer."""
+"""Greedy and beam search against plain Python, over a table model and over translators of the zoo."""
 
 import flax.struct
 import jax
@@ -11,6 +11,9 @@ from tests.oracles import search as oracle
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import length_penalty
+from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.luong import Luong, LuongConfig
+from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from transformer_jax.models.step import StepOutput
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
@@ -153,13 +156,25 @@ def test_length_penalty_is_the_published_one():
     assert length_penalty(7, 0.0) == 1.0
 
 
-@pytest.fixture(scope="module")
-def transformer():
-    config = TransformerConfig(
-        vocab_size=V, width=12, feed_forward=19, heads=3, kv_heads=3, encoder_layers=1, decoder_layers=2,
-        dropout=0.0, norm="pre",
-    )  # fmt: skip
-    model = Transformer(config, rngs=nnx.Rngs(3))
+SIZES = dict(vocab_size=V, width=12, dropout=0.0)
+CELLS = dict(hidden=9, layers=1, **SIZES)
+MODELS = {
+    "transformer": (
+        Transformer,
+        TransformerConfig(
+            feed_forward=19, heads=3, kv_heads=3, encoder_layers=1, decoder_layers=2, norm="pre", **SIZES
+        ),
+    ),
+    "lstm": (Seq2Seq, Seq2SeqConfig(**CELLS)),
+    "bahdanau": (Bahdanau, BahdanauConfig(alignment=7, **CELLS)),
+    "luong": (Luong, LuongConfig(**CELLS)),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    module, config = MODELS[request.param]
+    model = module(config, rngs=nnx.Rngs(3))
     rng = np.random.default_rng(3)
     return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(scale=0.4, size=x.shape), jnp.float32), model)
 
@@ -167,31 +182,49 @@ def transformer():
 SOURCE = jnp.array([[3, 4, 3, 2], [4, 2, 0, 0], [3, 3, 2, 0]])
 
 
-def transformer_log_probabilities(model, sentence):
+def model_log_probabilities(model):
+    """For each sentence, a function of a prefix; every prefix is read anew, without a cache."""
     full = jax.jit(lambda tokens: jax.nn.log_softmax(model(SOURCE, tokens, source_mask=SOURCE != 0)))
+    known = {}
 
     def of(prefix):
-        tokens = jnp.array([[*prefix, *[0] * (T + 1 - len(prefix))]] * B)
-        return np.asarray(full(tokens)[sentence, len(prefix) - 1])
+        if prefix not in known:
+            tokens = jnp.array([[*prefix, *[0] * (T + 1 - len(prefix))]] * B)
+            known[prefix] = np.asarray(full(tokens)[:, len(prefix) - 1])
+        return known[prefix]
 
-    cache = {}
-    return lambda prefix: cache.setdefault(prefix, of(prefix))
+    return [lambda prefix, b=b: of(prefix)[b] for b in range(B)]
 
 
 @pytest.mark.parametrize("beam_size", [2, 4])
-def test_the_transformers_cache_gives_plain_beam_search(transformer, beam_size):
-    cache = transformer.start(SOURCE, source_mask=SOURCE != 0, max_length=T)
-    step = transformer.step_function(return_weights=True)
-    hypotheses = beam_search(step, cache, beam_size=beam_size, return_weights=True, **OPTIONS)
-    for b in range(B):
+def test_a_models_cache_gives_plain_beam_search(model, beam_size):
+    cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=T)
+    attends = getattr(model, "attends", True)
+    step = model.step_function(return_weights=attends)
+    hypotheses = beam_search(step, cache, beam_size=beam_size, return_weights=attends, **OPTIONS)
+    for b, log_probabilities in enumerate(model_log_probabilities(model)):
         score, tokens = oracle.beam_search(
-            transformer_log_probabilities(transformer, b),
-            begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=0.6,
-        )  # fmt: skip
+            log_probabilities, begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=0.6
+        )
         assert found(hypotheses, b) == tokens
         np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-4)
-        inputs = jnp.array([[BEGIN, *tokens[:-1]]] * B)
-        _, weights = transformer(SOURCE, inputs, source_mask=SOURCE != 0, return_weights=True)
-        np.testing.assert_allclose(
-            hypotheses.weights[b, 0, :, :, : len(tokens)], weights[b, :, :, : len(tokens)], atol=1e-5
+        if attends:
+            inputs = jnp.array([[BEGIN, *tokens[:-1]]] * B)
+            _, weights = model(SOURCE, inputs, source_mask=SOURCE != 0, return_weights=True)
+            np.testing.assert_allclose(
+                hypotheses.weights[b, 0, :, :, : len(tokens)], weights[b, :, :, : len(tokens)], atol=1e-5
+            )
+
+
+def test_a_wide_beam_over_a_model_finds_the_best_of_all_its_sequences(model):
+    length = 3
+    cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=length)
+    hypotheses = beam_search(
+        model.step_function(), cache, beam_size=V**length, **OPTIONS | dict(max_length=length)
+    )
+    for b, log_probabilities in enumerate(model_log_probabilities(model)):
+        score, tokens = oracle.best_of_all(
+            log_probabilities, begin=BEGIN, end=END, vocabulary=V, max_length=length, alpha=0.6
         )
+        assert found(hypotheses, b) == tokens
+        np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-4)

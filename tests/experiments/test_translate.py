@@ -127,6 +127,14 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
     assert (layers, heads) == (2, 4)
     assert (target, source) == (len(alignment.target_tokens), len(alignment.source_tokens))
     np.testing.assert_allclose(alignment.weights.sum(-1), 1, atol=1e-5)
+    given = load_run(folder).align(sentences[0], "a cat")
+    assert given.target_tokens[-1] == alignment.target_tokens[-1]
+    assert given.text == "a cat"
+    again = load_run(folder).align(sentences[0], alignment.text)
+    if again.target_tokens == alignment.target_tokens:  # a model may spell a word in other pieces
+        np.testing.assert_allclose(again.weights, alignment.weights, atol=1e-4)
+    with pytest.raises(UserError, match="an empty sentence has no alignment"):
+        load_run(folder).align(sentences[0], " ")
 
 
 @pytest.mark.parametrize(

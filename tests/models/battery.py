@@ -253,6 +253,9 @@ class TranslatorBattery:
 
     def test_too_long_is_refused(self, inputs):
         source, target, _ = inputs
+        for empty in ((source[:, :0], target), (source, target[:, :0])):
+            with pytest.raises(ValueError, match="of no tokens: even an empty sentence has its end token"):
+                self.make()(*empty)
         with pytest.raises(ValueError, match="longer than the model's max_length 6"):
             self.make(max_length=6)(source, target)
 

@@ -22,6 +22,15 @@ def test_money_is_no_formula(tmp_path):
     assert (tmp_path / "a.png").exists()
 
 
+def test_panels_need_a_name_each(tmp_path):
+    weights = np.eye(2)[None].repeat(2, 0)
+    plot_alignment(weights, ["a", "b"], ["x", "y"], tmp_path / "a.png", names=["soft", "hard"])
+    assert (tmp_path / "a.png").exists()
+    with pytest.raises(ValueError, match="1 name for 2 heads"):
+        plot_alignment(weights, ["a", "b"], ["x", "y"], tmp_path / "b.png", names=["soft"])
+    assert not (tmp_path / "b.png").exists()
+
+
 def test_labels_must_fit(tmp_path):
     with pytest.raises(ValueError, match="do not fit 1 target and 2 source tokens"):
         plot_alignment(np.ones((1, 2, 2)), ["a", "b"], ["x"], tmp_path / "a.png")

@@ -49,6 +49,15 @@ def search(
     return beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options)
 
 
+@jax.jit
+def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Array:
+    """The cross-attention (B, L, H, T, S) of sources (B, S) with given target inputs (B, T), padded."""
+    _, weights = model(
+        source, target, source_mask=source != PAD, target_mask=target != PAD, return_weights=True
+    )
+    return weights
+
+
 def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> list[Hypotheses]:
     """`search` over many batches, in order, as NumPy arrays.
 
@@ -170,29 +179,39 @@ class Translator:
                     translations[i] = self.tokenizer.decode([ids[0, : size[0]]])[0]
         return translations
 
-    def align(self, text: str) -> Alignment:
+    def align(self, text: str, translation: str | None = None) -> Alignment:
         """The translation of one sentence with its cross-attention.
+
+        Args:
+          text: the sentence.
+          translation: whose alignment to show; None: the model's own.
 
         Raises:
           UserError: an empty sentence, one longer than the model's limit, or a model without attention.
         """
-        if not text.strip():
-            raise UserError("an empty sentence has no alignment: give some text")
+        for given in (text, translation):
+            if given is not None and not given.strip():
+                raise UserError("an empty sentence has no alignment: give some text")
         if not getattr(self.model, "attends", True):
             raise UserError("this model has no attention, and so no alignment to show")
+        limit = self.model.config.max_length
         (ids,) = self.encode([text])
-        length = bucket_length(len(ids), self.model.config.max_length)
-        (found,) = search_all(
-            self.model, [self._pad([ids], 1, length)], **self._options(length), return_weights=True
-        )
-        assert found.weights is not None, "asked for"
-        size = int(found.lengths[0, 0])
-        target = found.tokens[0, 0, :size].tolist()
+        length = bucket_length(len(ids), limit)
+        source = self._pad([ids], 1, length)
+        if translation is None:
+            (found,) = search_all(self.model, [source], **self._options(length), return_weights=True)
+            assert found.weights is not None, "asked for"
+            target = found.tokens[0, 0, : int(found.lengths[0, 0])].tolist()
+            weights = np.asarray(found.weights)[0, 0]
+        else:
+            (target,) = self.encode([translation])
+            inputs = self._pad([[BEGIN, *target[:-1]]], 1, bucket_length(len(target), limit))
+            weights = np.asarray(forced_weights(self.model, source, inputs))[0]
         return Alignment(
             self.tokenizer.decode([target])[0],
             self.tokenizer.tokens(ids),
             self.tokenizer.tokens(target),
-            np.asarray(found.weights)[0, 0, :, :, :size, : len(ids)],
+            weights[:, :, : len(target), : len(ids)],
         )
 
     @staticmethod

@@ -11,8 +11,10 @@ def check_length(config: Any, length: int, what: str) -> None:
     """That a source or target fits the model.
 
     Raises:
-      ValueError: it is longer than the config's `max_length`.
+      ValueError: it has no tokens, or more than the config's `max_length`.
     """
+    if length < 1:
+        raise ValueError(f"{what} of no tokens: even an empty sentence has its end token")
     if length > config.max_length:
         raise ValueError(f"{what} of {length} tokens is longer than the model's max_length {config.max_length}")
 
