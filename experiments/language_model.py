@@ -22,14 +22,14 @@ _STARTED = time.perf_counter()  # before the imports: `seconds` is the whole com
 import dataclasses  # noqa: E402
 import pathlib  # noqa: E402
 import sys  # noqa: E402
-from typing import Annotated, Literal  # noqa: E402
+from typing import Annotated  # noqa: E402
 
 import tyro  # noqa: E402
 
 from experiments.command import run_command  # noqa: E402
 from transformer_jax.language_config import LanguageConfig  # noqa: E402
 from transformer_jax.language_model import train_language_model  # noqa: E402
-from transformer_jax.layers.dials import Dials  # noqa: E402
+from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Arguments:
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     unroll: int | None = None
     """Layers that one iteration of the loop over the stack holds; None: all on a CPU, 1 elsewhere."""
-    attention: Literal["plain", "fused"] = "plain"
-    """plain keeps the attention weights; fused calls JAX's own kernel, cuDNN's on a GPU where it fits."""
+    attention: Attention = "auto"
+    """plain keeps the attention weights; chunked keeps none, for long contexts; fused calls JAX's own kernel,
+    cuDNN's on a GPU where it fits; auto is plain, and chunked above 2,048 tokens."""
 
 
 def default_run_dir(config: LanguageConfig) -> pathlib.Path:

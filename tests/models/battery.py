@@ -208,7 +208,14 @@ class TranslatorBattery:
         assert (np.asarray(weights)[~np.broadcast_to(mask[:, None, None, None], weights.shape)] == 0).all()
 
     @pytest.mark.parametrize(
-        "dials", [Dials(unroll=1), Dials(unroll=2), Dials(remat=True), Dials(attention="fused")]
+        "dials",
+        [
+            Dials(unroll=1),
+            Dials(unroll=2),
+            Dials(remat=True),
+            Dials(attention="fused"),
+            Dials(attention="chunked"),
+        ],
     )
     def test_dials_change_no_result(self, dials):
         expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)

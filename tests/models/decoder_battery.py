@@ -161,7 +161,15 @@ class DecoderBattery:
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
         assert (np.asarray(weights)[..., ~np.tri(self.T, dtype=bool)] == 0).all()
 
-    @pytest.mark.parametrize("dials", [Dials(unroll=1), Dials(unroll=2, remat=True), Dials(attention="fused")])
+    @pytest.mark.parametrize(
+        "dials",
+        [
+            Dials(unroll=1),
+            Dials(unroll=2, remat=True),
+            Dials(attention="fused"),
+            Dials(attention="chunked", remat=True),
+        ],
+    )
     def test_dials_change_no_result(self, dials):
         expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
         value, gradient = loss_and_gradient(type(self), dials)

@@ -1,15 +1,38 @@
 """Scaled dot-product attention, the one dispatch that every model calls, and multi-head attention."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.dials import Attention
 from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.position_bias import PositionBias
+from transformer_jax.layers.visibility import Visibility
+
+# Weights that "auto" holds at most, a head and a sentence: 2,048 queries by 2,048 keys.
+_HELD = 2_048**2
+
+
+def chosen(implementation: Attention, queries: int, keys: int) -> Attention:
+    """What "auto" is for so many queries and keys; another one stays what it is."""
+    if implementation != "auto":
+        return implementation
+    return "plain" if queries * keys <= _HELD else "chunked"
+
+
+def settled(
+    whole: jax.Array | Visibility | PositionBias | None, implementation: Attention, queries: int, keys: int
+) -> Any:
+    """A mask or bias as all layers of a model will want it: whole, or for chunks as it is."""
+    if whole is None or isinstance(whole, jax.Array) or chosen(implementation, queries, keys) == "chunked":
+        return whole
+    return whole.dense()
 
 
 def dot_product_attention(
@@ -17,11 +40,11 @@ def dot_product_attention(
     key: jax.Array,
     value: jax.Array,
     *,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    mask: jax.Array | Visibility | None = None,
+    bias: jax.Array | PositionBias | None = None,
     scale: float | None = None,
     return_weights: bool = False,
-    implementation: Literal["plain", "fused"] = "plain",
+    implementation: Attention = "auto",
 ):
     """softmax(Q K^T * scale + bias) V (Vaswani et al. 2017, equation 1), with grouped key/value heads.
 
@@ -29,9 +52,9 @@ def dot_product_attention(
       query: (B, T, H, K).
       key: (B, S, G, K), H a multiple of G; query head h reads group h // (H // G) (Ainslie et al. 2023).
       value: (B, S, G, any width).
-      mask: boolean, broadcastable to (B, H, T, S), True = may attend. A query that may attend to
-        nothing gets exact zeros and zero gradients.
-      bias: added to the scaled logits, broadcastable to (B, H, T, S).
+      mask: boolean, broadcastable to (B, H, T, S), True = may attend, or relations that say so. A query
+        that may attend to nothing gets exact zeros and zero gradients.
+      bias: added to the scaled logits, broadcastable to (B, H, T, S), or positions that it follows from.
       scale: factor of the logits; None is 1 / sqrt(K).
       return_weights: also return the weights; the plain form is used then.
       implementation: see `Dials.attention`.
@@ -44,6 +67,12 @@ def dot_product_attention(
     """
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if not return_weights:
+        implementation = chosen(implementation, query.shape[1], key.shape[1])
+        if implementation == "chunked":
+            return chunked_attention(query, key, value, mask=mask, bias=bias, scale=scale)
+    mask = mask.dense() if isinstance(mask, Visibility) else mask
+    bias = bias.dense() if isinstance(bias, PositionBias) else bias
     if implementation == "fused" and not return_weights:
         return _fused_attention(query, key, value, mask, bias, scale)
     output, weights = _plain_attention(query, key, value, mask, bias, scale)
@@ -202,7 +231,7 @@ class MultiHeadAttention(nnx.Module):
         kernel_init: nnx.initializers.Initializer,
         output_init: nnx.initializers.Initializer | None = None,
         dtype: str,
-        implementation: Literal["plain", "fused"],
+        implementation: Attention,
         rngs: nnx.Rngs,
     ):
         if (head_width is None and width % heads) or heads % kv_heads:
@@ -236,8 +265,8 @@ class MultiHeadAttention(nnx.Module):
         key: jax.Array,
         value: jax.Array,
         *,
-        mask: jax.Array | None = None,
-        bias: jax.Array | None = None,
+        mask: jax.Array | Visibility | None = None,
+        bias: jax.Array | PositionBias | None = None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).

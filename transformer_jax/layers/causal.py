@@ -13,26 +13,29 @@ from transformer_jax.layers import named_points
 from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention, separate_rows, shared_rows
 from transformer_jax.layers.blocks import pre_norm
 from transformer_jax.layers.named_points import named
+from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.relative_positions import clipped_distances, shaw_key_bias, shaw_value_sum
 from transformer_jax.layers.rotary import Rotation, rotate
+from transformer_jax.layers.visibility import Visibility
 
 
 class Places(NamedTuple):
     """Where the N new tokens of a call stand among the S that they may see; the same for all layers.
 
     Attributes:
-      mask: True where a token may attend, broadcastable to (B, H, W N, S); see `MultiHeadAttention` for W.
+      mask: True where a token may attend, broadcastable to (B, H, W N, S), or relations that say so; see
+        `MultiHeadAttention` for W.
       queries: positions of the new tokens, (N,) or (B, W N).
       keys: positions of what is attended to, (S,) or (B, S).
       rotation: of the new tokens, (N, n) or (B W, N, n), or None.
-      bias: added to the logits, broadcastable to (B, H, W N, S), or None.
+      bias: added to the logits, broadcastable to (B, H, W N, S), or positions that it follows from, or None.
     """
 
-    mask: jax.Array
+    mask: jax.Array | Visibility
     queries: jax.Array
     keys: jax.Array
     rotation: Rotation | None
-    bias: jax.Array | None
+    bias: jax.Array | PositionBias | None
 
 
 class CausalSelfAttention(MultiHeadAttention):

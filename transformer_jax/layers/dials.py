@@ -5,6 +5,8 @@ from typing import Literal
 
 import jax
 
+Attention = Literal["auto", "plain", "chunked", "fused"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Dials:
@@ -16,13 +18,14 @@ class Dials:
         elsewhere, where it is nearly free and compiles faster. Of a recurrent model, how many time steps;
         None is one.
       remat: recompute each block in the backward pass instead of storing its activations.
-      attention: "plain" materialises the weights; "fused" calls JAX's own attention, which is cuDNN's
-        kernel on a GPU where the shapes and dtype allow it.
+      attention: "plain" materialises the weights; "chunked" never holds more than a part of them, so that
+        memory grows linearly with the length; "fused" calls JAX's own attention, which is cuDNN's kernel
+        on a GPU where the shapes and dtype allow it; "auto" is plain, and chunked above 2,048 tokens.
     """
 
     unroll: int | None = None
     remat: bool = False
-    attention: Literal["plain", "fused"] = "plain"
+    attention: Attention = "auto"
 
     def unroll_of(self, layers: int) -> int:
         """The number of layers per loop iteration for a stack of this many."""

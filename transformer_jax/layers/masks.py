@@ -1,10 +1,12 @@
 """Attention masks: boolean, True where a query may attend to a key, broadcastable to (B, H, T, S).
 
-They compose with `&`: `causal_mask(T, T) & padding_mask(valid)`.
+They compose with `&`: `causal_mask(T, T) & padding_mask(valid)`. Models keep `visibility`'s relations, which
+these masks are made of.
 """
 
 import jax
-import jax.numpy as jnp
+
+from transformer_jax.layers import visibility
 
 
 def causal_mask(queries: int, keys: int, *, first_query: int | jax.Array = 0) -> jax.Array:
@@ -19,13 +21,12 @@ def causal_mask(queries: int, keys: int, *, first_query: int | jax.Array = 0) ->
     Returns:
       (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
     """
-    first = jnp.asarray(first_query).reshape(-1, 1, 1, 1)
-    return jnp.arange(keys) <= first + jnp.arange(queries)[:, None]
+    return visibility.causal(queries, keys, first_query=first_query).dense()
 
 
 def padding_mask(valid: jax.Array) -> jax.Array:
     """No query sees a padded key. `valid` (B, S) is True at real tokens; returns (B, 1, 1, S)."""
-    return valid.astype(bool)[:, None, None, :]
+    return visibility.real(valid).dense()
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
@@ -38,7 +39,7 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
     Returns:
       (B, 1, T, S).
     """
-    return (query_segments[:, :, None] == key_segments[:, None, :])[:, None]
+    return visibility.same_segment(query_segments, key_segments).dense()
 
 
 def window_mask(
@@ -54,6 +55,4 @@ def window_mask(
     Returns:
       (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
     """
-    first = jnp.asarray(first_query).reshape(-1, 1, 1, 1)
-    distance = jnp.arange(keys) - (first + jnp.arange(queries)[:, None])
-    return (-before <= distance) & (distance <= after)
+    return visibility.window(queries, keys, before=before, after=after, first_query=first_query).dense()

@@ -18,6 +18,9 @@ class NoPositions(nnx.Module):
     (Haviv et al. 2022). The other schemes answer one question each otherwise.
     """
 
+    # Whether `bias` is anything.
+    biases = False
+
     def add_to(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """The embeddings (B, T, D) with what the scheme adds for positions (T,) or (B, T)."""
         return x
@@ -78,6 +81,8 @@ class RotaryPositions(NoPositions):
 class LinearBiasPositions(NoPositions):
     """ALiBi: logits fall linearly with the distance (Press et al. 2022)."""
 
+    biases = True
+
     def __init__(self, heads: int):
         self.heads = heads
 
@@ -87,6 +92,8 @@ class LinearBiasPositions(NoPositions):
 
 class BucketedPositions(NoPositions):
     """T5's trained bias for each head and bucket of distances, shared by the layers (Raffel et al. 2020)."""
+
+    biases = True
 
     def __init__(self, heads: int, *, buckets: int, max_distance: int, std: float, rngs: nnx.Rngs):
         self.bias_table = nnx.Embed(buckets, heads, embedding_init=nnx.initializers.normal(std), rngs=rngs)

@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.attention import settled
 from transformer_jax.layers.causal import CausalBlock, JoinedSelfAttention, Places
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
-from transformer_jax.layers.masks import causal_mask, segment_mask
 from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import NoPositions
 from transformer_jax.layers.positions import segment_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.layers.visibility import causal, same_segment
 from transformer_jax.models.causal_cache import CausalCache
 from transformer_jax.models.config_checks import head_width
 from transformer_jax.models.step import StepFunction, StepOutput
@@ -121,13 +123,13 @@ class CausalDecoder(nnx.Module):
         T = tokens.shape[1]
         self._check_length(T)
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        positions, mask = jnp.arange(T), causal_mask(T, T)
+        positions, seen = jnp.arange(T), causal(T, T)
         if segments is not None:
-            positions, mask = segment_positions(segments), mask & segment_mask(segments, segments)
+            positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
         scheme = self.positions
-        places = Places(
-            mask, positions, positions, scheme.rotation(positions), scheme.bias(positions, positions)
-        )
+        bias = PositionBias(scheme, positions, positions) if scheme.biases else None
+        mask, bias = (settled(whole, self.dials.attention, T, T) for whole in (seen, bias))
+        places = Places(mask, positions, positions, scheme.rotation(positions), bias)
         places = jax.tree.map(materialised, places)
 
         def run_block(block, x, key):

@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.attention import settled
 from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock, layer_norm
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
-from transformer_jax.layers.masks import causal_mask, padding_mask, segment_mask
+from transformer_jax.layers.masks import padding_mask
 from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.layers.visibility import causal, real, same_segment
 from transformer_jax.models.input_checks import check_length, check_where
 from transformer_jax.models.step import StepFunction, StepOutput
 from transformer_jax.models.transformer_cache import TransformerCache
@@ -255,11 +257,12 @@ class Transformer(nnx.Module):
         check_length(self.config, source.shape[1], "a source")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        mask = None if source_mask is None else padding_mask(source_mask)
-        positions = jnp.arange(source.shape[1])
+        S = source.shape[1]
+        seen, positions = None if source_mask is None else real(source_mask), jnp.arange(S)
         if source_segments is not None:
-            mask = segment_mask(source_segments, source_segments) & padding_mask(source_segments != 0)
+            seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
+        mask = settled(seen, self.dials.attention, S, S)
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
@@ -310,15 +313,17 @@ class Transformer(nnx.Module):
         memory = self.encode(
             source, source_mask=source_mask, source_segments=source_segments, dropout_key=encoder_key
         )
-        mask = causal_mask(target.shape[1], target.shape[1])
-        positions = jnp.arange(target.shape[1])
+        T, S = target.shape[1], source.shape[1]
+        seen, positions = causal(T, T), jnp.arange(T)
         if target_mask is not None:
-            mask = mask & padding_mask(target_mask)
-        memory_mask = None if source_mask is None else padding_mask(source_mask)
+            seen = seen & real(target_mask)
+        seen_source = None if source_mask is None else real(source_mask)
         if source_segments is not None and target_segments is not None:
-            mask = mask & segment_mask(target_segments, target_segments)
-            memory_mask = segment_mask(target_segments, source_segments) & padding_mask(source_segments != 0)
+            seen = seen & same_segment(target_segments, target_segments)
+            seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(target_segments)
+        mask = settled(seen, self.dials.attention, T, T)
+        memory_mask = settled(seen_source, self.dials.attention, T, S)
 
         def run_block(block, x, key):
             x, (weights, _) = block(

@@ -1,0 +1,131 @@
+"""Attention in chunks against the plain form: values, gradients, masks and biases of every kind."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformer_jax.layers import attention, visibility
+from transformer_jax.layers.attention import dot_product_attention
+from transformer_jax.layers.chunked_attention import chunked_attention
+from transformer_jax.layers.position_bias import PositionBias
+from transformer_jax.layers.position_schemes import BucketedPositions, LinearBiasPositions
+
+B, T, S, H, K, W = 2, 13, 17, 6, 5, 7
+SEGMENTS = jnp.array([[1] * 5 + [2] * 8, [1] * 9 + [0] * 4])
+KEY_SEGMENTS = jnp.array([[1] * 7 + [2] * 10, [1] * 11 + [0] * 6])
+MASKS = {
+    "none": None,
+    "causal": visibility.causal(T, S, first_query=2),
+    "causal of each sentence": visibility.causal(T, S, first_query=jnp.array([0, 4])),
+    "window": visibility.window(T, S, before=2, after=1),
+    "segments": visibility.same_segment(SEGMENTS, KEY_SEGMENTS) & visibility.real(KEY_SEGMENTS != 0),
+    "one query sees nothing": jnp.ones((B, H, T, S), bool).at[1, :, 3].set(False),
+    "of keys alone": jnp.arange(S) % 3 > 0,
+}
+
+
+def arrays(rng, groups, dtype=jnp.float32):
+    shapes = (B, T, H, K), (B, S, groups, K), (B, S, groups, W)
+    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def values_and_gradients(function, *arguments):
+    def total(*arguments):
+        output = function(*arguments)
+        return (jnp.sin(jnp.arange(output.size)).reshape(output.shape) * output).sum(), output
+
+    gradients, output = jax.jit(jax.grad(total, argnums=tuple(range(len(arguments))), has_aux=True))(*arguments)
+    return output, *gradients
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("groups", "queries", "keys"), [(6, 4, 5), (2, 13, 3), (1, 5, 17)])
+def test_equals_the_plain_form_with_gradients(rng, mask, groups, queries, keys):
+    mask = MASKS[mask]
+
+    def chunked(query, key, value):
+        return chunked_attention(query, key, value, mask=mask, scale=0.3, queries=queries, keys=keys)
+
+    def plain(query, key, value):
+        return dot_product_attention(query, key, value, mask=mask, scale=0.3, implementation="plain")
+
+    given = arrays(rng, groups)
+    for found, expected in zip(
+        values_and_gradients(chunked, *given), values_and_gradients(plain, *given), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["array", "alibi", "bucketed"])
+def test_biases_get_their_gradient(rng, kind):
+    if kind == "array":
+        bias = jnp.asarray(rng.normal(size=(1, H, T, S)), jnp.float32)
+    else:
+        scheme = LinearBiasPositions(H)
+        if kind == "bucketed":
+            scheme = BucketedPositions(H, buckets=8, max_distance=12, std=1.0, rngs=nnx.Rngs(0))
+        bias = PositionBias(scheme, jnp.arange(T) + 4, jnp.stack([jnp.arange(S), jnp.arange(S) // 2]))
+    query, key, value = arrays(rng, 3)
+    mask = visibility.causal(T, S, first_query=4)
+    floats, rest = jax.tree.flatten(bias)
+    which = [i for i, leaf in enumerate(floats) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+    def attend(implementation, query, *leaves):
+        new = list(floats)
+        for i, leaf in zip(which, leaves, strict=True):
+            new[i] = leaf
+        own = jax.tree.unflatten(rest, new)
+        if implementation == "chunked":
+            return chunked_attention(query, key, value, mask=mask, bias=own, scale=0.5, queries=4, keys=6)
+        return dot_product_attention(query, key, value, mask=mask, bias=own, scale=0.5, implementation="plain")
+
+    given = [query, *(floats[i] for i in which)]
+    assert len(given) == (1 if kind == "alibi" else 2)
+    for found, expected in zip(
+        *(values_and_gradients(lambda *a, n=n: attend(n, *a), *given) for n in ("chunked", "plain")),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_dtypes(rng, dtype):
+    given = arrays(rng, 2, dtype)
+    found = chunked_attention(*given, scale=0.4, queries=4, keys=5)
+    assert found.dtype == dtype
+    wide = (x.astype(jnp.float32) for x in given)
+    expected = dot_product_attention(*wide, scale=0.4, implementation="plain")
+    np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03)
+
+
+def test_large_logits_stay_finite(rng):
+    query, key, value = arrays(rng, 6)
+    found = chunked_attention(100 * query, 100 * key, value, scale=1.0, queries=4, keys=5)
+    expected = dot_product_attention(100 * query, 100 * key, value, scale=1.0, implementation="plain")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_one_program_for_any_mask_keeps_no_whole_matrix():
+    """No array of T x S entries in the compiled forward and backward pass."""
+    length = 4_096
+    x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+
+    def total(query, key, value):
+        mask = visibility.causal(length, length)
+        return dot_product_attention(query, key, value, mask=mask).sum()
+
+    compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < length * length
+
+
+def test_auto_is_plain_for_short_and_chunked_for_long():
+    assert attention.chosen("auto", 2_048, 2_048) == "plain"
+    assert attention.chosen("auto", 1, 100_000) == "plain", "a step of a decoder"
+    assert attention.chosen("auto", 2_049, 2_048) == "chunked"
+    assert attention.chosen("plain", 10_000, 10_000) == "plain"
+    mask = visibility.causal(3, 3)
+    assert attention.settled(mask, "chunked", 3, 3) is mask
+    np.testing.assert_array_equal(attention.settled(mask, "auto", 3, 3), mask.dense())
+    assert attention.settled(None, "auto", 3, 3) is None
