@@ -2,9 +2,9 @@
 
     python -m experiments.bench_long_attention [--length 32768] [--json]
 
-Causal attention of 8 heads of width 64 over one row in float32, as `dot_product_attention` chooses it. The peak is
-the process's own above what it had after importing, arguments and gradients included; the plain form's need is
-arithmetic: logits, weights and the gradient of each in the backward pass, 4 bytes a query, key and head.
+Causal attention of 8 heads of width 64 over one row in float32, as `dot_product_attention` chooses it. The peak
+is the process's own above what it had after importing, arguments and gradients included; the plain form's need
+is arithmetic: logits, weights and the gradient of each in the backward pass, 4 bytes a query, key and head.
 At lengths that the plain form can hold (--check, 1,024 as a default) its values and gradients are compared.
 """
 

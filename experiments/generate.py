@@ -25,6 +25,7 @@ from experiments.command import run_command
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.errors import UserError
+from transformer_jax.mesh import check_model, make_mesh, on_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +67,21 @@ class Arguments:
     """The same, from a run."""
     draft_tokens: int = 4
     """Tokens that the small model proposes at a time."""
+    mesh: str | None = None
+    """Spread the model over devices, as tensor=2; None: one device."""
     json: bool = False
     """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
 
 
-def _model(weights: str | None, run_dir: str | None, dtype: str | None) -> tuple[Any, Any]:
+def _model(weights: str | None, run_dir: str | None, dtype: str | None, mesh: Any) -> tuple[Any, Any]:
     if weights is not None:
         from transformer_jax import pretrained
 
-        return pretrained.load(weights, dtype=dtype)
+        return pretrained.load(weights, dtype=dtype, mesh=mesh)
     from transformer_jax.runs import load_language_run
 
     assert run_dir is not None, "one of the two is given"
-    run = load_language_run(run_dir)
+    run = load_language_run(run_dir, mesh=mesh)
     return run.model, run.tokenizer
 
 
@@ -118,10 +121,17 @@ def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__)
     sampling = _check(arguments)
-    model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype)
+    mesh = None if arguments.mesh is None else make_mesh(arguments.mesh)
+    with on_mesh(mesh):
+        generate(arguments, sampling, mesh)
+
+
+def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
+    """Reads the model and continues the prompts."""
+    model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype, mesh)
     draft = None
     if arguments.draft_weights is not None or arguments.draft_run_dir is not None:
-        draft, _ = _model(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
+        draft, _ = _model(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype, mesh)
     generator = TextGenerator(
         model,
         tokenizer,
@@ -130,6 +140,8 @@ def main() -> None:
         draft=draft,
         draft_tokens=arguments.draft_tokens,
     )
+    if mesh is not None:
+        check_model(model.config, mesh)
     del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json

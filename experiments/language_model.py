@@ -41,6 +41,9 @@ class Arguments:
     )
     run_dir: str | None = None
     """Folder of the run; a run that stands there is resumed. None: runs/CORPUS-MODEL-PRESET."""
+    mesh: str | None = None
+    """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
+    over fsdp and tensor, tokens over sequence; None: one device."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     unroll: int | None = None
@@ -66,6 +69,7 @@ def main() -> None:
         arguments.config,
         run_dir,
         dials=dials,
+        mesh=arguments.mesh,
         started=_STARTED,
         note=lambda line: print(line, file=sys.stderr),
     )

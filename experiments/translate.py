@@ -52,6 +52,9 @@ class Arguments:
     """With --text: draw the cross-attention of its translation, heads side by side, to this picture."""
     plot_layer: int = -1
     """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
+    mesh: str | None = None
+    """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
+    over fsdp and tensor, tokens over sequence; None: one device."""
     dry_run: bool = False
     """Print what the run would be, with its work and the time that it takes on 8 accelerators; nothing
     is read or written."""
@@ -115,7 +118,11 @@ def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
 def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     """Trains or resumes the run and prints its scores with some translations."""
     results = train_translator(
-        arguments.config, run_dir, started=_STARTED, note=lambda line: print(line, file=sys.stderr)
+        arguments.config,
+        run_dir,
+        mesh=arguments.mesh,
+        started=_STARTED,
+        note=lambda line: print(line, file=sys.stderr),
     )
     translations = results["translations"]
     for source, translation, reference in translations[:: max(1, len(translations) // 8)][:8]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from transformer_jax import runs
 from transformer_jax.data import texts
@@ -34,8 +35,10 @@ from transformer_jax.language_config import (
     resolve_language,
 )
 from transformer_jax.layers.dials import Dials
+from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, spread
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.run_training import Trainer, check_free, check_same_run
+from transformer_jax.run_training import Trainer, check_free, check_same_run, machine
+from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss, next_token_loss
 from transformer_jax.training.metrics import read_metrics
@@ -84,19 +87,22 @@ def model_config(config: ResolvedLanguageConfig, vocab_size: int) -> Any:
     return DECODERS[config.model].preset(config.preset, vocab_size, **changes)
 
 
-def evaluate(model: Any, batches: list[Batch], text_bytes: int) -> Iterator[tuple[str, float]]:
+def evaluate(
+    model: Any, batches: list[Batch], text_bytes: int, mesh: Mesh | None = None
+) -> Iterator[tuple[str, float]]:
     """Scores of a model on tokens that are each predicted once.
 
     Args:
       model: a causal decoder.
       batches: from `validation_windows` or `TokenBatches`.
       text_bytes: size of their text in UTF-8.
+      mesh: that the model lies on, or None.
 
     Yields:
       (name, value): `valid_loss` in nats a token, `valid_perplexity`, and `valid_bits_per_byte`, which
       compares between tokenizers.
     """
-    totals = [_validation_loss(model, batch) for batch in batches]
+    totals = [_validation_loss(model, spread(batch, mesh)) for batch in batches]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
     yield "valid_loss", loss
@@ -139,6 +145,7 @@ def train_language_model(
     run_dir: str | pathlib.Path,
     *,
     dials: Dials = Dials(),
+    mesh: str | None = None,
     note: Callable[[str], None] = _log.info,
     started: float | None = None,
 ) -> dict[str, Any]:
@@ -148,6 +155,8 @@ def train_language_model(
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
       dials: how the model is computed.
+      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device. It may be
+        another each time that the run goes on.
       note: receives a line of text now and then, samples among them.
       started: `time.perf_counter()` when the command started, for `seconds`.
 
@@ -159,10 +168,19 @@ def train_language_model(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    return _train(resolve_language(config), pathlib.Path(run_dir), dials, note, started)
+    resolved, devices = resolve_language(config), None if mesh is None else make_mesh(mesh)
+    with on_mesh(devices):
+        return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
 
 
-def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, note, started: float):
+def _train(
+    config: ResolvedLanguageConfig,
+    folder: pathlib.Path,
+    dials: Dials,
+    mesh: Mesh | None,
+    note,
+    started: float,
+):
     stored = runs.read_config(folder) if runs.is_run(folder) else None
     if stored is None:
         check_free(folder)
@@ -186,6 +204,9 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
         valid_batches = list(validation_windows(valid_stream, config.context, config.batch_size))
     batches = TokenBatches(rows, config.batch_size, config.seed)
     described_model = model_config(config, tokenizer.vocab_size)
+    if mesh is not None:
+        check_model(described_model, mesh)
+        check_rows(config.batch_size // config.accumulation, mesh, "--batch-size", whole=True)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="language",
@@ -218,16 +239,16 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
         return TextGenerator(model, tokenizer)([begin], max_new_tokens=most, seed=config.seed)[0][0].text
 
     def validate(model: Any) -> Iterator[tuple[str, float]]:
-        yield from evaluate(model, valid_batches, valid.text_bytes)
+        yield from evaluate(model, valid_batches, valid.text_bytes, mesh)
         if text := sample(model):
             note("sample: " + " ".join(text.split()))
 
-    model = runs.make_model(described_model, seed=config.seed, dials=dials)
+    model = runs.make_model(described_model, seed=config.seed, dials=dials, mesh=mesh)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
-        trainer = Trainer(config, model, checkpoints, b1=0.9, b2=0.95, epsilon=1e-8)
+        trainer = Trainer(config, model, checkpoints, mesh=mesh, b1=0.9, b2=0.95, epsilon=1e-8)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")
@@ -241,10 +262,12 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
             f"{config.model} {config.preset}, {parameters:,} parameters, {config.packing} "
             f"{config.batch_size} x {config.context}"
         )
+        for line in describe_sharding(trainer.state, mesh):
+            note(line)
         model = trainer.train(
             folder, batches.from_step, language_loss(), validate, best="valid_loss", lower_is_better=True
         )
-    scores = dict(evaluate(model, valid_batches, valid.text_bytes))
+    scores = dict(evaluate(model, valid_batches, valid.text_bytes, mesh))
     record = read_metrics(folder)
     runs.draw_losses(folder, record)
     last = record[-1] if record else {}
@@ -258,8 +281,6 @@ def _train(config: ResolvedLanguageConfig, folder: pathlib.Path, dials: Dials, n
         "steps": config.steps,
         "seconds": time.perf_counter() - started,
         "training_seconds": last.get("seconds", 0.0),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-    }
+    } | machine(mesh)
     runs.write_json(folder / runs.RESULTS, results)
     return results | {"sample": sample(model)}

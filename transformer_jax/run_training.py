@@ -8,9 +8,13 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from transformer_jax import runs
 from transformer_jax.errors import UserError
+from transformer_jax.mesh import spread
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.sharding import tree_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import fit
 from transformer_jax.training.metrics import MetricsLog
@@ -130,6 +134,16 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def machine(mesh: Mesh | None) -> dict[str, Any]:
+    """What `results.json` says of where a run was made."""
+    return {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "mesh": None if mesh is None else dict(mesh.shape),
+        "processes": jax.process_count(),
+    }
+
+
 class Trainer:
     """The state of a run, restored from its checkpoints where it has some, and what trains it.
 
@@ -137,6 +151,7 @@ class Trainer:
       config: of the command.
       model: the parameters to start from; their memory is given away by `train`.
       checkpoints: of the run.
+      mesh: that the state and the batches are spread over; None is the default device.
       b1, b2, epsilon: Adam's constants.
 
     Attributes:
@@ -150,11 +165,12 @@ class Trainer:
         model: Any,
         checkpoints: Checkpoints,
         *,
+        mesh: Mesh | None = None,
         b1: float,
         b2: float,
         epsilon: float,
     ):
-        self.config, self.checkpoints = config, checkpoints
+        self.config, self.checkpoints, self.mesh = config, checkpoints, mesh
         self.schedule = make_schedule(
             config.schedule,
             peak=config.learning_rate,
@@ -167,7 +183,17 @@ class Trainer:
         )  # fmt: skip
         # The parameters took the seed itself; the steps fold from another key.
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        state = create_state(model, self.optimizer, key, with_ema=config.ema > 0)
+
+        def create(model: Any, key: jax.Array) -> Any:
+            return create_state(model, self.optimizer, key, with_ema=config.ema > 0)
+
+        self.shardings = None
+        if mesh is None:
+            state = create(model, key)
+        else:
+            shapes = {name: leaf.shape for name, leaf in named_leaves(model).items()}
+            self.shardings = tree_shardings(jax.eval_shape(create, model, key), shapes, mesh)
+            state = jax.jit(create, out_shardings=self.shardings, donate_argnums=0)(model, key)
         restored = checkpoints.restore(state)
         self.resumed = restored is not None
         self.state = state if restored is None else restored
@@ -198,14 +224,18 @@ class Trainer:
         if step == config.steps and self.checkpoints.step_of(runs.AVERAGED) == step:
             return self.checkpoints.restore_model(self.state.model, runs.AVERAGED)
         train_step = make_train_step(
-            loss, self.optimizer, accumulation=config.accumulation, ema_decay=config.ema
+            loss,
+            self.optimizer,
+            accumulation=config.accumulation,
+            ema_decay=config.ema,
+            shardings=self.shardings,
         )
         log = MetricsLog(folder, step)
         try:
             self.state = fit(
                 self.state,
                 train_step,
-                batches(step),
+                (spread(batch, self.mesh) for batch in batches(step)),
                 steps=config.steps,
                 schedule=self.schedule,
                 log=log,

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from transformer_jax.data.text_tokenizer import TextTokenizer
 from transformer_jax.data.tokenizer import BytePairTokenizer
@@ -24,7 +25,9 @@ from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.decoding.translator import Alignment, Translator
 from transformer_jax.errors import UserError
 from transformer_jax.layers.dials import Dials
+from transformer_jax.mesh import check_model
 from transformer_jax.models.registry import DECODERS, TASKS, module_of
+from transformer_jax.sharding import model_shardings, placed_shapes
 from transformer_jax.training.checkpoints import Checkpoints, write_text_atomically
 
 FORMAT_VERSION = 1
@@ -135,10 +138,16 @@ def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> None:
         raise UserError(f"{folder / 'loss.png'}: cannot be written ({error}); free some space") from None
 
 
-def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials()) -> Any:
-    """A freshly initialised model of its config, built in one compiled program."""
+def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials(), mesh: Mesh | None = None) -> Any:
+    """A freshly initialised model of its config, built in one compiled program, in its parts where there is a
+    mesh."""
     module = module_of(config)
-    return jax.jit(lambda key: module(config, rngs=nnx.Rngs(key), dials=dials))(jax.random.key(seed))
+
+    def make(key: jax.Array) -> Any:
+        return module(config, rngs=nnx.Rngs(key), dials=dials)
+
+    key = jax.random.key(seed)
+    return jax.jit(make, out_shardings=model_shardings(jax.eval_shape(make, key), mesh))(key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +247,11 @@ class LanguageRun:
 
 
 def load_run(
-    folder: str | pathlib.Path, *, weights: str | None = None, dials: Dials = Dials()
+    folder: str | pathlib.Path,
+    *,
+    weights: str | None = None,
+    dials: Dials = Dials(),
+    mesh: Mesh | None = None,
 ) -> Run | LanguageRun:
     """Reads a run.
 
@@ -247,6 +260,7 @@ def load_run(
       weights: "averaged", or the step of a checkpoint; None takes the averaged parameters where the
         run is finished, else the newest checkpoint.
       dials: how the model is computed.
+      mesh: that the parameters are spread over; None is the default device.
 
     Returns:
       A `Run`, which translates, or a `LanguageRun`, which continues texts.
@@ -272,6 +286,9 @@ def load_run(
                 raise UserError(f"{folder}: no complete checkpoint yet: train first")
             weights = whole[0]
         target = jax.eval_shape(lambda: make_model(model_config, dials=dials))
+        if mesh is not None:
+            check_model(model_config, mesh)
+            target = placed_shapes(target, model_shardings(target, mesh))
         model = checkpoints.restore_model(target, weights)
     if task == "language":
         return LanguageRun(model, TextTokenizer.load(folder / TOKENIZER), config, weights)

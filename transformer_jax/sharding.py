@@ -7,14 +7,16 @@ What a parameter is follows from its name, never from its rank: stacked blocks g
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from optax.contrib import MuonDimensionNumbers
 
-from transformer_jax.parameter_names import map_names
+from transformer_jax.parameter_names import map_names, named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +105,8 @@ _MESH_AXES = {
     "kv_heads": "tensor",
     "feed_forward": "tensor",
     "width": "fsdp",
+    "inputs": "fsdp",
+    "outputs": "tensor",
 }
 
 
@@ -122,6 +126,75 @@ def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh | None) -> 
         fits = target in mesh.shape and target not in parts and size % mesh.shape[target] == 0
         parts.append(target if fits else None)
     return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def tree_shardings(tree: Any, parameters: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Any:
+    """Where each leaf of a training state goes: what belongs to a parameter goes where the parameter is.
+
+    Args:
+      tree: a state, or its abstract shape.
+      parameters: shape of each of the model's parameters by canonical name.
+      mesh: of the run.
+
+    Returns:
+      A tree of shardings like `tree`. A leaf belongs to the parameter whose name its own ends with, if it
+      has the shape (a model, an optimizer's moments, an average); others, such as counters and keys, are on
+      every device.
+    """
+
+    def sharding(name: str, leaf: Any) -> NamedSharding:
+        parts = name.split("/")
+        for first in range(len(parts)):
+            own = "/".join(parts[first:])
+            if parameters.get(own) == leaf.shape:
+                found = parameter_sharding(own, leaf.shape, mesh)
+                assert isinstance(found, NamedSharding), "there is a mesh"
+                return found
+        return NamedSharding(mesh, PartitionSpec())
+
+    return map_names(sharding, tree)
+
+
+def model_shardings(model: Any, mesh: Mesh | None) -> Any:
+    """`parameter_sharding` of each leaf, in a tree like the model or its shape; None without a mesh."""
+    if mesh is None:
+        return None
+    return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh), model)
+
+
+def placed_shapes(tree: Any, shardings: Any) -> Any:
+    """The abstract tree with its shardings: what a checkpoint is restored into."""
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree, shardings
+    )
+
+
+def describe_sharding(state: Any, mesh: Mesh | None) -> Iterator[str]:
+    """Lines that say how a training state lies on the mesh: kinds of leaves, and bytes on each device.
+
+    Args:
+      state: a state, or its abstract shape with shardings.
+      mesh: None yields nothing.
+    """
+    if mesh is None:
+        return
+    sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
+    yield f"mesh of {mesh.size} device(s): {sizes}"
+    kinds: dict[str, list[int]] = {}
+    for name, leaf in named_leaves(state).items():
+        spec = tuple(leaf.sharding.spec)
+        spec += (None,) * (leaf.ndim - len(spec))
+        cut = " x ".join(f"{axis} {part}" for axis, part in enumerate(spec) if part is not None)
+        part = "parameters" if name.startswith("model/") else "optimizer and others"
+        own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'whole'}", [0, 0, 0])
+        whole = leaf.size * leaf.dtype.itemsize
+        own[0] += 1
+        own[1] += whole
+        own[2] += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for kind, (count, whole, shard) in sorted(kinds.items()):
+        yield f"  {kind}: {count} arrays, {whole / 1e6:,.2f} MB, {shard / 1e6:,.2f} MB on each device"
+    total = sum(shard for _, _, shard in kinds.values())
+    yield f"  state: {total / 1e6:,.2f} MB on each device"
 
 
 def decay_mask(model: Any) -> Any:

@@ -11,14 +11,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from transformer_jax import runs
 from transformer_jax.data.tokenizer import BytePairTokenizer
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
 from transformer_jax.layers.dials import Dials
+from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, spread
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.run_training import Trainer, check_free, check_same_run
+from transformer_jax.run_training import Trainer, check_free, check_same_run, machine
+from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.hard_attention_loss import hard_attention_loss
 from transformer_jax.training.metrics import read_metrics
@@ -36,8 +39,10 @@ _TRANSLATED_WHILE_TRAINING = 200
 _validation_loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:])
 
 
-def _validate(model: Any, data: TranslationData, config: ResolvedConfig) -> Iterator[tuple[str, float]]:
-    totals = [_validation_loss(model, batch) for batch in data.valid]
+def _validate(
+    model: Any, data: TranslationData, config: ResolvedConfig, mesh: Mesh | None
+) -> Iterator[tuple[str, float]]:
+    totals = [_validation_loss(model, spread(batch, mesh)) for batch in data.valid]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
     yield "valid_loss", loss
@@ -73,6 +78,7 @@ def train_translator(
     run_dir: str | pathlib.Path,
     *,
     dials: Dials = Dials(),
+    mesh: str | None = None,
     note: Callable[[str], None] = _log.info,
     started: float | None = None,
 ) -> dict[str, Any]:
@@ -82,6 +88,8 @@ def train_translator(
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
       dials: how the model is computed.
+      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device. It may be
+        another each time that the run goes on.
       note: receives a line of text now and then.
       started: `time.perf_counter()` when the command started, for `seconds`.
 
@@ -94,10 +102,14 @@ def train_translator(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    return _train(resolve(config), pathlib.Path(run_dir), dials, note, started)
+    resolved, devices = resolve(config), None if mesh is None else make_mesh(mesh)
+    with on_mesh(devices):
+        return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
 
 
-def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, started: float) -> dict[str, Any]:
+def _train(
+    config: ResolvedConfig, folder: pathlib.Path, dials: Dials, mesh: Mesh | None, note, started: float
+) -> dict[str, Any]:
     stored = runs.read_config(folder) if runs.is_run(folder) else None
     if stored is None:
         check_free(folder)
@@ -111,6 +123,9 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
     data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
     described_model = model_config(config, tokenizer.vocab_size)
+    if mesh is not None:
+        check_model(described_model, mesh)
+        check_rows(min(b.rows for b in data.train.buckets), mesh, "--batch-tokens", whole=False)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="translation",
@@ -130,12 +145,12 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
                 free=FREE_FIELDS,
             )
 
-    model = runs.make_model(described_model, seed=config.seed, dials=dials)
+    model = runs.make_model(described_model, seed=config.seed, dials=dials, mesh=mesh)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
-        trainer = Trainer(config, model, checkpoints, b1=0.9, b2=0.98, epsilon=1e-9)
+        trainer = Trainer(config, model, checkpoints, mesh=mesh, b1=0.9, b2=0.98, epsilon=1e-9)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")
@@ -150,19 +165,25 @@ def _train(config: ResolvedConfig, folder: pathlib.Path, dials: Dials, note, sta
             runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
         shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
         note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
+        for line in describe_sharding(trainer.state, mesh):
+            note(line)
         model = trainer.train(
             folder,
             data.train.from_step,
             _loss_of(config),
-            lambda model: _validate(model, data, config),
+            lambda model: _validate(model, data, config, mesh),
             best="valid_bleu",
         )
     rows = read_metrics(folder)
     runs.draw_losses(folder, rows)
-    return _score(model, data, config, folder, parameters, rows[-1] if rows else {}, started, note)
+    results, translations = _score(model, data, config, rows[-1] if rows else {}, note)
+    results |= {"parameters": parameters, "seconds": time.perf_counter() - started} | machine(mesh)
+    runs.write_json(folder / runs.RESULTS, results)
+    return results | {"translations": translations}
 
 
-def _score(model, data: TranslationData, config: ResolvedConfig, folder, parameters, last, started, note):
+def _score(model, data: TranslationData, config: ResolvedConfig, last: dict[str, Any], note):
+    """(what `results.json` says of the run, (source, translation, reference) of the test split)."""
     translator = Translator(model, data.tokenizer, beam_size=config.beam_size, alpha=config.length_penalty)
     sources, references = [p.source for p in data.corpus.test], [p.target for p in data.corpus.test]
     cut = sum(len(ids) > translator.max_source for ids in data.tokenizer.encode(sources))
@@ -175,15 +196,10 @@ def _score(model, data: TranslationData, config: ResolvedConfig, folder, paramet
     results = scores | {
         "signature": bleu_signature(references, config.bleu_tokenize),
         "steps": config.steps,
-        "parameters": parameters,
-        "seconds": time.perf_counter() - started,
         "training_seconds": last.get("seconds", 0.0),
         "tokens_per_second": last.get("target_tokens", 0.0) / max(last.get("seconds", 0.0), 1e-9),
         "target_tokens": last.get("target_tokens", 0.0),
         "test_sentences": len(sources),
         "test_sentences_per_second": len(sources) / spent,
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
     }
-    runs.write_json(folder / runs.RESULTS, results)
-    return results | {"translations": list(zip(sources, translations, references, strict=True))}
+    return results, list(zip(sources, translations, references, strict=True))

@@ -1,5 +1,6 @@
 """One position at a time, and a gradient by chance that is the exact one on average."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from tests.models.battery import TranslatorBattery, forward
 from transformer_jax.data.tokenizer import END, PAD
 from transformer_jax.layers.dials import Dials
+from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig, preset
 from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
 
@@ -43,6 +45,9 @@ def model():
     rng = np.random.default_rng(0)
     model = HardAttention(config, rngs=nnx.Rngs(0))
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), model)
+
+
+EMBEDDINGS = ("target_embedding", "source_embedding", "unembedding")
 
 
 # Three positions and two steps: nine paths.
@@ -91,7 +96,7 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
     whole. With discount 1 a step earns all that follows."""
     paths = list(itertools.product(range(3), repeat=2))
     exact = jax.grad(lambda m: -exact_objective(m, paths))(model)
-    loss = hard_attention_loss(0.0, discount=1.0, entropy=0.0)
+    loss = hard_attention_loss(0.0, discount=1.0, entropy=0.0, soft=0.0)
 
     def gradient(key):
         def objective(m):
@@ -107,6 +112,23 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
         mean, error = ours.mean(axis=0), ours.std(axis=0) / np.sqrt(len(ours))
         assert (np.abs(mean - expected) < 5 * error + 1e-6).all(), name
         assert np.linalg.norm(mean - expected) < 0.05 * np.linalg.norm(expected), name
+
+
+def test_soft_rows_are_the_soft_model(model):
+    """All rows soft: the logits are Bahdanau's, and nothing was drawn. A half of many: about half."""
+    source, target = BATCH["source"], BATCH["target_in"]
+    parts = {name: getattr(model, name) for name in ("forward", "backward", "first_state", "key", "query")}
+    soft = Bahdanau(BahdanauConfig(**dataclasses.asdict(model.config)), rngs=nnx.Rngs(0))
+    for name in (*parts, "direction", "cell", "readout", *EMBEDDINGS):
+        setattr(soft, name, getattr(model, name))
+    logits, glances = model.sampled(source, target, rng=jax.random.key(0), soft=1.0)
+    np.testing.assert_allclose(logits, soft(source, target), atol=1e-6)
+    np.testing.assert_array_equal(glances.log_probability, 0)
+    many = [jnp.repeat(x, 400, axis=0) for x in (source, target)]
+    _, glances = model.sampled(*many, rng=jax.random.key(0), soft=0.5)
+    drew_nothing = np.asarray(glances.log_probability[:, 0] == 0)
+    np.testing.assert_array_equal(drew_nothing, (np.asarray(glances.log_probability[:, 0]) == 0).all(axis=-1))
+    assert 150 < drew_nothing.all(axis=-1).sum() < 250
 
 
 def test_the_baseline_learns_what_is_earned(model):

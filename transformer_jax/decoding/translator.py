@@ -18,6 +18,7 @@ from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.errors import UserError
+from transformer_jax.mesh import ROWS, constrained
 
 # Source lengths are rounded up to one of these, so that the search compiles once for each.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -39,6 +40,7 @@ def search(
     return_weights: bool = False,
 ) -> Hypotheses:
     """Translates a padded batch of sources (B, S); beam size 1 is greedy search."""
+    source = constrained(source, (ROWS, None))
     cache = model.start(source, source_mask=source != PAD, max_length=max_length)
     step = model.step_function(return_weights=return_weights)
     options: dict[str, Any] = dict(
@@ -63,14 +65,16 @@ def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> lis
 
     On a CPU two batches are in the works at a time: selections and other work that XLA does in one thread
     then leave no core idle. They run in threads of their own, where a caller's
-    `with jax.default_matmul_precision(...)` does not reach.
+    `with jax.default_matmul_precision(...)` does not reach. On a mesh there is one: two programs would wait
+    for each other's devices without end.
     """
 
     def one(source: np.ndarray) -> Hypotheses:
         return jax.device_get(search(model, source, **options))
 
     sources = list(sources)
-    if len(sources) < 2 or jax.default_backend() != "cpu":
+    spread_out = not jax.sharding.get_abstract_mesh().empty
+    if len(sources) < 2 or jax.default_backend() != "cpu" or spread_out:
         return [one(source) for source in sources]
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:

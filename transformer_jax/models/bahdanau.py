@@ -99,15 +99,15 @@ class Bahdanau(RecurrentTranslator):
         scores: jax.Array,
         values: jax.Array,
         mask: jax.Array | None,
-        rng: jax.Array | None,
+        draw: Any,
     ) -> tuple[jax.Array, Any]:
         """The states (B W, H), their scores (B, W, S) and the annotations (B, S, A) -> (contexts (B, W, A),
-        weights (B, W, S)); `rng` is of a model that draws where it looks.
+        weights (B, W, S)); `draw` is of a model that draws where it looks.
         """
-        del state, rng
+        del state, draw
         return attend(scores, values, mask)
 
-    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+    def _unroll(self, x, state, memory, restart, dropout_key, draws):
         B = len(memory.values)
         rows, N, D = x.shape
         cell = on_projected_inputs(self.cell)
@@ -118,23 +118,22 @@ class Bahdanau(RecurrentTranslator):
         direction = self.direction[...].astype(x.dtype)
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (embedded, memory.mask if packed else None, restart))
-        rngs = None if rng is None else jax.random.split(rng, N)
 
         def step(state, now):
-            (embedded, own, restart), rng = now
+            (embedded, own, restart), draw = now
             if restart is not None:
                 state = choose(restart.at, restart.state, state)
             query = self.query(state).reshape(B, -1, len(direction))  # the W beams of a sentence
             mask = own[:, None] if packed else memory.mask
             scores = additive_scores(query, memory.keys, direction)
-            context, seen = self._look(state, scores, memory.values, mask, rng)
+            context, seen = self._look(state, scores, memory.values, mask, draw)
             context = context.reshape(rows, -1)
             seen = jax.tree.map(lambda a: a.reshape(rows, *a.shape[2:]), seen)
             new, _ = cell(state, embedded + context @ kernel[D:])
             return new, (state, context, seen)
 
         unroll = self.dials.unroll_of_time(N)
-        state, kept = jax.lax.scan(step, state, (by_time, rngs), unroll=unroll)
+        state, kept = jax.lax.scan(step, state, (by_time, draws), unroll=unroll)
         before, contexts, seen = jax.tree.map(lambda a: a.swapaxes(0, 1), kept)
         pairs = self.readout(jnp.concatenate([before, x, contexts], axis=-1))
         outputs = pairs.reshape(rows, N, self.config.width, 2).max(axis=-1)

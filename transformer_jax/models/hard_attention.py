@@ -43,6 +43,18 @@ class Glances(flax.struct.PyTreeNode):
     baseline: jax.Array
 
 
+class Draws(flax.struct.PyTreeNode):
+    """What the steps of a decoder draw with.
+
+    Attributes:
+      rng: (N,) a key for each step.
+      soft: (N, B) where the context is the mean of all positions after all.
+    """
+
+    rng: jax.Array
+    soft: jax.Array
+
+
 class HardAttention(Bahdanau):
     """Bahdanau's translator whose context is the annotation of one position, not the mean of all.
 
@@ -60,22 +72,26 @@ class HardAttention(Bahdanau):
         super().__init__(config, rngs=rngs, dials=dials)
         self.baseline = nnx.Linear(config.hidden, 1, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
-    def _look(self, state, scores, values, mask, rng):
+    def _look(self, state, scores, values, mask, draw):
         shares = masked_softmax(scores, mask)
         logs = jnp.log(jnp.where(shares > 0, shares, 1.0))
         drawing = jnp.where(shares > 0, logs, -jnp.inf)
         # A source of padding alone has nowhere to look: its weights are 0, and its context with them.
         somewhere = shares.sum(axis=-1, keepdims=True) > 0
         drawing = jnp.where(somewhere, drawing, 0.0)
-        place = jnp.argmax(drawing, axis=-1) if rng is None else jax.random.categorical(rng, drawing)
+        place = jnp.argmax(drawing, axis=-1) if draw is None else jax.random.categorical(draw.rng, drawing)
         weights = jax.nn.one_hot(place, scores.shape[-1]) * somewhere
+        if draw is not None:
+            soft = draw.soft[:, None]
+            log_probability = jnp.where(soft, 0.0, (weights * logs).sum(axis=-1))
+            weights = jnp.where(soft[..., None], shares, weights)
         contexts = jnp.einsum("bws,bsa->bwa", weights.astype(values.dtype), values)
-        if rng is None:
+        if draw is None:
             return contexts, weights
         # The baseline learns from the state without changing it.
         baseline = self.baseline(jax.lax.stop_gradient(state)).astype(jnp.float32)
         entropy = -(shares * logs).sum(axis=-1)
-        return contexts, Glances((weights * logs).sum(axis=-1), entropy, baseline.reshape(entropy.shape))
+        return contexts, Glances(log_probability, entropy, baseline.reshape(entropy.shape))
 
     def sampled(
         self,
@@ -83,6 +99,7 @@ class HardAttention(Bahdanau):
         target: jax.Array,
         *,
         rng: jax.Array,
+        soft: float = 0.0,
         dropout_key: jax.Array | None = None,
         **where: Any,
     ) -> tuple[jax.Array, Glances]:
@@ -91,10 +108,16 @@ class HardAttention(Bahdanau):
         Args:
           source, target: as in `__call__`.
           rng: of the positions that are drawn.
+          soft: share of the rows, drawn at random, whose contexts are the mean of all positions: what a drawn
+            one is on average (Xu et al. 2015, section 4.1, has a half of them).
           dropout_key: dropout is on where given.
           **where: masks or segments, as in `__call__`.
 
         Returns:
-          (logits (B, T, V) float32, `Glances`).
+          (logits (B, T, V) float32, `Glances`; the log-probability of a step that drew nothing is 0).
         """
-        return self._run(source, target, dropout_key=dropout_key, rng=rng, **where)
+        B, T = target.shape
+        rng, soft_rng = jax.random.split(rng)
+        rows = jnp.broadcast_to(jax.random.bernoulli(soft_rng, soft, (B,)), (T, B))
+        draws = Draws(jax.random.split(rng, T), rows)
+        return self._run(source, target, dropout_key=dropout_key, draws=draws, **where)

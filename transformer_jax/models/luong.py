@@ -109,7 +109,7 @@ class Luong(RecurrentTranslator):
         joined = jnp.concatenate([context.reshape(top.shape), top], axis=-1)
         return jnp.tanh(self.readout(joined)), weights.reshape(*top.shape[:2], S)
 
-    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+    def _unroll(self, x, state, memory, restart, dropout_key, draws):
         run = self._unroll_fed if self.input_feeding else self._unroll_unfed
         return run(x, state, memory, restart, dropout_key)
 

@@ -122,8 +122,8 @@ class RecurrentTranslator(nnx.Module):
     - `_read(x (B, S, D), valid (B, S), begins, ends (B, S), dropout_key) -> (Memory, states)`: the states'
       leaves are (B, S, ...), at each position those of a decoder whose sentence begins there; `begins` and
       `ends` are True where sentences of packed rows do, or None;
-    - `_unroll(x (R, N, D), state, memory, restart, dropout_key, rng) -> (outputs (R, N, D), weights
-      (R, N, S) or None, state)`: N steps of R = B W beams; with `rng`, of a model that draws at
+    - `_unroll(x (R, N, D), state, memory, restart, dropout_key, draws) -> (outputs (R, N, D), weights
+      (R, N, S) or None, state)`: N steps of R = B W beams; with `draws`, of a model that draws at
       random, what it drew comes back for the weights.
 
     Embeddings are normal with standard deviation 0.1, or D^-0.5 where logits are made with them.
@@ -158,7 +158,7 @@ class RecurrentTranslator(nnx.Module):
     def _read(self, x, valid, begins, ends, dropout_key) -> tuple[Memory, State]:
         raise NotImplementedError
 
-    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+    def _unroll(self, x, state, memory, restart, dropout_key, draws):
         raise NotImplementedError
 
     def _embed(self, embedding: TokenEmbedding, tokens: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
@@ -237,7 +237,7 @@ class RecurrentTranslator(nnx.Module):
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
-        rng: jax.Array | None = None,
+        draws: Any = None,
     ) -> tuple[jax.Array, Any]:
         """(logits, what `_unroll` brings beside the outputs)."""
         check_length(self.config, target.shape[1], "a target")
@@ -257,7 +257,7 @@ class RecurrentTranslator(nnx.Module):
         state = jax.tree.map(lambda x: x[:, 0], states)
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, target, embed_key)
-            outputs, kept, _ = self._unroll(x, state, memory, restart, decoder_key, rng)
+            outputs, kept, _ = self._unroll(x, state, memory, restart, decoder_key, draws)
         return self._logits(outputs), kept
 
     def start(

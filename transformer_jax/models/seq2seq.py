@@ -85,7 +85,7 @@ class Seq2Seq(RecurrentTranslator):
         )
         return Memory(), states
 
-    def _unroll(self, x, state, memory, restart, dropout_key, rng):
+    def _unroll(self, x, state, memory, restart, dropout_key, draws):
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
         if restart is not None:

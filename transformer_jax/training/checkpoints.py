@@ -67,8 +67,14 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
     for name, leaf in named_leaves(target).items():
         if _is_key(leaf) and name in leaves:
             leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
-    # Orbax gives NumPy arrays; as JAX's own they are put on the device once, not at each call.
-    return with_leaves(target, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
+    wanted = named_leaves(target)
+
+    def placed(name: str, leaf: Any) -> jax.Array:
+        # Orbax gives NumPy arrays; as JAX's own they are put on the device once, not at each call.
+        where = getattr(wanted.get(name), "sharding", None)
+        return jnp.asarray(leaf) if where is None else jax.device_put(leaf, where)
+
+    return with_leaves(target, {name: placed(name, leaf) for name, leaf in leaves.items()})
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -305,7 +311,8 @@ class Checkpoints:
             for name, leaf in named_leaves(self.restore_model(target, step)).items():
                 total[name] = total.get(name, 0) + np.asarray(leaf, np.float64)
         own = named_leaves(target)
-        return with_leaves(target, {n: jnp.asarray(x / len(steps), own[n].dtype) for n, x in total.items()})
+        means = {n: (x / len(steps)).astype(own[n].dtype) for n, x in total.items()}
+        return _restored(target, means)
 
     def _read(self, name: int | str, parts: Iterable[str]) -> dict[str, Any]:
         self.wait()

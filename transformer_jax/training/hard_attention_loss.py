@@ -35,7 +35,12 @@ def earnings(rewards: jax.Array, last: jax.Array, discount: float) -> jax.Array:
 
 
 def hard_attention_loss(
-    label_smoothing: float, *, discount: float = 0.5, entropy: float = 0.01, share: float = 1.0
+    label_smoothing: float,
+    *,
+    discount: float = 0.5,
+    entropy: float = 0.01,
+    share: float = 1.0,
+    soft: float = 0.5,
 ) -> Loss:
     """Cross-entropy of each target token along one drawn path of positions, and the policy gradient of the
     path (Williams 1992; Xu et al. 2015, equation 13), which earns the log-likelihood of its tokens.
@@ -45,12 +50,19 @@ def hard_attention_loss(
       discount: of later tokens' log-likelihood in what a step earns: where it looks shapes them too.
       entropy: weight of the entropy of where each step looks, which keeps it from settling early.
       share: weight of the policy gradient.
+      soft: share of the rows that look at the mean of all positions, see `HardAttention.sampled`: they teach
+        the scores by their own gradient, with none of the noise.
     """
 
     def loss(model: Any, extra: Any, batch: Any, key: jax.Array):
         rng, dropout_key = jax.random.split(key)
         logits, glances = model.sampled(
-            batch["source"], batch["target_in"], rng=rng, dropout_key=dropout_key, **where_of(batch)
+            batch["source"],
+            batch["target_in"],
+            rng=rng,
+            soft=soft,
+            dropout_key=dropout_key,
+            **where_of(batch),
         )
         labels, weights = batch["target_out"], batch["target_out"] != PAD
         total, likelihood, weight = smoothed_cross_entropy(logits, labels, weights, label_smoothing)

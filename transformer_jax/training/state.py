@@ -60,6 +60,7 @@ def make_train_step(
     *,
     accumulation: int = 1,
     ema_decay: float = 0.0,
+    shardings: Any = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
@@ -69,6 +70,7 @@ def make_train_step(
       accumulation: the batch is cut into this many micro-batches along its rows. Sums and weights are
         added up and divided once, so the result is that of the whole batch, whatever the padding.
       ema_decay: decay of the moving average, where the state has one.
+      shardings: of the state on a mesh, which every step keeps; None lets the compiler choose.
 
     Returns:
       The step. Metrics are the task's, divided by their weights, with `gradient_norm` (before
@@ -124,4 +126,4 @@ def make_train_step(
         )
         return state, metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

@@ -1,0 +1,153 @@
+"""The mesh of devices that a run is spread over, and how batches come onto it.
+
+`data=2,fsdp=2,tensor=2,sequence=1`: rows of a batch are cut over `data` and `fsdp`, parameters and optimizer
+state over `fsdp` and `tensor` (see `sharding`), the tokens of a row over `sequence`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.errors import UserError
+
+DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
+ROWS = (DATA, FSDP)
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The size of every axis from "data=2,tensor=4"; those that are not named have 1.
+
+    Raises:
+      UserError: an unknown axis, one twice, or a size below 1.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        name = name.strip()
+        if name not in AXES:
+            raise UserError(
+                f"--mesh {text}: unknown axis {name!r}; write {'=N, '.join(AXES)}=N, as in data=2,fsdp=4"
+            )
+        if name in sizes:
+            raise UserError(f"--mesh {text}: {name} stands there twice")
+        if not size.strip().isascii() or not size.strip().isdigit() or int(size) < 1:
+            raise UserError(f"--mesh {text}: {name}={size} must be a number of at least 1")
+        sizes[name] = int(size)
+    return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def make_mesh(text: str) -> Mesh:
+    """The mesh of "data=2,tensor=4" over the devices of all processes.
+
+    Fewer devices than there are may be named where one process has them all; the first ones are taken.
+
+    Raises:
+      UserError: see `parse_mesh`; or a mesh that the devices cannot be divided into.
+    """
+    sizes = parse_mesh(text)
+    wanted, devices = math.prod(sizes.values()), jax.devices()
+    if len(devices) % wanted or (jax.process_count() > 1 and wanted != len(devices)):
+        raise UserError(
+            f"--mesh {text} is of {wanted} devices, which does not divide the {len(devices)} that there are "
+            f"({jax.process_count()} process(es)): name axes whose product is {len(devices)}"
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:wanted]
+    )
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: Mesh | None) -> Iterator[None]:
+    """Programs that are made within are spread over the mesh; None changes nothing."""
+    if mesh is None:
+        yield
+        return
+    with jax.set_mesh(mesh):
+        yield
+
+
+def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
+    """x cut along these axes of the mesh that the program is made for, those that divide it.
+
+    Without a mesh, and within `jax.shard_map`, x itself.
+
+    Args:
+      x: any array.
+      axes: for each dimension the name of a mesh axis, several, or None.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes or x.ndim != len(axes):
+        return x
+
+    def fits(size: int, names: Any) -> bool:
+        names = (names,) if isinstance(names, str) else names or ()
+        return size % math.prod(mesh.shape.get(name, 1) for name in names) == 0
+
+    spec = PartitionSpec(*(own if fits(size, own) else None for size, own in zip(x.shape, axes, strict=True)))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def check_model(config: Any, mesh: Mesh) -> None:
+    """That the heads of a model can be cut over `tensor`.
+
+    Raises:
+      UserError: they cannot.
+    """
+    tensor = mesh.shape[TENSOR]
+    for field in ("heads", "kv_heads"):
+        heads = getattr(config, field, tensor)
+        if heads % tensor:
+            raise UserError(f"tensor={tensor} of --mesh does not divide the model's {heads} {field}")
+
+
+def row_shards(mesh: Mesh | None) -> int:
+    """The number of parts that the rows of a batch are cut into."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def check_rows(rows: int, mesh: Mesh | None, flag: str, *, whole: bool) -> None:
+    """That a batch can be cut over the mesh.
+
+    Args:
+      rows: of the batch.
+      mesh: None is one device.
+      flag: that sets the number of rows.
+      whole: rows must divide; otherwise those that are missing are added empty, and each part needs one.
+
+    Raises:
+      UserError: it cannot.
+    """
+    parts = row_shards(mesh)
+    if rows < parts or (whole and rows % parts):
+        raise UserError(
+            f"data and fsdp of --mesh cut a batch into {parts} parts, which does not divide its {rows} rows: "
+            f"set {flag} to a multiple, or name another --mesh"
+        )
+
+
+def spread(batch: Any, mesh: Mesh | None) -> Any:
+    """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
+
+    Every process has the whole batch and gives its devices their part. Rows that are missing for equal parts
+    are added as zeros: padding, which weighs nothing. Tokens are cut over `sequence` where it divides them.
+    """
+    if mesh is None:
+        return batch
+    parts = row_shards(mesh)
+
+    def place(x: np.ndarray) -> jax.Array:
+        missing = -len(x) % parts
+        if missing:
+            x = np.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+        along = SEQUENCE if x.ndim > 1 and x.shape[1] % mesh.shape[SEQUENCE] == 0 else None
+        sharding = NamedSharding(mesh, PartitionSpec(ROWS, along) if x.ndim > 1 else PartitionSpec(ROWS))
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(place, batch)
