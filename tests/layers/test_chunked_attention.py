@@ -11,6 +11,8 @@ from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import BucketedPositions, LinearBiasPositions
+from transformer_jax.layers.ring_attention import ring_attention
+from transformer_jax.mesh import make_mesh, on_mesh
 
 B, T, S, H, K, W = 2, 13, 17, 6, 5, 7
 SEGMENTS = jnp.array([[1] * 5 + [2] * 8, [1] * 9 + [0] * 4])
@@ -129,3 +131,33 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
     assert attention.settled(mask, "chunked", 3, 3) is mask
     np.testing.assert_array_equal(attention.settled(mask, "auto", 3, 3), mask.dense())
     assert attention.settled(None, "auto", 3, 3) is None
+
+
+@pytest.mark.parametrize("mesh", ["sequence=4", "data=2,sequence=4", "sequence=2,tensor=2"])
+@pytest.mark.parametrize("kind", ["causal", "segments", "dense", "alibi"])
+def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):
+    length = 24
+    shapes = (B, length, H, K), (B, length, 2, K), (B, length, 2, W)
+    given = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    segments = jnp.asarray(np.sort(rng.integers(0, 4, (B, length))))
+    seen = visibility.causal(length, length)
+    bias = None
+    if kind == "segments":
+        seen = seen & visibility.same_segment(segments, segments) & visibility.real(segments != 0)
+    if kind == "dense":
+        seen = seen.dense()
+    if kind == "alibi":
+        bias = PositionBias(LinearBiasPositions(H), jnp.arange(length), jnp.arange(length))
+
+    def attend(implementation, query, key, value):
+        return dot_product_attention(query, key, value, mask=seen, bias=bias, implementation=implementation)
+
+    expected = values_and_gradients(lambda *a: attend("plain", *a), *given)
+    with on_mesh(make_mesh(mesh)):
+        function = jax.jit(lambda *a: attend("auto", *a))
+        assert "ppermute" in str(jax.make_jaxpr(function)(*given))
+        found = values_and_gradients(function, *given)
+        chunked = ring_attention(*given, mask=seen, bias=bias, scale=K**-0.5, queries=4, keys=3)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    np.testing.assert_allclose(chunked, expected[0], atol=2e-6)

@@ -13,6 +13,7 @@ from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dials import Attention
 from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.position_bias import PositionBias
+from transformer_jax.layers.ring_attention import ring_attention, ring_size
 from transformer_jax.layers.visibility import Visibility
 
 # Weights that "auto" holds at most, a head and a sentence: 2,048 queries by 2,048 keys.
@@ -23,7 +24,8 @@ def chosen(implementation: Attention, queries: int, keys: int) -> Attention:
     """What "auto" is for so many queries and keys; another one stays what it is."""
     if implementation != "auto":
         return implementation
-    return "plain" if queries * keys <= _HELD else "chunked"
+    cut = queries > 1 and ring_size(queries, keys) > 1  # over devices: the whole weights would be gathered
+    return "chunked" if cut or queries * keys > _HELD else "plain"
 
 
 def settled(
@@ -70,7 +72,9 @@ def dot_product_attention(
     if not return_weights:
         implementation = chosen(implementation, query.shape[1], key.shape[1])
         if implementation == "chunked":
-            return chunked_attention(query, key, value, mask=mask, bias=bias, scale=scale)
+            cut = ring_size(query.shape[1], key.shape[1]) > 1
+            attend = ring_attention if cut else chunked_attention
+            return attend(query, key, value, mask=mask, bias=bias, scale=scale)
     mask = mask.dense() if isinstance(mask, Visibility) else mask
     bias = bias.dense() if isinstance(bias, PositionBias) else bias
     if implementation == "fused" and not return_weights:

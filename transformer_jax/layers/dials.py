@@ -20,7 +20,8 @@ class Dials:
       remat: recompute each block in the backward pass instead of storing its activations.
       attention: "plain" materialises the weights; "chunked" never holds more than a part of them, so that
         memory grows linearly with the length; "fused" calls JAX's own attention, which is cuDNN's kernel
-        on a GPU where the shapes and dtype allow it; "auto" is plain, and chunked above 2,048 tokens.
+        on a GPU where the shapes and dtype allow it; "auto" is plain, and chunked above 2,048 tokens and where
+        a mesh cuts them.
     """
 
     unroll: int | None = None
