@@ -56,8 +56,8 @@ class Arguments:
     """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
     over fsdp and tensor, tokens over sequence; None: one device."""
     dry_run: bool = False
-    """Print what the run would be, with its work and the time that it takes on 8 accelerators; nothing
-    is read or written."""
+    """Print what the run would be, with its work, the time that it takes on 8 accelerators and what lies where
+    on a --mesh of any size; nothing is read or written."""
 
 
 def default_run_dir(config: TranslationConfig) -> pathlib.Path:
@@ -139,11 +139,11 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     )
 
 
-def show_plan(config: TranslationConfig) -> None:
+def show_plan(config: TranslationConfig, mesh: str | None) -> None:
     """Prints what the run would be."""
     from transformer_jax.dry_run import describe
 
-    for name, value in describe(resolve(config)):
+    for name, value in describe(resolve(config), mesh):
         print(f"{name:<10} {value}")
 
 
@@ -158,7 +158,7 @@ def main() -> None:
     if arguments.text is not None or arguments.stdin:
         translate(arguments, run_dir)
     elif arguments.dry_run:
-        show_plan(arguments.config)
+        show_plan(arguments.config, arguments.mesh)
     else:
         train(arguments, run_dir)
 

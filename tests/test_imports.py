@@ -16,10 +16,10 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "grain", "matplotlib", "tokenizers
 # Each room and what it may import from the package; a module at the top level may import any room.
 MAY = {
     "data": {"data", "errors"},
-    "layers": {"layers", "errors"},
+    "layers": {"layers", "errors", "mesh"},
     "models": {"models", "layers", "errors"},
     "training": {"training", "models", "layers", "data", "errors", "parameter_names", "sharding"},
-    "decoding": {"decoding", "models", "layers", "data", "errors"},
+    "decoding": {"decoding", "models", "layers", "data", "errors", "mesh"},
     "evaluation": {"evaluation", "errors"},
     "plotting": {"plotting", "errors"},
     "pretrained": {"pretrained", "models", "layers", "data", "errors", "parameter_names", "sharding"},

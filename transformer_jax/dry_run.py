@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh
 
 from transformer_jax.layers.dials import Dials
+from transformer_jax.mesh import check_model, check_rows, planned_mesh
 from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.parameter_names import named_leaves
 from transformer_jax.recipes import RECIPES
+from transformer_jax.sharding import describe_sharding, placed_shapes, tree_shardings
+from transformer_jax.training.optimizers import make_optimizer
+from transformer_jax.training.schedules import make_schedule
+from transformer_jax.training.state import create_state
 from transformer_jax.training.translation_loss import model_loss
 from transformer_jax.translation import model_config
 from transformer_jax.translation_config import ResolvedConfig
@@ -49,8 +57,36 @@ def step_flops(config: ResolvedConfig) -> tuple[float, int]:
     return float(cost["flops"]), model.parameter_count
 
 
-def describe(config: ResolvedConfig) -> Iterator[tuple[str, str]]:
-    """(name, what it is) of each part of the run that a config stands for."""
+def state_on(config: ResolvedConfig, mesh: AbstractMesh) -> Any:
+    """The abstract training state of a run as it lies on a mesh."""
+    entry, described = TRANSLATORS[config.model], model_config(config, config.vocab_size)
+    schedule = make_schedule(
+        config.schedule, peak=config.learning_rate, warmup=config.warmup, steps=config.steps
+    )
+
+    def create(key: jax.Array) -> Any:
+        model = entry.module(described, rngs=nnx.Rngs(key))
+        optimizer = make_optimizer(
+            config.optimizer, schedule, model,
+            weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
+        )  # fmt: skip
+        return create_state(model, optimizer, key, with_ema=config.ema > 0)
+
+    state = jax.eval_shape(create, jax.random.key(0))
+    shapes = {name: leaf.shape for name, leaf in named_leaves(state.model).items()}
+    return placed_shapes(state, tree_shardings(state, shapes, mesh))
+
+
+def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[str, str]]:
+    """(name, what it is) of each part of the run that a config stands for.
+
+    Args:
+      config: of the run.
+      mesh: that it would be spread over, of any size, or None.
+
+    Raises:
+      UserError: a mesh that cannot be, or that does not divide the model or its batches.
+    """
     recipe = RECIPES[config.recipe]
     flops, parameters = step_flops(config)
     yield "recipe", f"{config.recipe}: {recipe.about}"
@@ -69,6 +105,12 @@ def describe(config: ResolvedConfig) -> Iterator[tuple[str, str]]:
     )
     yield "average", f"the last {config.average} checkpoints, {config.save_every:,} steps apart"
     yield "decoding", f"beam {config.beam_size}, length penalty {config.length_penalty:g}"
+    if mesh is not None:
+        planned = planned_mesh(mesh)
+        check_model(model_config(config, config.vocab_size), planned)
+        check_rows(config.batch_tokens // config.max_length, planned, "--batch-tokens", whole=False)
+        for line in describe_sharding(state_on(config, planned), planned):
+            yield "mesh", line
     total = flops * config.steps
     yield "work", f"{_operations(flops)} a step, {_operations(total)} in all"
     seconds = {name: total / (peak * 1e12 * DEVICES * UTILISATION) for name, peak in PEAKS.items()}

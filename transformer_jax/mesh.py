@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.errors import UserError
 
@@ -63,6 +63,15 @@ def make_mesh(text: str) -> Mesh:
     )
 
 
+def planned_mesh(text: str) -> AbstractMesh:
+    """The mesh of "data=64,fsdp=8" without its devices, for working out a run that is made elsewhere.
+
+    Raises:
+      UserError: see `parse_mesh`.
+    """
+    return AbstractMesh(tuple(parse_mesh(text).values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
     """Programs that are made within are spread over the mesh; None changes nothing."""
@@ -94,7 +103,7 @@ def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
-def check_model(config: Any, mesh: Mesh) -> None:
+def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
     """That the heads of a model can be cut over `tensor`.
 
     Raises:
@@ -107,12 +116,12 @@ def check_model(config: Any, mesh: Mesh) -> None:
             raise UserError(f"tensor={tensor} of --mesh does not divide the model's {heads} {field}")
 
 
-def row_shards(mesh: Mesh | None) -> int:
+def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
     """The number of parts that the rows of a batch are cut into."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
-def check_rows(rows: int, mesh: Mesh | None, flag: str, *, whole: bool) -> None:
+def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole: bool) -> None:
     """That a batch can be cut over the mesh.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from optax.contrib import MuonDimensionNumbers
 
 from transformer_jax.parameter_names import map_names, named_leaves
@@ -110,7 +110,9 @@ _MESH_AXES = {
 }
 
 
-def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh | None) -> jax.sharding.Sharding:
+def parameter_sharding(
+    name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None
+) -> jax.sharding.Sharding:
     """Where a parameter's parts go: along the mesh's axes "tensor" and "fsdp" where they divide it.
 
     Args:
@@ -128,7 +130,7 @@ def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh | None) -> 
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
-def tree_shardings(tree: Any, parameters: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Any:
+def tree_shardings(tree: Any, parameters: Mapping[str, tuple[int, ...]], mesh: Mesh | AbstractMesh) -> Any:
     """Where each leaf of a training state goes: what belongs to a parameter goes where the parameter is.
 
     Args:
@@ -169,7 +171,7 @@ def placed_shapes(tree: Any, shardings: Any) -> Any:
     )
 
 
-def describe_sharding(state: Any, mesh: Mesh | None) -> Iterator[str]:
+def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[str]:
     """Lines that say how a training state lies on the mesh: kinds of leaves, and bytes on each device.
 
     Args:

@@ -97,6 +97,20 @@ def test_the_plan_adds_up():
     assert "the last 5 checkpoints, 1,500 steps apart" in plan["average"]
 
 
+def test_a_mesh_of_any_size_is_planned_without_its_devices():
+    """Against the bytes by hand: with Adam each parameter is there three times, and all is cut."""
+    config = resolve(TranslationConfig(recipe="wmt14-en-de-big", batch_tokens=64 * 256))
+    plan = [value for name, value in describe(config, "data=4,fsdp=16,tensor=8") if name == "mesh"]
+    assert plan[0] == "mesh of 512 device(s): data 4, fsdp 16, tensor 8"
+    _, parameters = step_flops(config)
+    each = float(plan[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
+    assert 3 * 4 * parameters / 128e6 < each < 1.1 * 3 * 4 * parameters / 128e6
+    with pytest.raises(UserError, match="tensor=32 of --mesh does not divide the model's 16 heads"):
+        list(describe(config, "tensor=32"))
+    with pytest.raises(UserError, match="into 128 parts, which does not divide its 64 rows"):
+        list(describe(config, "data=128"))
+
+
 def test_the_command_plans_and_writes_nothing(tmp_path, monkeypatch, capsys):
     from experiments import translate
     from experiments.command import run_command
