@@ -87,7 +87,10 @@ def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[
     Raises:
       UserError: a mesh that cannot be, or that does not divide the model or its batches.
     """
-    recipe = RECIPES[config.recipe]
+    recipe, planned = RECIPES[config.recipe], None if mesh is None else planned_mesh(mesh)
+    if planned is not None:
+        check_model(model_config(config, config.vocab_size), planned)
+        check_rows(config.batch_tokens // config.max_length, planned, "--batch-tokens", whole=False)
     flops, parameters = step_flops(config)
     yield "recipe", f"{config.recipe}: {recipe.about}"
     files = " ".join((*config.train, *config.valid, *config.test))
@@ -105,10 +108,7 @@ def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[
     )
     yield "average", f"the last {config.average} checkpoints, {config.save_every:,} steps apart"
     yield "decoding", f"beam {config.beam_size}, length penalty {config.length_penalty:g}"
-    if mesh is not None:
-        planned = planned_mesh(mesh)
-        check_model(model_config(config, config.vocab_size), planned)
-        check_rows(config.batch_tokens // config.max_length, planned, "--batch-tokens", whole=False)
+    if planned is not None:
         for line in describe_sharding(state_on(config, planned), planned):
             yield "mesh", line
     total = flops * config.steps
