@@ -92,7 +92,7 @@ def exact_objective(model, paths):
 
 
 def test_the_policy_gradient_is_the_exact_one_on_average(model):
-    """Every path enumerated, against the mean over 20,000 drawn ones: within 5 standard errors, and 5 % as a
+    """Every path enumerated, against the mean over 60,000 drawn ones: within 5 standard errors, and 5 % as a
     whole. With discount 1 a step earns all that follows."""
     paths = list(itertools.product(range(3), repeat=2))
     exact = jax.grad(lambda m: -exact_objective(m, paths))(model)
@@ -105,7 +105,7 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
 
         return jax.grad(objective)(model)
 
-    drawn = jax.jit(jax.vmap(gradient))(jax.random.split(jax.random.key(1), 20_000))
+    drawn = jax.jit(jax.vmap(gradient))(jax.random.split(jax.random.key(1), 60_000))
     for name in ("query", "key", "first_state", "readout"):
         ours = np.asarray(getattr(drawn, name).kernel[...])
         expected = np.asarray(getattr(exact, name).kernel[...])
@@ -126,9 +126,9 @@ def test_soft_rows_are_the_soft_model(model):
     np.testing.assert_array_equal(glances.log_probability, 0)
     many = [jnp.repeat(x, 400, axis=0) for x in (source, target)]
     _, glances = model.sampled(*many, rng=jax.random.key(0), soft=0.5)
-    drew_nothing = np.asarray(glances.log_probability[:, 0] == 0)
-    np.testing.assert_array_equal(drew_nothing, (np.asarray(glances.log_probability[:, 0]) == 0).all(axis=-1))
-    assert 150 < drew_nothing.all(axis=-1).sum() < 250
+    drew_nothing = np.asarray(glances.log_probability) == 0  # (B, T)
+    np.testing.assert_array_equal(drew_nothing[:, 0], drew_nothing[:, 1])
+    assert 150 < drew_nothing[:, 0].sum() < 250
 
 
 def test_the_baseline_learns_what_is_earned(model):

@@ -16,11 +16,15 @@ import optax
 from transformer_jax.errors import UserError
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import MetricsLog
+from transformer_jax.training.out_of_memory import is_out_of_memory, out_of_memory
 from transformer_jax.training.progress import TrainingProgress
+from transformer_jax.training.spikes import SpikeWatch
 from transformer_jax.training.state import TrainState
 
 # The record has a line at least this often, and at most this many steps are in flight unchecked.
 LOG_EVERY = 10
+# Steps in a row with a loss or gradient that is not finite: one comes of a rare batch, so many of divergence.
+MOST_SKIPPED = 10
 
 
 class Stopped(Exception):
@@ -36,7 +40,7 @@ class Stopped(Exception):
 
 
 class Diverged(UserError):
-    """The loss became NaN or infinite."""
+    """The loss stayed NaN or infinite."""
 
 
 @contextlib.contextmanager
@@ -97,44 +101,59 @@ def fit(
       The state after the last step.
 
     Raises:
-      Diverged: a NaN or infinite loss; the checkpoints are as they were.
+      Diverged: NaN or infinite losses `MOST_SKIPPED` times in a row; those steps changed nothing.
       Stopped: Ctrl-C or SIGTERM, after saving.
-      UserError: a checkpoint or the record cannot be written.
+      UserError: a checkpoint or the record cannot be written, or a step does not fit in memory.
     """
     step = int(state.step)
     seconds, tokens = log.last.get("seconds", 0.0), log.last.get("target_tokens", 0.0)
     worst = math.inf if lower_is_better else -math.inf
     best_value = log.last.get(f"best_{best}", worst)
     checkpoints.best = log.last.get("best_step", checkpoints.best)
+    skipped, spikes, in_a_row = int(log.last.get("skipped_steps", 0)), int(log.last.get("loss_spikes", 0)), 0
+    watch = SpikeWatch()
     pending: list[dict[str, jax.Array]] = []
+    metrics: dict[str, jax.Array] = {}
     started = time.perf_counter()
 
     def record(progress: TrainingProgress) -> None:
         """Fetches the metrics of the steps in flight, checks them and writes one line."""
-        nonlocal seconds, tokens, started
+        nonlocal seconds, tokens, started, skipped, in_a_row, spikes
         if not pending:
             return
         rows = jax.device_get(pending)
         first = step - len(rows) + 1
         pending.clear()
         for offset, row in enumerate(rows):
-            if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]):
-                value = row["loss"] if not math.isfinite(row["loss"]) else row["gradient_norm"]
+            if not row["skipped"]:
+                in_a_row = 0
+                if watch.is_spike(float(row["loss"])):
+                    spikes += 1
+                    progress.note(f"step {first + offset}: the loss jumps to {float(row['loss']):.4g}")
+                continue
+            skipped, in_a_row = skipped + 1, in_a_row + 1
+            value = row["loss"] if not math.isfinite(row["loss"]) else row["gradient_norm"]
+            if in_a_row < MOST_SKIPPED:
+                progress.note(f"step {first + offset}: skipped, its loss or gradient is {value}")
+            else:
                 checkpoints.wait()
                 saved = checkpoints.steps()
                 kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "nothing was saved yet"
                 raise Diverged(
-                    f"step {first + offset}: the loss or its gradient is {value}; {kept}; lower "
-                    "--learning-rate, lengthen --warmup or set --clip 1, in another --run-dir"
+                    f"step {first + offset}: the loss or its gradient is {value}, as in the {MOST_SKIPPED - 1} "
+                    f"steps before it; {kept}; lower --learning-rate, lengthen --warmup or set --clip 1, in "
+                    "another --run-dir"
                 )
         spent = time.perf_counter() - started
+        rows = [row for row in rows if not row["skipped"]]
         weight = sum(float(row["weight"]) for row in rows)
         seconds, tokens = seconds + spent, tokens + weight
         values = {
             name: sum(float(row[name]) * float(row["weight"]) for row in rows) / max(weight, 1.0)
-            for name in rows[0]
-            if name != "weight"
+            for name in metrics
+            if name not in ("weight", "skipped") and rows
         }
+        values |= {"skipped_steps": skipped, "loss_spikes": spikes} if skipped or spikes else {}
         values |= {
             "learning_rate": float(schedule(step - 1)),
             "tokens_per_second": weight / spent,
@@ -143,7 +162,8 @@ def fit(
         }
         values |= best_so_far()
         log.write(step, **values)
-        progress.update(step, values)
+        if rows:
+            progress.update(step, values)
         started = time.perf_counter()
 
     def best_so_far() -> dict[str, float]:
@@ -152,7 +172,13 @@ def fit(
     with _stop_requested() as stop, TrainingProgress(steps, step) as progress:
         batches = iter(batches)
         while step < steps:
-            state, metrics = train_step(state, next(batches))
+            batch = next(batches)
+            try:
+                state, metrics = train_step(state, batch)
+            except jax.errors.JaxRuntimeError as error:
+                if is_out_of_memory(error):
+                    raise out_of_memory(train_step, state, batch) from error
+                raise
             step += 1
             pending.append(metrics)
             last, stopping = step == steps, stop.is_set()

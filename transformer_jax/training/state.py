@@ -74,7 +74,8 @@ def make_train_step(
 
     Returns:
       The step. Metrics are the task's, divided by their weights, with `gradient_norm` (before
-      clipping) and `weight`, the weight of the loss.
+      clipping), `weight`, the weight of the loss, and `skipped`: 1 where the loss or its gradient is not
+      finite. Such a step is counted and changes nothing else.
     """
 
     def gradients(state: TrainState, batch: Any, key: jax.Array, extra: Any):
@@ -121,9 +122,11 @@ def make_train_step(
         metrics = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         metrics["weight"] = weights["loss"]
-        state = state.replace(
-            step=state.step + 1, model=model, optimizer_state=optimizer_state, extra=extra, ema=ema
-        )
-        return state, metrics
+        finite = jnp.isfinite(metrics["gradient_norm"]) & jnp.isfinite(metrics["loss"])
+        metrics["skipped"] = 1.0 - finite
+        changed = dict(model=model, optimizer_state=optimizer_state, extra=extra, ema=ema)
+        kept = {name: getattr(state, name) for name in changed}
+        changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, kept)
+        return state.replace(step=state.step + 1, **changed), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

@@ -1,0 +1,33 @@
+"""What to tell of a step that does not fit in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from transformer_jax.errors import UserError
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had no room left."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def out_of_memory(train_step: Any, state: Any, batch: Any) -> UserError:
+    """The error to raise: what the step needs on each device, and the dials that lower it.
+
+    Args:
+      train_step: the jitted step that failed.
+      state, batch: its arguments, or their abstract shapes.
+    """
+    try:
+        needs = train_step.lower(state, batch).compile().memory_analysis()
+        need = f"{(needs.argument_size_in_bytes + needs.temp_size_in_bytes) / 2**30:.2f} GiB"
+        told = f"a step needs about {need} on each device"
+    except Exception:  # noqa: BLE001  the estimate is a help, not the matter
+        told = "a step does not fit"
+    return UserError(
+        f"out of memory: {told}; cut the batch into parts with --accumulation, recompute activations with "
+        "--remat, spread the run with --mesh fsdp=N, or lower the batch's tokens"
+    )

@@ -1,0 +1,30 @@
+"""Losses that stand out of those before them."""
+
+from __future__ import annotations
+
+import math
+
+
+class SpikeWatch:
+    """Tells a loss that is far above what the last steps had.
+
+    Args:
+      deviations: standard deviations above the mean that make a spike.
+      memory: steps that the running mean and variance reach back, about.
+      first: steps to see before anything is one: losses fall fast at first.
+    """
+
+    def __init__(self, *, deviations: float = 6.0, memory: int = 100, first: int = 50):
+        self.deviations, self.memory, self.first = deviations, memory, first
+        self._seen, self._mean, self._variance = 0, 0.0, 0.0
+
+    def is_spike(self, loss: float) -> bool:
+        """Whether this step's loss is one; a spike is not learned from."""
+        far = loss - self._mean
+        if self._seen >= self.first and far > self.deviations * math.sqrt(self._variance):
+            return True
+        self._seen += 1
+        share = max(1 / self._seen, 1 / self.memory)
+        self._mean += share * far
+        self._variance = (1 - share) * (self._variance + share * far**2)
+        return False
