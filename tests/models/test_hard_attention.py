@@ -107,7 +107,7 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
 
     drawn = jax.jit(jax.vmap(gradient))(jax.random.split(jax.random.key(1), 60_000))
     for name in ("query", "key", "first_state", "readout"):
-        ours = np.asarray(getattr(drawn, name).kernel[...])
+        ours = np.asarray(getattr(drawn, name).kernel[...], np.float64)  # a sum of 60,000
         expected = np.asarray(getattr(exact, name).kernel[...])
         mean, error = ours.mean(axis=0), ours.std(axis=0) / np.sqrt(len(ours))
         assert (np.abs(mean - expected) < 5 * error + 1e-6).all(), name
