@@ -1,4 +1,6 @@
+import json
 import logging
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +112,60 @@ def test_a_damaged_file_is_noticed_and_an_older_checkpoint_taken(checkpoints, da
         restored = checkpoints.restore(state())
     assert int(restored.step) == 1
     assert "does not match its manifest" in caplog.text
+
+
+@pytest.mark.long
+def test_no_damage_of_any_byte_loads_silently(checkpoints, tmp_path):
+    """240 random flips, other bytes, cuts, additions and deletions in any file, its manifest among them: the
+    older checkpoint is taken, or the error said."""
+    for step in (1, 2):
+        checkpoints.save(state(step, fill=float(step)))
+    checkpoints.wait()
+    rng = np.random.default_rng(0)
+    names = [path.relative_to(checkpoints.folder) for path in every_file(checkpoints.folder / "2")]
+    # Every file at least once, then by chance.
+    chosen = [*names, *rng.choice(names, 240 - len(names))]
+    for trial, name in enumerate(chosen):
+        folder = tmp_path / "copy"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(checkpoints.folder, folder)
+        path, kind = folder / name, rng.choice(["flip", "byte", "cut", "add", "delete"])
+        whole = bytearray(path.read_bytes())
+        place = int(rng.integers(max(1, len(whole))))
+        if kind == "delete":
+            path.unlink()
+        elif kind == "cut" and whole:
+            path.write_bytes(whole[:place])
+        elif kind == "add" or not whole:
+            path.write_bytes(whole + rng.bytes(3))
+        else:
+            change = 1 << int(rng.integers(8)) if kind == "flip" else int(rng.integers(1, 256))
+            whole[place] ^= change
+            path.write_bytes(whole)
+        with Checkpoints(folder) as damaged:
+            told = f"trial {trial}: {kind} of {name} at {place}"
+            assert not damaged.is_whole(2), told
+            with pytest.raises(UserError, match="not a complete checkpoint"):
+                damaged.restore_model(state().model, 2)
+            with pytest.raises(UserError, match="no complete checkpoint to average"):
+                damaged.average(state().model, [2])
+            if trial % 4:
+                continue  # reading the older one takes most of the time
+            restored = damaged.restore(state())
+            assert int(restored.step) == 1, told
+            assert all((leaf == 1.0).all() for leaf in jax.tree.leaves(restored.model)), told
+
+
+def test_a_manifest_of_the_first_version_is_read(checkpoints):
+    checkpoints.save(state(3))
+    checkpoints.wait()
+    path = checkpoints.folder / "3" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["manifest_sha256"]
+    path.write_text(json.dumps(manifest | {"format_version": 1}, indent=1))
+    assert checkpoints.is_whole(3)
+    path.write_text(json.dumps(manifest, indent=1))
+    assert not checkpoints.is_whole(3), "the second version has a digest of its own"
 
 
 def test_an_interrupted_first_save_is_an_error(checkpoints):

@@ -42,6 +42,27 @@ def _digests(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
+def _manifest_text(manifest: dict[str, Any]) -> str:
+    """A manifest as it is written, with a digest of itself."""
+    own = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps(manifest | {"manifest_sha256": own}, indent=1)
+
+
+def _read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
+    """The manifest of a checkpoint, or None where there is none or a byte of it was changed."""
+    try:
+        text = (folder / _MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        wanted = dict(manifest)
+        own = wanted.pop("manifest_sha256", None)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    # Those of version 1 have no digest of their own.
+    first = manifest.get("format_version") == 1 and own is None
+    whole = text == (json.dumps(manifest, indent=1) if first else _manifest_text(wanted))
+    return manifest if whole else None
+
+
 def write_text_atomically(path: pathlib.Path, text: str) -> None:
     """Writes a file that is either the old one or the whole new one, also after a power cut."""
     draft = path.with_name(path.name + ".draft")
@@ -173,8 +194,8 @@ class Checkpoints:
     def _finish(self, target: pathlib.Path, step: int) -> None:
         try:
             self._orbax.wait_until_finished()
-            manifest = {"format_version": 1, "step": step, "sha256": _digests(target)}
-            write_text_atomically(target / _MANIFEST, json.dumps(manifest, indent=1))
+            manifest = {"format_version": 2, "step": step, "sha256": _digests(target)}
+            write_text_atomically(target / _MANIFEST, _manifest_text(manifest))
             self._remove_old()
         except Exception as error:  # noqa: BLE001  handed to the thread that saves
             self._failure = _saving_error(target, error)
@@ -239,17 +260,16 @@ class Checkpoints:
 
     def step_of(self, name: str) -> int | None:
         """The step that a whole checkpoint of this name belongs to, or None where there is none."""
-        if not self.is_whole(name):
-            return None
-        return json.loads((self.folder / name / _MANIFEST).read_text(encoding="utf-8")).get("step")
+        manifest = _read_manifest(self.folder / name) if self.is_whole(name) else None
+        return None if manifest is None else manifest.get("step")
 
     def is_whole(self, name: int | str) -> bool:
-        """Whether every file of a checkpoint is there and matches the digest in its manifest."""
+        """Whether every file of a checkpoint, its manifest too, is there and as it was written."""
         folder = self.folder / str(name)
+        manifest = _read_manifest(folder)
         try:
-            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            return manifest["sha256"] == _digests(folder)
-        except (OSError, ValueError, KeyError, TypeError):
+            return manifest is not None and manifest["sha256"] == _digests(folder)
+        except (OSError, KeyError):
             return False
 
     def restore(self, target: TrainState) -> TrainState | None:
