@@ -23,6 +23,7 @@ from transformer_jax.models import (
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.sharding import describe_sharding, model_shardings, tree_shardings
+from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
@@ -54,6 +55,7 @@ DECODERS = {
     "lstm_lm": (recurrent_lm.RecurrentLM, recurrent_lm.RecurrentLMConfig(**CELLS)),
 }
 MODELS = TRANSLATORS | DECODERS
+KEY = jax.random.key(0).dtype
 COMBINED = "data=2,fsdp=2,tensor=2"
 # Each way of cutting for a model of each kind of block, and one combination for every model.
 CASES = [(name, COMBINED) for name in MODELS] + [
@@ -151,6 +153,41 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     told = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
     assert whole / 8e6 < told < whole / 3e6
+
+
+def state_on(cut):
+    """An Adam state of a small llama on a mesh, or on one device."""
+    module, config = MODELS["llama"]
+    mesh = None if cut is None else make_mesh(cut)
+    schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
+    model = module(config, rngs=nnx.Rngs(0))
+    options = dict(weight_decay=0.0, clip=0.0, b1=0.9, b2=0.95, epsilon=1e-8)
+    optimizer = make_optimizer("adam", schedule, model, **options)
+    step = make_train_step(language_loss(), optimizer)
+    state, _ = step(create_state(model, optimizer, jax.random.key(1)), batch_of("llama"))
+    if mesh is None:
+        return state
+    shapes = {n: leaf.shape for n, leaf in named_leaves(state.model).items()}
+    return jax.device_put(state, tree_shardings(state, shapes, mesh))
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
+    saved = state_on(COMBINED)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved)
+        checkpoints.wait()
+        for cut in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
+            target = state_on(cut)
+            restored = checkpoints.restore(jax.tree.map(lambda x: x if x.dtype == KEY else 0 * x, target))
+            for name, leaf in named_leaves(restored).items():
+                wanted = named_leaves(saved)[name]
+                assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
+                if leaf.dtype == KEY:
+                    leaf, wanted = jax.random.key_data(leaf), jax.random.key_data(wanted)
+                np.testing.assert_array_equal(leaf, wanted, err_msg=name)
+            mean = checkpoints.average(target.model, [1])
+            jax.tree.map(np.testing.assert_array_equal, mean, saved.model)
 
 
 def test_rows_that_are_missing_are_added_empty():
