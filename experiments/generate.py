@@ -25,7 +25,7 @@ from experiments.command import run_command
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import check_model, make_mesh, on_mesh
+from transformer_jax.mesh import make_mesh, on_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +140,6 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         draft=draft,
         draft_tokens=arguments.draft_tokens,
     )
-    if mesh is not None:
-        check_model(model.config, mesh)
     del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json

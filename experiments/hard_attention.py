@@ -64,7 +64,11 @@ def shown(arguments: Arguments, pairs: Sequence[Pair]) -> Pair:
     """
     if (arguments.text is None) != (arguments.translation is None):
         raise UserError("--text and --translation go together: both models are given the same translation")
+    if arguments.config.model != TranslationConfig.model:
+        raise UserError(f"--model {arguments.config.model}: both models of this experiment are given")
     if arguments.text is not None and arguments.translation is not None:
+        if not (arguments.text.strip() and arguments.translation.strip()):
+            raise UserError("--text and --translation must not be empty")
         return Pair(arguments.text, arguments.translation)
     return next((pair for pair in pairs if 5 <= len(pair.source.split()) <= 8), pairs[0])
 

@@ -29,6 +29,8 @@ import tyro  # noqa: E402
 
 from experiments.command import run_command  # noqa: E402
 from transformer_jax.errors import UserError  # noqa: E402
+from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
+from transformer_jax.mesh import make_mesh, on_mesh  # noqa: E402
 from transformer_jax.recipes import COMMON  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
 from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
@@ -55,6 +57,11 @@ class Arguments:
     mesh: str | None = None
     """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
     over fsdp and tensor, tokens over sequence; None: one device."""
+    remat: bool = False
+    """Compute each block again in the backward pass instead of keeping its activations: less memory."""
+    attention: Attention = "auto"
+    """plain keeps the attention weights; chunked keeps none, for long sentences; fused calls JAX's own kernel,
+    cuDNN's on a GPU where it fits; auto is plain, and chunked above 2,048 tokens."""
     dry_run: bool = False
     """Print what the run would be, with its work, the time that it takes on 8 accelerators and what lies where
     on a --mesh of any size; nothing is read or written."""
@@ -68,8 +75,8 @@ def default_run_dir(config: TranslationConfig) -> pathlib.Path:
     return pathlib.Path("runs") / "-".join(filter(None, (corpus, config.model, config.preset)))
 
 
-def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
-    """Translates `--text` or standard input with the run in `run_dir`."""
+def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
+    """Translates `--text` or standard input with the run in `run_dir`, on a mesh or None."""
     from transformer_jax.plotting.attention import plot_alignment
     from transformer_jax.runs import load_translator
 
@@ -80,7 +87,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path) -> None:
             arguments.text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError("--text is not UTF-8: convert it first") from None
-    run = load_translator(run_dir)
+    run = load_translator(run_dir, mesh=mesh)
     search: dict[str, Any] = dict(beam_size=arguments.config.beam_size, alpha=arguments.config.length_penalty)
     if arguments.stdin:
         try:
@@ -120,6 +127,7 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     results = train_translator(
         arguments.config,
         run_dir,
+        dials=Dials(remat=arguments.remat, attention=arguments.attention),
         mesh=arguments.mesh,
         started=_STARTED,
         note=lambda line: print(line, file=sys.stderr),
@@ -156,7 +164,9 @@ def main() -> None:
     if arguments.text is not None and arguments.stdin:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:
-        translate(arguments, run_dir)
+        mesh = None if arguments.mesh is None else make_mesh(arguments.mesh)
+        with on_mesh(mesh):
+            translate(arguments, run_dir, mesh)
     elif arguments.dry_run:
         show_plan(arguments.config, arguments.mesh)
     else:

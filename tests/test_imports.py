@@ -18,11 +18,11 @@ MAY = {
     "data": {"data", "errors"},
     "layers": {"layers", "errors", "mesh"},
     "models": {"models", "layers", "errors"},
-    "training": {"training", "models", "layers", "data", "errors", "parameter_names", "sharding"},
+    "training": {"training", "models", "layers", "data", "errors", "mesh", "parameter_names", "sharding"},
     "decoding": {"decoding", "models", "layers", "data", "errors", "mesh"},
     "evaluation": {"evaluation", "errors"},
     "plotting": {"plotting", "errors"},
-    "pretrained": {"pretrained", "models", "layers", "data", "errors", "parameter_names", "sharding"},
+    "pretrained": {"pretrained", "models", "layers", "data", "errors", "mesh", "parameter_names", "sharding"},
 }
 
 

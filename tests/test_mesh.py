@@ -1,5 +1,6 @@
 """Eight devices against one: every model under every way of cutting it, and meshes that cannot be."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from transformer_jax import load_run
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, parse_mesh, row_shards, spread
+from transformer_jax.language_config import LanguageConfig
+from transformer_jax.language_model import train_language_model
+from transformer_jax.mesh import (
+    check_model,
+    check_rows,
+    check_tokens,
+    make_mesh,
+    on_mesh,
+    parse_mesh,
+    row_shards,
+    spread,
+)
 from transformer_jax.models import (
     bahdanau,
     gpt,
@@ -22,13 +35,17 @@ from transformer_jax.models import (
 )
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.sharding import describe_sharding, model_shardings, tree_shardings
+from transformer_jax.sharding import describe_sharding, model_shardings, state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.hard_attention_loss import hard_attention_loss
 from transformer_jax.training.language_loss import language_loss
+from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.state import create_state, make_train_step
 from transformer_jax.training.translation_loss import translation_loss
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
 
 V, D, T, S = 64, 16, 16, 8
 DECODER = dict(vocab_size=V, width=D, heads=4, layers=2, max_length=T, dropout=0.1, vocab_multiple=8)
@@ -88,6 +105,8 @@ def one_device(name):
 
 def outcome(name, model, mesh):
     loss = language_loss() if name in DECODERS else translation_loss(0.1)
+    if name == "hard_attention":
+        loss = hard_attention_loss(0.1)
     batch = spread(batch_of(name), mesh)
 
     def objective(model):
@@ -130,10 +149,9 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
         schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
         options = dict(weight_decay=0.1, clip=1.0, b1=0.9, b2=0.95, epsilon=1e-8)
         chosen = make_optimizer(optimizer, schedule, model, **options)
-        shapes = {n: leaf.shape for n, leaf in named_leaves(model).items()}
         create = lambda model, key: create_state(model, chosen, key, with_ema=True)  # noqa: E731
         key = jax.random.key(1)
-        kept = tree_shardings(jax.eval_shape(create, model, key), shapes, mesh)
+        kept = state_shardings(jax.eval_shape(create, model, key), mesh)
         state = jax.jit(create, out_shardings=kept)(model, key)
         before = {n: leaf.sharding for n, leaf in named_leaves(state).items()}
         lines = list(describe_sharding(state, mesh))
@@ -165,10 +183,7 @@ def state_on(cut):
     optimizer = make_optimizer("adam", schedule, model, **options)
     step = make_train_step(language_loss(), optimizer)
     state, _ = step(create_state(model, optimizer, jax.random.key(1)), batch_of("llama"))
-    if mesh is None:
-        return state
-    shapes = {n: leaf.shape for n, leaf in named_leaves(state.model).items()}
-    return jax.device_put(state, tree_shardings(state, shapes, mesh))
+    return state if mesh is None else jax.device_put(state, state_shardings(state, mesh))
 
 
 @pytest.mark.long
@@ -199,6 +214,10 @@ def test_rows_that_are_missing_are_added_empty():
     np.testing.assert_array_equal(placed["weights"], [1] * 7 + [0])
     assert placed["tokens"].addressable_shards[0].data.shape == (1, 3)
     assert spread(batch, None) is batch
+    # Of micro-batches each gets its own, so that every row stays in its micro-batch and place.
+    rows = {"weights": np.arange(1, 7, dtype=np.float32)}
+    placed = spread(rows, make_mesh("data=2"), micro_batches=2)
+    np.testing.assert_array_equal(placed["weights"], [1, 2, 3, 0, 4, 5, 6, 0])
 
 
 def test_meshes():
@@ -238,6 +257,11 @@ def test_what_does_not_divide_is_said():
         check_rows(3, mesh, "--batch-size", whole=True)
     with pytest.raises(UserError, match="does not divide its 1 rows"):
         check_rows(1, mesh, "--batch-tokens", whole=False)
+    check_tokens(16, make_mesh("sequence=8"), "--context")
+    with pytest.raises(UserError, match="sequence=8 of --mesh does not divide --context 100"):
+        check_tokens(100, make_mesh("sequence=8"), "--context")
+    with pytest.raises(UserError, match="sequence of --mesh is for models of attention alone"):
+        check_model(MODELS["lstm"][1], make_mesh("sequence=2"))
 
 
 def test_a_program_without_a_mesh_is_left_alone():
@@ -251,3 +275,61 @@ def test_a_program_without_a_mesh_is_left_alone():
         # One row cannot be cut.
         text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((1, 4, 4))))
         assert "P(None, 'sequence', None)" in text
+
+
+@pytest.mark.parametrize(("axes", "kind"), [(("batch", "model"), "Auto"), (("fsdp", "tensor"), "Auto")])
+def test_a_mesh_of_another_make_is_left_alone(axes, kind):
+    mesh = jax.make_mesh((2, 2), axes, axis_types=(jax.sharding.AxisType[kind],) * 2, devices=jax.devices()[:4])
+    module, config = MODELS["gpt"]
+    with jax.set_mesh(mesh):
+        logits = module(config, rngs=nnx.Rngs(0))(jnp.ones((4, 3), jnp.int32))
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.long
+def test_a_translator_goes_on_over_another_mesh(tmp_path):
+    """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
+    config = TranslationConfig(
+        phrases=1_300, vocab_size=300, batch_tokens=640, accumulation=3, average=1, save_every=2,
+        evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
+    )  # fmt: skip
+    with_steps = lambda steps: dataclasses.replace(config, steps=steps)  # noqa: E731
+    expected = train_translator(with_steps(4), tmp_path / "one")
+    train_translator(with_steps(2), tmp_path / "many", mesh="data=2,fsdp=2")
+    found = train_translator(with_steps(4), tmp_path / "many", mesh="tensor=2")
+    assert found["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2, "sequence": 1}
+    assert (expected["mesh"], found["processes"]) == (None, 1)
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
+    ]
+    np.testing.assert_allclose(losses[1][-1], losses[0][-1], rtol=1e-4)
+    text = ["in 3 days", "Monday", "5 kilometers"] * 3
+    mesh = make_mesh("fsdp=2,tensor=2")
+    with on_mesh(mesh):
+        spread_out = load_run(tmp_path / "many", mesh=mesh)
+        assert len(jax.tree.leaves(spread_out.model)[0].sharding.device_set) == 4
+        assert spread_out.translate(text) == load_run(tmp_path / "many").translate(text)
+
+
+@pytest.mark.long
+def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 200)
+    config = LanguageConfig(
+        text=(str(text),), tokenizer="char", model="llama", context=32, batch_size=8, accumulation=2, steps=20,
+        save_every=20, evaluate_every=20, sample_tokens=8,
+    )  # fmt: skip
+    expected = train_language_model(config, tmp_path / "one")
+    found = train_language_model(config, tmp_path / "many", mesh="data=2,tensor=2,sequence=2")
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert found["sample"] == expected["sample"]
+    for mesh, message in (
+        ("data=8", "into 8 parts, which does not divide its 4 rows: set --batch-size"),
+        ("tensor=8", "tensor=8 of --mesh does not divide"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_language_model(config, tmp_path / "bad", mesh=mesh)
+    assert not (tmp_path / "bad").exists()

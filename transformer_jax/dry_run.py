@@ -11,16 +11,13 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, planned_mesh
+from transformer_jax.mesh import check_model, planned_mesh, row_shards
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.parameter_names import named_leaves
 from transformer_jax.recipes import RECIPES
-from transformer_jax.sharding import describe_sharding, placed_shapes, tree_shardings
-from transformer_jax.training.optimizers import make_optimizer
-from transformer_jax.training.schedules import make_schedule
-from transformer_jax.training.state import create_state
+from transformer_jax.run_training import first_state, optimizer_of
+from transformer_jax.sharding import describe_sharding, placed_shapes, state_shardings
 from transformer_jax.training.translation_loss import model_loss
-from transformer_jax.translation import model_config
+from transformer_jax.translation import ADAM, model_config
 from transformer_jax.translation_config import ResolvedConfig
 
 # Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
@@ -60,21 +57,13 @@ def step_flops(config: ResolvedConfig) -> tuple[float, int]:
 def state_on(config: ResolvedConfig, mesh: AbstractMesh) -> Any:
     """The abstract training state of a run as it lies on a mesh."""
     entry, described = TRANSLATORS[config.model], model_config(config, config.vocab_size)
-    schedule = make_schedule(
-        config.schedule, peak=config.learning_rate, warmup=config.warmup, steps=config.steps
-    )
 
     def create(key: jax.Array) -> Any:
         model = entry.module(described, rngs=nnx.Rngs(key))
-        optimizer = make_optimizer(
-            config.optimizer, schedule, model,
-            weight_decay=config.weight_decay, clip=config.clip, b1=0.9, b2=0.98, epsilon=1e-9,
-        )  # fmt: skip
-        return create_state(model, optimizer, key, with_ema=config.ema > 0)
+        return first_state(config, model, optimizer_of(config, model, **ADAM)[1])
 
     state = jax.eval_shape(create, jax.random.key(0))
-    shapes = {name: leaf.shape for name, leaf in named_leaves(state.model).items()}
-    return placed_shapes(state, tree_shardings(state, shapes, mesh))
+    return placed_shapes(state, state_shardings(state, mesh))
 
 
 def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[str, str]]:
@@ -90,7 +79,6 @@ def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[
     recipe, planned = RECIPES[config.recipe], None if mesh is None else planned_mesh(mesh)
     if planned is not None:
         check_model(model_config(config, config.vocab_size), planned)
-        check_rows(config.batch_tokens // config.max_length, planned, "--batch-tokens", whole=False)
     flops, parameters = step_flops(config)
     yield "recipe", f"{config.recipe}: {recipe.about}"
     files = " ".join((*config.train, *config.valid, *config.test))
@@ -111,6 +99,12 @@ def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[
     if planned is not None:
         for line in describe_sharding(state_on(config, planned), planned):
             yield "mesh", line
+        rows = config.batch_tokens // config.max_length // config.accumulation
+        if rows < row_shards(planned):
+            yield (
+                "mesh",
+                f"{rows} rows of full length are fewer than the {row_shards(planned)} parts of a batch",
+            )
     total = flops * config.steps
     yield "work", f"{_operations(flops)} a step, {_operations(total)} in all"
     seconds = {name: total / (peak * 1e12 * DEVICES * UTILISATION) for name, peak in PEAKS.items()}

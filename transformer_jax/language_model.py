@@ -35,7 +35,7 @@ from transformer_jax.language_config import (
     resolve_language,
 )
 from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, spread
+from transformer_jax.mesh import check_model, check_rows, check_tokens, make_mesh, on_mesh, spread
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.run_training import Trainer, check_free, check_same_run, machine
 from transformer_jax.sharding import describe_sharding
@@ -169,6 +169,10 @@ def train_language_model(
     """
     started = time.perf_counter() if started is None else started
     resolved, devices = resolve_language(config), None if mesh is None else make_mesh(mesh)
+    if devices is not None:
+        check_model(model_config(resolved, resolved.vocab_size), devices)
+        check_rows(resolved.batch_size // resolved.accumulation, devices, "--batch-size", whole=True)
+        check_tokens(resolved.context, devices, "--context")
     with on_mesh(devices):
         return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
 
@@ -204,9 +208,6 @@ def _train(
         valid_batches = list(validation_windows(valid_stream, config.context, config.batch_size))
     batches = TokenBatches(rows, config.batch_size, config.seed)
     described_model = model_config(config, tokenizer.vocab_size)
-    if mesh is not None:
-        check_model(described_model, mesh)
-        check_rows(config.batch_size // config.accumulation, mesh, "--batch-size", whole=True)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="language",
@@ -281,6 +282,7 @@ def _train(
         "steps": config.steps,
         "seconds": time.perf_counter() - started,
         "training_seconds": last.get("seconds", 0.0),
+        "skipped_steps": last.get("skipped_steps", 0),
     } | machine(mesh)
     runs.write_json(folder / runs.RESULTS, results)
     return results | {"sample": sample(model)}

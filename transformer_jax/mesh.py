@@ -85,31 +85,34 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
 def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
     """x cut along these axes of the mesh that the program is made for, those that divide it.
 
-    Without a mesh, and within `jax.shard_map`, x itself.
+    Without a mesh, on one of another make, and within `jax.shard_map`, x itself.
 
     Args:
       x: any array.
       axes: for each dimension the name of a mesh axis, several, or None.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or mesh.manual_axes or x.ndim != len(axes):
+    ours = set(AXES) <= set(mesh.axis_names) and all(kind == AxisType.Auto for kind in mesh.axis_types)
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes or not ours or x.ndim != len(axes):
         return x
 
     def fits(size: int, names: Any) -> bool:
         names = (names,) if isinstance(names, str) else names or ()
-        return size % math.prod(mesh.shape.get(name, 1) for name in names) == 0
+        return size % math.prod(mesh.shape[name] for name in names) == 0
 
     spec = PartitionSpec(*(own if fits(size, own) else None for size, own in zip(x.shape, axes, strict=True)))
     return jax.lax.with_sharding_constraint(x, spec)
 
 
 def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
-    """That the heads of a model can be cut over `tensor`.
+    """That the heads of a model can be cut over `tensor`, and its tokens over `sequence`.
 
     Raises:
       UserError: they cannot.
     """
-    tensor = mesh.shape[TENSOR]
+    if mesh.shape.get(SEQUENCE, 1) > 1 and not hasattr(config, "heads"):
+        raise UserError("sequence of --mesh is for models of attention alone: a recurrent one reads in order")
+    tensor = mesh.shape.get(TENSOR, 1)
     for field in ("heads", "kv_heads"):
         heads = getattr(config, field, tensor)
         if heads % tensor:
@@ -141,20 +144,39 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
         )
 
 
-def spread(batch: Any, mesh: Mesh | None) -> Any:
+def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
+    """That rows of so many tokens can be cut over `sequence`.
+
+    Raises:
+      UserError: they cannot.
+    """
+    parts = mesh.shape[SEQUENCE]
+    if length % parts:
+        raise UserError(f"sequence={parts} of --mesh does not divide {flag} {length}")
+
+
+def spread(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
     """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
 
     Every process has the whole batch and gives its devices their part. Rows that are missing for equal parts
-    are added as zeros: padding, which weighs nothing. Tokens are cut over `sequence` where it divides them.
+    are added to each micro-batch as zeros: padding, which weighs nothing and leaves every other row in its
+    place. Tokens are cut over `sequence` where it divides them.
+
+    Args:
+      batch: arrays (B, ...).
+      mesh: None leaves the batch as it is.
+      micro_batches: parts that a step takes one after another; they divide B.
     """
     if mesh is None:
         return batch
     parts = row_shards(mesh)
 
     def place(x: np.ndarray) -> jax.Array:
-        missing = -len(x) % parts
-        if missing:
-            x = np.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+        rows = len(x) // micro_batches
+        if missing := -rows % parts:
+            x = x.reshape(micro_batches, rows, *x.shape[1:])
+            x = np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)])
+            x = x.reshape(-1, *x.shape[2:])
         along = SEQUENCE if x.ndim > 1 and x.shape[1] % mesh.shape[SEQUENCE] == 0 else None
         sharding = NamedSharding(mesh, PartitionSpec(ROWS, along) if x.ndim > 1 else PartitionSpec(ROWS))
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

@@ -8,19 +8,19 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from transformer_jax import runs
 from transformer_jax.errors import UserError
 from transformer_jax.mesh import spread
-from transformer_jax.parameter_names import named_leaves
-from transformer_jax.sharding import tree_shardings
+from transformer_jax.sharding import state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import fit
 from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
-from transformer_jax.training.state import Loss, create_state, make_train_step
+from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
 
 
 class TrainingConfig(Protocol):
@@ -144,6 +144,27 @@ def machine(mesh: Mesh | None) -> dict[str, Any]:
     }
 
 
+def optimizer_of(
+    config: TrainingConfig, model: Any, *, b1: float, b2: float, epsilon: float
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The schedule and the optimizer that a config names, for a model or its abstract shape."""
+    schedule = make_schedule(
+        config.schedule, peak=config.learning_rate, warmup=config.warmup, steps=config.steps
+    )
+    optimizer = make_optimizer(
+        config.optimizer, schedule, model,
+        weight_decay=config.weight_decay, clip=config.clip, b1=b1, b2=b2, epsilon=epsilon,
+    )  # fmt: skip
+    return schedule, optimizer
+
+
+def first_state(config: TrainingConfig, model: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state of a run before its first step."""
+    # The parameters took the seed itself; the steps fold from another key.
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    return create_state(model, optimizer, key, with_ema=config.ema > 0)
+
+
 class Trainer:
     """The state of a run, restored from its checkpoints where it has some, and what trains it.
 
@@ -171,29 +192,17 @@ class Trainer:
         epsilon: float,
     ):
         self.config, self.checkpoints, self.mesh = config, checkpoints, mesh
-        self.schedule = make_schedule(
-            config.schedule,
-            peak=config.learning_rate,
-            warmup=config.warmup,
-            steps=config.steps,
-        )
-        self.optimizer = make_optimizer(
-            config.optimizer, self.schedule, model,
-            weight_decay=config.weight_decay, clip=config.clip, b1=b1, b2=b2, epsilon=epsilon,
-        )  # fmt: skip
-        # The parameters took the seed itself; the steps fold from another key.
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        self.schedule, self.optimizer = optimizer_of(config, model, b1=b1, b2=b2, epsilon=epsilon)
 
-        def create(model: Any, key: jax.Array) -> Any:
-            return create_state(model, self.optimizer, key, with_ema=config.ema > 0)
+        def create(model: Any) -> TrainState:
+            return first_state(config, model, self.optimizer)
 
         self.shardings = None
         if mesh is None:
-            state = create(model, key)
+            state = create(model)
         else:
-            shapes = {name: leaf.shape for name, leaf in named_leaves(model).items()}
-            self.shardings = tree_shardings(jax.eval_shape(create, model, key), shapes, mesh)
-            state = jax.jit(create, out_shardings=self.shardings, donate_argnums=0)(model, key)
+            self.shardings = state_shardings(jax.eval_shape(create, model), mesh)
+            state = jax.jit(create, out_shardings=self.shardings, donate_argnums=0)(model)
         restored = checkpoints.restore(state)
         self.resumed = restored is not None
         self.state = state if restored is None else restored
@@ -235,7 +244,7 @@ class Trainer:
             self.state = fit(
                 self.state,
                 train_step,
-                (spread(batch, self.mesh) for batch in batches(step)),
+                (spread(b, self.mesh, micro_batches=config.accumulation) for b in batches(step)),
                 steps=config.steps,
                 schedule=self.schedule,
                 log=log,

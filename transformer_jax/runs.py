@@ -147,7 +147,8 @@ def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials(), mesh: Mesh
         return module(config, rngs=nnx.Rngs(key), dials=dials)
 
     key = jax.random.key(seed)
-    return jax.jit(make, out_shardings=model_shardings(jax.eval_shape(make, key), mesh))(key)
+    shardings = None if mesh is None else model_shardings(jax.eval_shape(make, key), mesh)
+    return jax.jit(make, out_shardings=shardings)(key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -130,19 +130,20 @@ def parameter_sharding(
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
-def tree_shardings(tree: Any, parameters: Mapping[str, tuple[int, ...]], mesh: Mesh | AbstractMesh) -> Any:
+def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Where each leaf of a training state goes: what belongs to a parameter goes where the parameter is.
 
     Args:
-      tree: a state, or its abstract shape.
-      parameters: shape of each of the model's parameters by canonical name.
+      state: a `TrainState`, or its abstract shape.
       mesh: of the run.
 
     Returns:
-      A tree of shardings like `tree`. A leaf belongs to the parameter whose name its own ends with, if it
+      A tree of shardings like `state`. A leaf belongs to the parameter whose name its own ends with, if it
       has the shape (a model, an optimizer's moments, an average); others, such as counters and keys, are on
       every device.
     """
+
+    parameters = {name: leaf.shape for name, leaf in named_leaves(state.model).items()}
 
     def sharding(name: str, leaf: Any) -> NamedSharding:
         parts = name.split("/")
@@ -154,13 +155,11 @@ def tree_shardings(tree: Any, parameters: Mapping[str, tuple[int, ...]], mesh: M
                 return found
         return NamedSharding(mesh, PartitionSpec())
 
-    return map_names(sharding, tree)
+    return map_names(sharding, state)
 
 
-def model_shardings(model: Any, mesh: Mesh | None) -> Any:
-    """`parameter_sharding` of each leaf, in a tree like the model or its shape; None without a mesh."""
-    if mesh is None:
-        return None
+def model_shardings(model: Any, mesh: Mesh) -> Any:
+    """`parameter_sharding` of each leaf, in a tree like the model or its abstract shape."""
     return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh), model)
 
 

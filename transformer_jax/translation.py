@@ -32,6 +32,9 @@ from transformer_jax.translation_data import TranslationData, load_corpus, prepa
 
 _log = logging.getLogger(__name__)
 
+# The paper's constants (section 5.3).
+ADAM: dict[str, float] = dict(b1=0.9, b2=0.98, epsilon=1e-9)
+
 # Sentences whose greedy translations are scored while training; the loss is over all.
 _TRANSLATED_WHILE_TRAINING = 200
 
@@ -103,6 +106,8 @@ def train_translator(
     """
     started = time.perf_counter() if started is None else started
     resolved, devices = resolve(config), None if mesh is None else make_mesh(mesh)
+    if devices is not None:
+        check_model(model_config(resolved, resolved.vocab_size), devices)
     with on_mesh(devices):
         return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
 
@@ -123,9 +128,8 @@ def _train(
         tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
     data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
     described_model = model_config(config, tokenizer.vocab_size)
-    if mesh is not None:
-        check_model(described_model, mesh)
-        check_rows(min(b.rows for b in data.train.buckets), mesh, "--batch-tokens", whole=False)
+    fewest = min(bucket.rows for bucket in data.train.buckets) // config.accumulation
+    check_rows(fewest, mesh, "--batch-tokens", whole=False)
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="translation",
@@ -150,7 +154,7 @@ def _train(
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
-        trainer = Trainer(config, model, checkpoints, mesh=mesh, b1=0.9, b2=0.98, epsilon=1e-9)
+        trainer = Trainer(config, model, checkpoints, mesh=mesh, **ADAM)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")
@@ -201,5 +205,6 @@ def _score(model, data: TranslationData, config: ResolvedConfig, last: dict[str,
         "target_tokens": last.get("target_tokens", 0.0),
         "test_sentences": len(sources),
         "test_sentences_per_second": len(sources) / spent,
+        "skipped_steps": last.get("skipped_steps", 0),
     }
     return results, list(zip(sources, translations, references, strict=True))

@@ -44,6 +44,8 @@ def test_agreement_counts_tokens():
     ("arguments", "message"),
     [
         (["--text", "a"], "--text and --translation go together"),
+        (["--text", " ", "--translation", "a"], "--text and --translation must not be empty"),
+        (["--model", "lstm"], "--model lstm: both models of this experiment are given"),
         (["--compared", "0"], "--compared 0 must be at least 1"),
         (["--corpus", "wmt"], "unknown corpus 'wmt'"),
     ],

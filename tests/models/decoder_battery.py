@@ -213,7 +213,7 @@ class DecoderBattery:
         assert not unread, f"fields that nothing reads: {unread}"
 
     def test_too_long_is_refused(self, tokens):
-        with pytest.raises(ValueError, match="13 tokens are longer than the model's max_length 6"):
+        with pytest.raises(ValueError, match="a text of 13 tokens is longer than the model's max_length 6"):
             self.make(max_length=6)(tokens)
 
     def test_every_parameter_has_a_rule(self):

@@ -73,7 +73,7 @@ def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> lis
         return jax.device_get(search(model, source, **options))
 
     sources = list(sources)
-    spread_out = not jax.sharding.get_abstract_mesh().empty
+    spread_out = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
     if len(sources) < 2 or jax.default_backend() != "cpu" or spread_out:
         return [one(source) for source in sources]
     pool = concurrent.futures.ThreadPoolExecutor(2)

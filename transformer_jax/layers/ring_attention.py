@@ -1,8 +1,9 @@
 """Exact attention of sequences that are cut over devices: keys and values go round (Liu et al. 2023).
 
 Each device keeps the queries of its own part. In turn it lets every part's keys and values pass, as
-`chunked_attention` does with chunks, while they travel from device to device in a ring: no device ever holds
-the keys of more than two parts.
+`chunked_attention` does with chunks, while they travel from device to device in a ring: forward, no device
+holds the keys of more than two parts. For the backward pass those of each turn are kept, of all parts in the
+end; no weights are.
 """
 
 from __future__ import annotations

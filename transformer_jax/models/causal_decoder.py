@@ -22,6 +22,7 @@ from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, same_segment
 from transformer_jax.models.causal_cache import CausalCache
 from transformer_jax.models.config_checks import head_width
+from transformer_jax.models.input_checks import check_length
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
@@ -92,10 +93,6 @@ class CausalDecoder(nnx.Module):
         unembedding = self.embedding if self.unembedding is None else self.unembedding
         return unembedding.logits(self.norm(x), table)
 
-    def _check_length(self, length: int) -> None:
-        if length > self.config.max_length:
-            raise ValueError(f"{length} tokens are longer than the model's max_length {self.config.max_length}")
-
     def __call__(
         self,
         tokens: jax.Array,
@@ -118,10 +115,10 @@ class CausalDecoder(nnx.Module):
           logits (B, T, V) float32, or (logits, weights (B, L, H, T, T) float32).
 
         Raises:
-          ValueError: more tokens than `max_length`.
+          ValueError: no tokens, or more than `max_length`.
         """
         T = tokens.shape[1]
-        self._check_length(T)
+        check_length(self.config, T, "a text")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         positions, seen = jnp.arange(T), causal(T, T)
         if segments is not None:

@@ -13,6 +13,7 @@ from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.recurrent import CELLS, RecurrentStack, segment_changes
 from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
+from transformer_jax.models.input_checks import check_length
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
@@ -193,11 +194,10 @@ class RecurrentLM(nnx.Module):
           logits (B, T, V) float32.
 
         Raises:
-          ValueError: more tokens than `max_length`.
+          ValueError: no tokens, or more than `max_length`.
         """
         B, T = tokens.shape
-        if self.config.max_length < T:
-            raise ValueError(f"{T} tokens are longer than the model's max_length {self.config.max_length}")
+        check_length(self.config, T, "a text")
         where = {} if segments is None else dict(restart=segment_changes(segments))
         with jax.named_scope("decoder"):
             outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, **where)

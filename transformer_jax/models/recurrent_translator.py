@@ -215,8 +215,8 @@ class RecurrentTranslator(nnx.Module):
           logits (B, T, V) float32, or (logits, weights (B, 1, 1, T, S) float32).
 
         Raises:
-          ValueError: a source or target longer than `max_length`, segments of one side only, both
-            segments and a mask, or weights of a model without attention.
+          ValueError: a source or target of no tokens or longer than `max_length`, segments of one side only,
+            both segments and a mask, or weights of a model without attention.
         """
         where = dict(
             source_mask=source_mask,
@@ -266,7 +266,7 @@ class RecurrentTranslator(nnx.Module):
         """Encodes the source (B, S); a recurrent decoder needs no room for its tokens.
 
         Raises:
-          ValueError: a source or target longer than the model's `max_length`.
+          ValueError: a source or target of no tokens or longer than the model's `max_length`.
         """
         check_length(self.config, max_length, "a target")
         memory, states = self._encode(source, source_mask, None, None)

@@ -250,7 +250,7 @@ class Transformer(nnx.Module):
           (B, S, D) in the compute dtype.
 
         Raises:
-          ValueError: a source longer than `max_length`, or both a mask and segments.
+          ValueError: a source of no tokens or longer than `max_length`, or both a mask and segments.
         """
         if source_segments is not None and source_mask is not None:
             raise ValueError("segments say where padding is: leave source_mask out")
@@ -302,8 +302,8 @@ class Transformer(nnx.Module):
           logits (B, T, V) float32, or (logits, weights (B, L, H, T, S) float32).
 
         Raises:
-          ValueError: a source or target longer than `max_length`, segments of one side only, or both
-            segments and a mask.
+          ValueError: a source or target of no tokens or longer than `max_length`, segments of one side only,
+            or both segments and a mask.
         """
         check_length(self.config, target.shape[1], "a target")
         check_where(source_mask, target_mask, source_segments, target_segments)
@@ -348,7 +348,7 @@ class Transformer(nnx.Module):
         """Encodes the source (B, S) and makes room for `max_length` target tokens.
 
         Raises:
-          ValueError: a source or target longer than the model's `max_length`.
+          ValueError: a source or target of no tokens or longer than the model's `max_length`.
         """
         check_length(self.config, max_length, "a target")
         config = self.config

@@ -18,6 +18,7 @@ from flax import nnx
 from transformer_jax.data.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.layers.dials import Dials
+from transformer_jax.mesh import check_model
 from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.pretrained.families import Family, Tensor, family_of_config, family_of_model
 from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, write_tensors
@@ -48,8 +49,9 @@ def load(
       (the model, the tokenizer).
 
     Raises:
-      UserError: an unknown architecture, files that are missing or cut short, tensors that are missing,
-        left over or of another shape (all are listed), or a tokenizer of another vocabulary.
+      UserError: an unknown architecture, heads that the mesh does not divide, files that are missing or cut
+        short, tensors that are missing, left over or of another shape (all are listed), or a tokenizer of
+        another vocabulary.
     """
     folder = pathlib.Path(folder)
     if not folder.is_dir():
@@ -60,6 +62,8 @@ def load(
         config = dataclasses.replace(family.config(described), dtype=dtype or "float32")
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
+    if mesh is not None:
+        check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, described, config.vocab_size)
     files = TensorFiles(folder)
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), dials=dials))

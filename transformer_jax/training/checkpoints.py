@@ -53,10 +53,12 @@ def _read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
     try:
         text = (folder / _MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
-        wanted = dict(manifest)
-        own = wanted.pop("manifest_sha256", None)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
+    if not isinstance(manifest, dict):
+        return None
+    wanted = dict(manifest)
+    own = wanted.pop("manifest_sha256", None)
     # Those of version 1 have no digest of their own.
     first = manifest.get("format_version") == 1 and own is None
     whole = text == (json.dumps(manifest, indent=1) if first else _manifest_text(wanted))

@@ -16,7 +16,7 @@ import optax
 from transformer_jax.errors import UserError
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import MetricsLog
-from transformer_jax.training.out_of_memory import is_out_of_memory, out_of_memory
+from transformer_jax.training.out_of_memory import memory_told, out_of_memory
 from transformer_jax.training.progress import TrainingProgress
 from transformer_jax.training.spikes import SpikeWatch
 from transformer_jax.training.state import TrainState
@@ -62,6 +62,10 @@ def _stop_requested() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
 
 def fit(
@@ -153,32 +157,40 @@ def fit(
             for name in metrics
             if name not in ("weight", "skipped") and rows
         }
-        values |= {"skipped_steps": skipped, "loss_spikes": spikes} if skipped or spikes else {}
         values |= {
-            "learning_rate": float(schedule(step - 1)),
+            # A step that was skipped did not move the schedule.
+            "learning_rate": float(schedule(max(0, step - 1 - skipped))),
             "tokens_per_second": weight / spent,
             "seconds": seconds,
             "target_tokens": tokens,
         }
-        values |= best_so_far()
+        values |= so_far()
         log.write(step, **values)
         if rows:
             progress.update(step, values)
         started = time.perf_counter()
 
-    def best_so_far() -> dict[str, float]:
-        return {} if checkpoints.best is None else {f"best_{best}": best_value, "best_step": checkpoints.best}
+    def so_far() -> dict[str, float]:
+        """What a resumed run reads again from the last line."""
+        values: dict[str, float] = {}
+        if skipped or spikes:
+            values |= {"skipped_steps": skipped, "loss_spikes": spikes}
+        if checkpoints.best is not None:
+            values |= {f"best_{best}": best_value, "best_step": checkpoints.best}
+        return values
 
-    with _stop_requested() as stop, TrainingProgress(steps, step) as progress:
+    # Of the first step: its arguments are given away when it fails.
+    shapes: tuple[Any, ...] = ()
+    with (
+        _stop_requested() as stop,
+        TrainingProgress(steps, step) as progress,
+        memory_told(lambda: out_of_memory(train_step, *shapes)),
+    ):
         batches = iter(batches)
         while step < steps:
             batch = next(batches)
-            try:
-                state, metrics = train_step(state, batch)
-            except jax.errors.JaxRuntimeError as error:
-                if is_out_of_memory(error):
-                    raise out_of_memory(train_step, state, batch) from error
-                raise
+            shapes = shapes or jax.tree.map(_abstract, (state, batch))
+            state, metrics = train_step(state, batch)
             step += 1
             pending.append(metrics)
             last, stopping = step == steps, stop.is_set()
@@ -192,7 +204,7 @@ def fit(
                 is_best = values[best] < best_value if lower_is_better else values[best] > best_value
                 if is_best:
                     best_value, checkpoints.best = values[best], step
-                log.write(step, **values, seconds=seconds, target_tokens=tokens, **best_so_far())
+                log.write(step, **values, seconds=seconds, target_tokens=tokens, **so_far())
                 progress.note(
                     f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items())
                 )

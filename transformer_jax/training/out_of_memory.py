@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,9 +11,18 @@ import jax
 from transformer_jax.errors import UserError
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no room left."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+@contextlib.contextmanager
+def memory_told(describe: Callable[[], UserError]) -> Iterator[None]:
+    """Raises what `describe` makes in place of the error of a device that has no room left.
+
+    Programs run behind the caller: the error comes from the call, or from the next look at a result.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise describe() from error
 
 
 def out_of_memory(train_step: Any, state: Any, batch: Any) -> UserError:

@@ -19,12 +19,15 @@ class SpikeWatch:
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
     def is_spike(self, loss: float) -> bool:
-        """Whether this step's loss is one; a spike is not learned from."""
+        """Whether this step's loss is one. A spike counts as the largest loss that is none: a level that lasts
+        becomes the usual one."""
         far = loss - self._mean
-        if self._seen >= self.first and far > self.deviations * math.sqrt(self._variance):
-            return True
+        most = max(self.deviations * math.sqrt(self._variance), 1e-3 * abs(self._mean))
+        spike = self._seen >= self.first and far > most
+        if spike:
+            far = most
         self._seen += 1
         share = max(1 / self._seen, 1 / self.memory)
         self._mean += share * far
         self._variance = (1 - share) * (self._variance + share * far**2)
-        return False
+        return spike

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer_jax.mesh import ROWS, constrained
+
 Sums = Mapping[str, jax.Array]
 # `loss(model, extra, batch, key) -> (sums, weights, extra)`: each metric as a sum and its weight; the
 # metric called "loss" is the one that is minimised.
@@ -89,9 +91,12 @@ def make_train_step(
         if accumulation == 1:
             (_, (sums, weights, extra)), gradient = gradients(state, batch, key, state.extra)
             return gradient, sums, weights, extra
-        micro_batches = jax.tree.map(
-            lambda x: x.reshape(accumulation, x.shape[0] // accumulation, *x.shape[1:]), batch
-        )
+
+        def cut(x: jax.Array) -> jax.Array:
+            x = x.reshape(accumulation, x.shape[0] // accumulation, *x.shape[1:])
+            return constrained(x, (None, ROWS, *[None] * (x.ndim - 2)))  # each over all devices
+
+        micro_batches = jax.tree.map(cut, batch)
 
         def add(carry, micro):
             total, extra = carry
