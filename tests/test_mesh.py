@@ -290,7 +290,7 @@ def test_a_mesh_of_another_make_is_left_alone(axes, kind):
 def test_a_translator_goes_on_over_another_mesh(tmp_path):
     """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
     config = TranslationConfig(
-        phrases=1_300, vocab_size=300, batch_tokens=640, accumulation=3, average=1, save_every=2,
+        phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1, save_every=2,
         evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
     )  # fmt: skip
     with_steps = lambda steps: dataclasses.replace(config, steps=steps)  # noqa: E731
