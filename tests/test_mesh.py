@@ -326,6 +326,10 @@ def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
     ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     assert found["sample"] == expected["sample"]
+    mesh, wanted = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
+    with on_mesh(mesh):
+        spread_out = load_run(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **wanted)
+    assert spread_out == load_run(tmp_path / "many").generate(["the cat", "a dog"], **wanted)
     for mesh, message in (
         ("data=8", "into 8 parts, which does not divide its 4 rows: set --batch-size"),
         ("tensor=8", "tensor=8 of --mesh does not divide"),
