@@ -247,6 +247,29 @@ class LanguageRun:
         return generator(prompts, max_new_tokens=max_new_tokens, samples=samples, seed=seed, stop=stop)
 
 
+def trained_parameters(folder: pathlib.Path, target: Any, weights: str | None = None) -> tuple[Any, str]:
+    """(the parameters of a run in the shape of `target`, which checkpoint they are from).
+
+    Args:
+      folder: of the run.
+      target: a model, or its abstract shape.
+      weights: see `load_run`.
+
+    Raises:
+      UserError: no such checkpoint, a damaged one, or one of another model.
+    """
+    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+        if weights is None:
+            # Averaged at an earlier end, before the run was extended, it is no longer the run's result.
+            newest = max(checkpoints.steps(), default=0)
+            whole = [AVERAGED] if (checkpoints.step_of(AVERAGED) or -1) >= newest else []
+            whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
+            if not whole:
+                raise UserError(f"{folder}: no complete checkpoint yet: train first")
+            weights = whole[0]
+        return checkpoints.restore_model(target, weights), weights
+
+
 def load_run(
     folder: str | pathlib.Path,
     *,
@@ -277,20 +300,11 @@ def load_run(
     if name not in TASKS[task]:
         raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TASKS[task])}")
     model_config = TASKS[task][name].config(**config["model_config"])
-    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
-        if weights is None:
-            # Averaged at an earlier end, before the run was extended, it is no longer the run's result.
-            newest = max(checkpoints.steps(), default=0)
-            whole = [AVERAGED] if (checkpoints.step_of(AVERAGED) or -1) >= newest else []
-            whole += [str(step) for step in reversed(checkpoints.steps()) if checkpoints.is_whole(step)]
-            if not whole:
-                raise UserError(f"{folder}: no complete checkpoint yet: train first")
-            weights = whole[0]
-        target = jax.eval_shape(lambda: make_model(model_config, dials=dials))
-        if mesh is not None:
-            check_model(model_config, mesh)
-            target = placed_shapes(target, model_shardings(target, mesh))
-        model = checkpoints.restore_model(target, weights)
+    target = jax.eval_shape(lambda: make_model(model_config, dials=dials))
+    if mesh is not None:
+        check_model(model_config, mesh)
+        target = placed_shapes(target, model_shardings(target, mesh))
+    model, weights = trained_parameters(folder, target, weights)
     if task == "language":
         return LanguageRun(model, TextTokenizer.load(folder / TOKENIZER), config, weights)
     return Run(model, BytePairTokenizer.load(folder / TOKENIZER), config, weights)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from transformer_jax import runs
 from transformer_jax.data.tokenizer import BytePairTokenizer
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
 from transformer_jax.layers.dials import Dials
 from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, spread
@@ -70,6 +71,27 @@ def model_config(config: ResolvedConfig, vocab_size: int) -> Any:
     return TRANSLATORS[config.model].preset(config.preset, vocab_size, **changes)
 
 
+def check_start(folder: pathlib.Path, config: ResolvedConfig) -> None:
+    """That the run to start from is a translator of the model that is to be trained.
+
+    Raises:
+      UserError: no run, or one of another model, with the fields that differ.
+    """
+    stored = runs.read_config(folder)
+    if stored["model"] != config.model or stored.get("task", "translation") != "translation":
+        raise UserError(f"--start-from {folder} holds a {stored['model']}, not a translator {config.model}")
+    there = stored["model_config"]
+    wanted = dataclasses.asdict(model_config(config, there["vocab_size"]))
+    # Neither changes what the parameters mean.
+    differ = [
+        f"{name} is {there.get(name)!r} there, not {value!r}"
+        for name, value in wanted.items()
+        if name not in ("dropout", "dtype", "max_length") and there.get(name, value) != value
+    ]
+    if differ:
+        raise UserError(f"--start-from {folder} holds another model: {'; '.join(differ[:4])}")
+
+
 def _loss_of(config: ResolvedConfig) -> Loss:
     if config.model == "hard_attention":
         return hard_attention_loss(config.label_smoothing)
@@ -119,13 +141,17 @@ def _train(
     if stored is None:
         check_free(folder)
     corpus = load_corpus(config)
-    if stored is None:
+    start = None if config.start_from is None else pathlib.Path(config.start_from)
+    if stored is not None:
+        tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
+    elif start is not None:
+        check_start(start, config)
+        tokenizer = BytePairTokenizer.load(start / runs.TOKENIZER)
+    else:
         if not isinstance(corpus.train, list):
             note(f"learning the vocabulary of {len(corpus.train):,} pairs")
         texts = (text for pair in corpus.train for text in pair if text)
         tokenizer = BytePairTokenizer.train(texts, config.vocab_size)
-    else:
-        tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
     data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
     described_model = model_config(config, tokenizer.vocab_size)
     fewest = min(bucket.rows for bucket in data.train.buckets) // config.accumulation
@@ -154,6 +180,9 @@ def _train(
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
+        if start is not None and not checkpoints.steps():
+            model, weights = runs.trained_parameters(start, model)
+            note(f"starting from {start}, {weights}")
         trainer = Trainer(config, model, checkpoints, mesh=mesh, **ADAM)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:

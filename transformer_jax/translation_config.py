@@ -66,6 +66,9 @@ class TranslationConfig:
     max_length: int | None = None
     """Longest sentence in tokens; None: the recipe's, 256 for wmt14 and 128 for others. Longer training
     pairs are left out and counted; longer test sources are cut and counted."""
+    start_from: str | None = None
+    """Folder of a finished run to start from: its parameters and its vocabulary, with a new optimizer and
+    schedule. Goes on after the end of a cosine schedule, or fine-tunes on other pairs."""
     steps: int | None = None
     """Training steps in all; None: the recipe's. A larger number extends a finished run, unless its
     schedule is cosine."""

@@ -17,6 +17,7 @@ from transformer_jax import load_run
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.loop import Diverged
+from transformer_jax.training.metrics import read_metrics
 from transformer_jax.translation import train_translator
 from transformer_jax.translation_config import TranslationConfig
 
@@ -91,7 +92,8 @@ def test_what_a_run_leaves(run_dir):
 def test_no_setting_depends_on_an_unwritten_default(run_dir):
     folder, _ = run_dir
     training = json.loads((folder / "config.json").read_text())["training"]
-    optional = {"dropout", "hidden", "direction", "data_dir"}  # the preset's, and what is of TFDS
+    # The preset's, what is of TFDS, and where to start.
+    optional = {"dropout", "hidden", "direction", "data_dir", "start_from"}
     assert not [name for name, value in training.items() if value is None and name not in optional]
 
 
@@ -298,6 +300,35 @@ def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_a_run_starts_from_another(files, tmp_path):
+    notes: list[str] = []
+    first = train_translator(config(files, schedule="cosine"), tmp_path / "first")
+    start = str(tmp_path / "first")
+    changes = dict(schedule="cosine", start_from=start, vocab_size=300, dropout=0.2, steps=8)
+    second = train_translator(config(files, **changes), tmp_path / "second", note=notes.append)
+    assert f"starting from {start}, averaged" in notes
+    assert second["parameters"] == first["parameters"]
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("first", "second")
+    ]
+    assert losses[1][0] < losses[0][0] - 0.5
+    tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("first", "second")]
+    assert tokenizers[0] == tokenizers[1]
+    for other, message in (
+        (dict(start_from=str(tmp_path / "nowhere")), "is .* the folder of a run"),
+        (dict(start_from=start, norm="pre"), "holds another model: norm is 'post' there, not 'pre'"),
+        (dict(start_from=start, model="lstm"), "holds a transformer, not a translator lstm"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_translator(config(files, **other), tmp_path / "third")
+        assert not (tmp_path / "third").exists()
+    # Once it has a checkpoint of its own, where it came from may go.
+    (tmp_path / "first").rename(tmp_path / "gone")
+    again = train_translator(config(files, **changes), tmp_path / "second")
+    assert again["bleu"] == second["bleu"]
+
+
 def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
     train_translator(config(files, steps=8), tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:

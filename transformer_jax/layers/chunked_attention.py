@@ -90,6 +90,12 @@ def part_of(
     return taken(taken(whole, queries, 2), keys, 3)
 
 
+def scaled_in_groups(query: jax.Array, groups: int, scale: float) -> jax.Array:
+    """Queries (B, T, H, K) times the scale of their logits, as (B, T, G, R, K)."""
+    B, T, H, K = query.shape
+    return (query * jnp.asarray(scale, query.dtype)).reshape(B, T, groups, H // groups, K)
+
+
 def chunks(x: jax.Array, size: int) -> jax.Array:
     """(B, T, ...) -> (n, B, size, ...), filled up with zeros."""
     B, T = x.shape[:2]
@@ -155,10 +161,10 @@ def chunked_attention(
     Returns:
       (B, T, H, width) in the query's dtype.
     """
-    B, T, H, K = query.shape
+    B, T, H, _ = query.shape
     G, width = value.shape[2:]
     size = min(queries, T)
-    query = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)
+    query = scaled_in_groups(query, G, scale)
     length = key.shape[1]
     key_chunks, value_chunks = (chunks(x, min(keys, length)) for x in (key, value))
 

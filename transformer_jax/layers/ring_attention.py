@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from transformer_jax.layers.chunked_attention import KEYS, QUERIES, Running, chunks, over_keys
+from transformer_jax.layers.chunked_attention import KEYS, QUERIES, Running, chunks, over_keys, scaled_in_groups
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.visibility import Visibility
 from transformer_jax.mesh import SEQUENCE
@@ -44,10 +44,10 @@ def ring_attention(
 
     Args and returns: see there.
     """
-    B, T, H, K = query.shape
+    B, T, H, _ = query.shape
     S, G, width = value.shape[1:]
     parts = ring_size(T, S)
-    query = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)
+    query = scaled_in_groups(query, G, scale)
     around = [(place, (place + 1) % parts) for place in range(parts)]
     along = PartitionSpec(None, SEQUENCE)
 
