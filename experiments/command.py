@@ -1,13 +1,47 @@
-"""How a command ends: one clear line and a status for what a user can mend."""
+"""How a command begins in several processes, and how it ends: one clear line for what a user can mend."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Callable
 
+import jax
+
 from transformer_jax.errors import UserError
+from transformer_jax.processes import SharedError, is_first, join
 from transformer_jax.training.loop import Stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes of one run, each started with the same command."""
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0, for a run over several processes. SLURM, Open MPI, Kubernetes and TPU pods are
+    detected and need none of these three flags."""
+    num_processes: int | None = None
+    """Processes in all, with --coordinator."""
+    process_id: int | None = None
+    """Number of this process, from 0, with --coordinator."""
+    join_timeout: float = 300.0
+    """Seconds to wait for the other processes at the start."""
+
+    def join(self) -> None:
+        """Makes this process one of several where it is one; the first one alone prints results.
+
+        Raises:
+          UserError: see `join`.
+        """
+        join(self.coordinator, self.num_processes, self.process_id, timeout=self.join_timeout)
+        if jax.process_count() == 1:
+            return
+        # Libraries below Python tell of their connections on standard output, which is for results.
+        results = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
+        os.dup2(2, 1)
+        sys.stdout = open(results, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
 
 def run_command(
@@ -24,13 +58,17 @@ def run_command(
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if is_first():
+            print(f"error: {error}", file=sys.stderr)
+        elif not isinstance(error, SharedError):
+            print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
     except Stopped as stop:
-        print(str(stop), file=sys.stderr)
+        if is_first():
+            print(str(stop), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output has stopped: nothing is left to be said.

@@ -17,15 +17,15 @@ import dataclasses
 import json
 import sys
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.command import run_command
+from experiments.command import Processes, run_command
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import make_mesh, on_mesh
+from transformer_jax.mesh import mesh_of, on_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Arguments:
     """Tokens that the small model proposes at a time."""
     mesh: str | None = None
     """Spread the model over devices, as tensor=2; None: one device."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
     json: bool = False
     """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
 
@@ -119,9 +120,10 @@ def _check(arguments: Arguments) -> Sampling:
 
 def main() -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    arguments.processes.join()
     sampling = _check(arguments)
-    mesh = None if arguments.mesh is None else make_mesh(arguments.mesh)
+    mesh = mesh_of(arguments.mesh)
     with on_mesh(mesh):
         generate(arguments, sampling, mesh)
 

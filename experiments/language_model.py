@@ -26,7 +26,7 @@ from typing import Annotated  # noqa: E402
 
 import tyro  # noqa: E402
 
-from experiments.command import run_command  # noqa: E402
+from experiments.command import Processes, run_command  # noqa: E402
 from transformer_jax.language_config import LanguageConfig  # noqa: E402
 from transformer_jax.language_model import train_language_model  # noqa: E402
 from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
@@ -43,7 +43,12 @@ class Arguments:
     """Folder of the run; a run that stands there is resumed. None: runs/CORPUS-MODEL-PRESET."""
     mesh: str | None = None
     """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
-    over fsdp and tensor, tokens over sequence; None: one device."""
+    over fsdp and tensor, tokens over sequence; None: one device, or the rows over all devices of several
+    processes."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
+    step_timeout: float | None = None
+    """Seconds that a training step may take before the run ends and says which process is late; None: half an
+    hour where there are several processes, no limit for one."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     unroll: int | None = None
@@ -63,6 +68,7 @@ def default_run_dir(config: LanguageConfig) -> pathlib.Path:
 def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    arguments.processes.join()
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     dials = Dials(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
     results = train_language_model(
@@ -70,6 +76,7 @@ def main() -> None:
         run_dir,
         dials=dials,
         mesh=arguments.mesh,
+        step_timeout=arguments.step_timeout,
         started=_STARTED,
         note=lambda line: print(line, file=sys.stderr),
     )

@@ -27,10 +27,10 @@ from typing import Annotated, Any  # noqa: E402
 
 import tyro  # noqa: E402
 
-from experiments.command import run_command  # noqa: E402
+from experiments.command import Processes, run_command  # noqa: E402
 from transformer_jax.errors import UserError  # noqa: E402
 from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
-from transformer_jax.mesh import make_mesh, on_mesh  # noqa: E402
+from transformer_jax.mesh import mesh_of, on_mesh  # noqa: E402
 from transformer_jax.recipes import COMMON  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
 from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
@@ -56,7 +56,12 @@ class Arguments:
     """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
     mesh: str | None = None
     """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
-    over fsdp and tensor, tokens over sequence; None: one device."""
+    over fsdp and tensor, tokens over sequence; None: one device, or the rows over all devices of several
+    processes."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
+    step_timeout: float | None = None
+    """Seconds that a training step may take before the run ends and says which process is late; None: half an
+    hour where there are several processes, no limit for one."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     attention: Attention = "auto"
@@ -129,6 +134,7 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
         run_dir,
         dials=Dials(remat=arguments.remat, attention=arguments.attention),
         mesh=arguments.mesh,
+        step_timeout=arguments.step_timeout,
         started=_STARTED,
         note=lambda line: print(line, file=sys.stderr),
     )
@@ -158,13 +164,14 @@ def show_plan(config: TranslationConfig, mesh: str | None) -> None:
 def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    arguments.processes.join()
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     if arguments.plot_attention is not None and arguments.text is None:
         raise UserError("--plot-attention draws the sentence of --text: give one")
     if arguments.text is not None and arguments.stdin:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:
-        mesh = None if arguments.mesh is None else make_mesh(arguments.mesh)
+        mesh = mesh_of(arguments.mesh)
         with on_mesh(mesh):
             translate(arguments, run_dir, mesh)
     elif arguments.dry_run:

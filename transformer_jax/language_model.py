@@ -35,9 +35,10 @@ from transformer_jax.language_config import (
     resolve_language,
 )
 from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, check_tokens, make_mesh, on_mesh, spread
+from transformer_jax.mesh import check_model, check_rows, check_tokens, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.run_training import Trainer, check_free, check_same_run, machine
+from transformer_jax.processes import check_same, from_first, is_first, together
+from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss, next_token_loss
@@ -146,6 +147,7 @@ def train_language_model(
     *,
     dials: Dials = Dials(),
     mesh: str | None = None,
+    step_timeout: float | None = None,
     note: Callable[[str], None] = _log.info,
     started: float | None = None,
 ) -> dict[str, Any]:
@@ -155,9 +157,11 @@ def train_language_model(
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
       dials: how the model is computed.
-      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device. It may be
-        another each time that the run goes on.
-      note: receives a line of text now and then, samples among them.
+      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device, or all devices
+        of several processes. It may be another each time that the run goes on.
+      step_timeout: seconds that a step may take; None is half an hour where there are several processes, and
+        no limit for one.
+      note: receives a line of text now and then, samples among them, in the first process.
       started: `time.perf_counter()` when the command started, for `seconds`.
 
     Returns:
@@ -168,13 +172,18 @@ def train_language_model(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    resolved, devices = resolve_language(config), None if mesh is None else make_mesh(mesh)
+    resolved, devices = together(lambda: (resolve_language(config), mesh_of(mesh)))
     if devices is not None:
-        check_model(model_config(resolved, resolved.vocab_size), devices)
-        check_rows(resolved.batch_size // resolved.accumulation, devices, "--batch-size", whole=True)
-        check_tokens(resolved.context, devices, "--context")
+
+        def check(mesh: Mesh) -> None:
+            check_model(model_config(resolved, resolved.vocab_size), mesh)
+            check_rows(resolved.batch_size // resolved.accumulation, mesh, "--batch-size", whole=True)
+            check_tokens(resolved.context, mesh, "--context")
+
+        together(lambda: check(devices))
     with on_mesh(devices):
-        return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
+        note = note if is_first() else (lambda line: None)
+        return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
 
 
 def _train(
@@ -182,21 +191,23 @@ def _train(
     folder: pathlib.Path,
     dials: Dials,
     mesh: Mesh | None,
-    note,
+    step_timeout: float | None,
+    note: Callable[[str], None],
     started: float,
-):
-    stored = runs.read_config(folder) if runs.is_run(folder) else None
-    if stored is None:
-        check_free(folder)
-    corpus = load_texts(config)
-    if stored is None:
-        tokenizer = make_tokenizer(config, corpus)
-    elif stored["corpus_fingerprint"] != corpus.fingerprint():
+) -> dict[str, Any]:
+    stored = stored_config(folder)
+    corpus = together(lambda: load_texts(config))
+    if stored is not None and stored["corpus_fingerprint"] != corpus.fingerprint():
         raise UserError(
             f"{folder} holds a run on another text: use the same one to resume it, or another --run-dir"
         )
-    else:
-        tokenizer = TextTokenizer.load(folder / runs.TOKENIZER)
+
+    def own_tokenizer() -> TextTokenizer:
+        if stored is not None:
+            return TextTokenizer.load(folder / runs.TOKENIZER)
+        return make_tokenizer(config, corpus)
+
+    tokenizer = first_tokenizer(TextTokenizer, own_tokenizer)
     train, valid = (TokenizedDocuments(split, tokenizer) for split in (corpus.train, corpus.valid))
     valid_stream = valid.stream()
     rows: Rows
@@ -206,7 +217,8 @@ def _train(
     else:
         rows = StreamWindows(train.stream(), config.context)
         valid_batches = list(validation_windows(valid_stream, config.context, config.batch_size))
-    batches = TokenBatches(rows, config.batch_size, config.seed)
+    here = rows_here(config.batch_size, mesh, micro_batches=config.accumulation)
+    batches = TokenBatches(rows, config.batch_size, config.seed).share(here)
     described_model = model_config(config, tokenizer.vocab_size)
     described = dict(
         format_version=runs.FORMAT_VERSION,
@@ -220,16 +232,12 @@ def _train(
         f"{len(train.tokens):,} tokens of {len(corpus.train):,} document(s) for training, "
         f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, vocabulary {tokenizer.vocab_size:,}"
     )
+    check_same(described)
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
-            check_same_run(
-                folder,
-                stored,
-                described,
-                max(checkpoints.steps(), default=0),
-                defaults=dataclasses.asdict(resolve_language(LanguageConfig())),
-                free=FREE_FIELDS,
-            )
+            done = max(checkpoints.steps(), default=0)
+        defaults = dataclasses.asdict(resolve_language(LanguageConfig()))
+        from_first(lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS))
 
     begin, most = _sample_of(config, tokenizer, valid)
 
@@ -253,12 +261,16 @@ def _train(
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")
-        if stored is None:
+
+        def write_config() -> None:
+            if stored is not None:
+                runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
+                return
             # The config comes last: a folder with a config is a run that can be resumed.
             tokenizer.save(folder / runs.TOKENIZER)
             runs.write_json(folder / runs.CONFIG, described)
-        else:
-            runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
+
+        from_first(write_config)
         note(
             f"{config.model} {config.preset}, {parameters:,} parameters, {config.packing} "
             f"{config.batch_size} x {config.context}"
@@ -266,12 +278,16 @@ def _train(
         for line in describe_sharding(trainer.state, mesh):
             note(line)
         model = trainer.train(
-            folder, batches.from_step, language_loss(), validate, best="valid_loss", lower_is_better=True
+            folder,
+            batches.from_step,
+            language_loss(),
+            validate,
+            best="valid_loss",
+            lower_is_better=True,
+            step_timeout=step_timeout,
         )
     scores = dict(evaluate(model, valid_batches, valid.text_bytes, mesh))
-    record = read_metrics(folder)
-    runs.draw_losses(folder, record)
-    last = record[-1] if record else {}
+    last = from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
     results = {
         "validation_loss": scores["valid_loss"],
         "perplexity": scores["valid_perplexity"],
@@ -284,5 +300,5 @@ def _train(
         "training_seconds": last.get("seconds", 0.0),
         "skipped_steps": last.get("skipped_steps", 0),
     } | machine(mesh)
-    runs.write_json(folder / runs.RESULTS, results)
+    from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
     return results | {"sample": sample(model)}

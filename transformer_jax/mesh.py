@@ -43,6 +43,18 @@ def parse_mesh(text: str) -> dict[str, int]:
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
 
+def mesh_of(text: str | None) -> Mesh | None:
+    """The mesh that a run is spread over: that of `make_mesh`; where none is named, the devices of several
+    processes each take rows, and one process uses one device.
+
+    Raises:
+      UserError: see `make_mesh`.
+    """
+    if text is None and jax.process_count() > 1:
+        text = f"{DATA}={jax.device_count()}"
+    return None if text is None else make_mesh(text)
+
+
 def make_mesh(text: str) -> Mesh:
     """The mesh of "data=2,tensor=4" over the devices of all processes.
 
@@ -104,6 +116,11 @@ def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+def whole(tree: Any) -> Any:
+    """The arrays of a tree as every device of the mesh has them, so that any process can read them."""
+    return jax.tree.map(lambda x: constrained(x, (None,) * x.ndim), tree)
+
+
 def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
     """That the heads of a model can be cut over `tensor`, and its tokens over `sequence`.
 
@@ -155,10 +172,31 @@ def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
         raise UserError(f"sequence={parts} of --mesh does not divide {flag} {length}")
 
 
+def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.ndarray:
+    """(rows,) bool: which rows of a batch `spread` puts on this process's devices, so that it reads no others.
+
+    Args:
+      rows: of the batch.
+      mesh: None is one device.
+      micro_batches: see `spread`.
+    """
+    if mesh is None or jax.process_count() == 1:
+        return np.ones(rows, bool)
+    size = rows // micro_batches
+    filled = micro_batches * (size + -size % row_shards(mesh))
+    here = np.zeros(filled, bool)
+    parts = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((filled,))
+    for index in parts.values():
+        assert index is not None, "a part of this process"
+        here[index[0]] = True
+    return here.reshape(micro_batches, -1)[:, :size].reshape(-1)
+
+
 def spread(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
     """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
 
-    Every process has the whole batch and gives its devices their part. Rows that are missing for equal parts
+    Every process has a batch of the global shape, of which it needs the rows of `rows_here` alone. Rows that
+    are missing for equal parts
     are added to each micro-batch as zeros: padding, which weighs nothing and leaves every other row in its
     place. Tokens are cut over `sequence` where it divides them.
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import optax
 from jax.sharding import Mesh
 
 from transformer_jax import runs
+from transformer_jax.data.tokenizer_file import TokenizerFile
 from transformer_jax.errors import UserError
 from transformer_jax.mesh import spread
+from transformer_jax.processes import from_first
 from transformer_jax.sharding import state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import fit
@@ -21,6 +23,8 @@ from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
 from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
+
+Kind = TypeVar("Kind", bound=TokenizerFile)
 
 
 class TrainingConfig(Protocol):
@@ -52,6 +56,34 @@ class TrainingConfig(Protocol):
     def save_every(self) -> int: ...
     @property
     def evaluate_every(self) -> int: ...
+
+
+def stored_config(folder: pathlib.Path) -> dict[str, Any] | None:
+    """The config of the run that stands in the folder, or None where a new one may be made; all processes see
+    what the first one sees.
+
+    Raises:
+      UserError: something else is there, or the folder cannot be read or written.
+    """
+
+    def read() -> dict[str, Any] | None:
+        if runs.is_run(folder):
+            return runs.read_config(folder)
+        check_free(folder)
+        return None
+
+    return from_first(read)
+
+
+def first_tokenizer(kind: type[Kind], make: Callable[[], Kind]) -> Kind:
+    """The tokenizer that `make` gives in the first process, in all of them.
+
+    Raises:
+      UserError: what it raised.
+    """
+    if jax.process_count() == 1:
+        return make()
+    return kind.from_text(from_first(lambda: make().text))
 
 
 def check_same_run(
@@ -216,6 +248,7 @@ class Trainer:
         *,
         best: str,
         lower_is_better: bool = False,
+        step_timeout: float | None = None,
     ) -> Any:
         """Trains to the end, and saves and returns the parameters to use: an average of the run's.
 
@@ -224,7 +257,7 @@ class Trainer:
           batches: from a step to its batch and those after it.
           loss: the task.
           evaluate: from a model to (name, value) for the record.
-          best, lower_is_better: see `fit`.
+          best, lower_is_better, step_timeout: see `fit`.
 
         Raises:
           Diverged, Stopped, UserError: see `fit`.
@@ -254,6 +287,7 @@ class Trainer:
                 evaluate_every=config.evaluate_every,
                 best=best,
                 lower_is_better=lower_is_better,
+                step_timeout=step_timeout,
             )
         finally:
             log.close()

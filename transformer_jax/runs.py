@@ -124,8 +124,8 @@ def keep_changes(folder: pathlib.Path, stored: dict[str, Any], changed: dict[str
         write_json(folder / CONFIG, stored | {"training": training})
 
 
-def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> None:
-    """The picture of a run's losses, from its metrics.
+def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The picture of a run's losses, from its metrics; returns the last line of them.
 
     Raises:
       UserError: the folder cannot be written.
@@ -136,6 +136,7 @@ def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> None:
         plot_losses(record, folder / "loss.png")
     except OSError as error:
         raise UserError(f"{folder / 'loss.png'}: cannot be written ({error}); free some space") from None
+    return record[-1] if record else {}
 
 
 def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials(), mesh: Mesh | None = None) -> Any:

@@ -19,9 +19,10 @@ from transformer_jax.decoding.translator import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
 from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, make_mesh, on_mesh, spread
+from transformer_jax.mesh import check_model, check_rows, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.run_training import Trainer, check_free, check_same_run, machine
+from transformer_jax.processes import check_same, from_first, is_first, together
+from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.hard_attention_loss import hard_attention_loss
@@ -104,6 +105,7 @@ def train_translator(
     *,
     dials: Dials = Dials(),
     mesh: str | None = None,
+    step_timeout: float | None = None,
     note: Callable[[str], None] = _log.info,
     started: float | None = None,
 ) -> dict[str, Any]:
@@ -113,9 +115,11 @@ def train_translator(
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
       dials: how the model is computed.
-      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device. It may be
-        another each time that the run goes on.
-      note: receives a line of text now and then.
+      mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device, or all devices
+        of several processes. It may be another each time that the run goes on.
+      step_timeout: seconds that a step may take; None is half an hour where there are several processes, and
+        no limit for one.
+      note: receives a line of text now and then, in the first process.
       started: `time.perf_counter()` when the command started, for `seconds`.
 
     Returns:
@@ -127,35 +131,43 @@ def train_translator(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    resolved, devices = resolve(config), None if mesh is None else make_mesh(mesh)
+    resolved, devices = together(lambda: (resolve(config), mesh_of(mesh)))
     if devices is not None:
-        check_model(model_config(resolved, resolved.vocab_size), devices)
+        together(lambda: check_model(model_config(resolved, resolved.vocab_size), devices))
     with on_mesh(devices):
-        return _train(resolved, pathlib.Path(run_dir), dials, devices, note, started)
+        note = note if is_first() else (lambda line: None)
+        return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
 
 
 def _train(
-    config: ResolvedConfig, folder: pathlib.Path, dials: Dials, mesh: Mesh | None, note, started: float
+    config: ResolvedConfig,
+    folder: pathlib.Path,
+    dials: Dials,
+    mesh: Mesh | None,
+    step_timeout: float | None,
+    note: Callable[[str], None],
+    started: float,
 ) -> dict[str, Any]:
-    stored = runs.read_config(folder) if runs.is_run(folder) else None
-    if stored is None:
-        check_free(folder)
-    corpus = load_corpus(config)
+    stored = stored_config(folder)
+    corpus = together(lambda: load_corpus(config))
     start = None if config.start_from is None else pathlib.Path(config.start_from)
-    if stored is not None:
-        tokenizer = BytePairTokenizer.load(folder / runs.TOKENIZER)
-    elif start is not None:
-        check_start(start, config)
-        tokenizer = BytePairTokenizer.load(start / runs.TOKENIZER)
-    else:
+
+    def make_tokenizer() -> BytePairTokenizer:
+        if stored is not None:
+            return BytePairTokenizer.load(folder / runs.TOKENIZER)
+        if start is not None:
+            check_start(start, config)
+            return BytePairTokenizer.load(start / runs.TOKENIZER)
         if not isinstance(corpus.train, list):
             note(f"learning the vocabulary of {len(corpus.train):,} pairs")
         texts = (text for pair in corpus.train for text in pair if text)
-        tokenizer = BytePairTokenizer.train(texts, config.vocab_size)
-    data = prepare(config, corpus, tokenizer, note, runs.read_lengths(folder))
+        return BytePairTokenizer.train(texts, config.vocab_size)
+
+    tokenizer = first_tokenizer(BytePairTokenizer, make_tokenizer)
+    data = together(lambda: prepare(config, corpus, tokenizer, note, runs.read_lengths(folder)))
     described_model = model_config(config, tokenizer.vocab_size)
     fewest = min(bucket.rows for bucket in data.train.buckets) // config.accumulation
-    check_rows(fewest, mesh, "--batch-tokens", whole=False)
+    together(lambda: check_rows(fewest, mesh, "--batch-tokens", whole=False))
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="translation",
@@ -164,16 +176,12 @@ def _train(
         corpus_fingerprint=corpus.fingerprint(),
         training=dataclasses.asdict(config),
     )
+    check_same(described)
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
-            check_same_run(
-                folder,
-                stored,
-                described,
-                max(checkpoints.steps(), default=0),
-                defaults=dataclasses.asdict(resolve(TranslationConfig())),
-                free=FREE_FIELDS,
-            )
+            done = max(checkpoints.steps(), default=0)
+        defaults = dataclasses.asdict(resolve(TranslationConfig()))
+        from_first(lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS))
 
     model = runs.make_model(described_model, seed=config.seed, dials=dials, mesh=mesh)
     parameters = model.parameter_count
@@ -187,31 +195,35 @@ def _train(
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")
-        if stored is None:
+
+        def write_config() -> None:
+            if stored is not None:
+                runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
+                return
             # The config comes last: a folder with a config is a run that can be resumed.
             tokenizer.save(folder / runs.TOKENIZER)
             if not isinstance(corpus.train, list):
                 # A corpus read from disk is not read through again each time that the run goes on.
                 runs.write_lengths(folder, data.lengths)
             runs.write_json(folder / runs.CONFIG, described)
-        else:
-            runs.keep_changes(folder, stored, {name: getattr(config, name) for name in FREE_FIELDS})
+
+        from_first(write_config)
         shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
         note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
         for line in describe_sharding(trainer.state, mesh):
             note(line)
         model = trainer.train(
             folder,
-            data.train.from_step,
+            data.train.share(lambda rows: rows_here(rows, mesh, micro_batches=config.accumulation)).from_step,
             _loss_of(config),
             lambda model: _validate(model, data, config, mesh),
             best="valid_bleu",
+            step_timeout=step_timeout,
         )
-    rows = read_metrics(folder)
-    runs.draw_losses(folder, rows)
-    results, translations = _score(model, data, config, rows[-1] if rows else {}, note)
+    last = from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
+    results, translations = _score(model, data, config, last, note)
     results |= {"parameters": parameters, "seconds": time.perf_counter() - started} | machine(mesh)
-    runs.write_json(folder / runs.RESULTS, results)
+    from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
     return results | {"translations": translations}
 
 

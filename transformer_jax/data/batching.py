@@ -6,9 +6,10 @@ step, and every process can compute the same global batch.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, SupportsIndex
 
 import grain
@@ -116,9 +117,10 @@ class Examples(Protocol):
     lengths: np.ndarray
 
     def read(
-        self, rows: Sequence[Sequence[int]], room: int, rng: np.random.Generator
+        self, rows: Sequence[Sequence[int]], room: int, seeds: Sequence[tuple[int, ...]]
     ) -> list[list[tuple[list[int], list[int]]]]:
-        """The (source ids, target ids) of each row's examples, which together fit `room` tokens a side."""
+        """The (source ids, target ids) of each row's examples, which together fit `room` tokens a side. What
+        is random in a row comes from its seed."""
         ...
 
 
@@ -176,7 +178,18 @@ class TranslationBatches:
                 members = np.flatnonzero(bucket_of == n).astype(np.int32)
                 self._rows.append(_Rows(bucket, members, np.arange(len(members) + 1, dtype=np.int32)))
         self.batches_per_epoch = sum(rows.batches for rows in self._rows)
+        self._here: Callable[[int], np.ndarray] | None = None
         self._order = functools.lru_cache(maxsize=2)(self._draw_order)
+
+    def share(self, here: Callable[[int], np.ndarray]) -> TranslationBatches:
+        """The same batches of which some rows alone are read; the others are left empty.
+
+        Args:
+          here: from the number of a batch's rows to (rows,) bool, those that are read.
+        """
+        own = copy.copy(self)
+        own._here = here
+        return own
 
     def _draw_order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """The order of each shape's rows in an epoch, and (batches, 2) shape and number of each batch."""
@@ -196,9 +209,12 @@ class TranslationBatches:
         rows = self._rows[shape]
         first = number * rows.bucket.rows
         taken = rows.take(orders[shape][first : first + rows.bucket.rows])
-        # Not the order's generator: what an example looks like is drawn for each step.
-        rng = np.random.default_rng((self.seed, epoch, place))
-        return self._batch(rows.bucket, self.examples.read(taken, rows.bucket.length, rng))
+        if self._here is not None:
+            here = self._here(rows.bucket.rows)
+            taken = [row if read else [] for row, read in zip(taken, here, strict=False)]
+        # Not the order's generator: what an example looks like is drawn for each step and row.
+        seeds = [(self.seed, epoch, place, row) for row in range(len(taken))]
+        return self._batch(rows.bucket, self.examples.read(taken, rows.bucket.length, seeds))
 
     def _batch(self, bucket: Bucket, rows: list[list[tuple[list[int], list[int]]]]) -> dict[str, np.ndarray]:
         def joined(side: int, before: list[int], after: list[int]) -> np.ndarray:

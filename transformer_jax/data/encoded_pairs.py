@@ -57,22 +57,26 @@ class EncodedPairs:
         return len(self.numbers)
 
     def read(
-        self, rows: Sequence[Sequence[int]], room: int, rng: np.random.Generator
+        self, rows: Sequence[Sequence[int]], room: int, seeds: Sequence[tuple[int, ...]]
     ) -> list[list[tuple[list[int], list[int]]]]:
         """The examples of each row as (source ids, target ids).
 
         Args:
           rows: the numbers of the examples, 0 to N - 1, that share each row.
           room: tokens of a row on either side; each example takes one more than its ids.
-          rng: of BPE-dropout. Rows are planned with the mean length, so that a few sentences (3 % of
-            Multi30k's) would overflow theirs: they keep their usual segmentation.
+          seeds: of BPE-dropout, one for each row. Rows are planned with the mean length, so that a few
+            sentences (3 % of Multi30k's) would overflow theirs: they keep their usual segmentation.
         """
         pairs = [self._pairs[int(self.numbers[i])] for row in rows for i in row]
         sides = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
         encoded = [self._tokenizer.encode(texts) for texts in sides]
         if self._dropout is not None:
-            for ids, texts in zip(encoded, sides, strict=True):
-                _use_where_it_fits(ids, self._dropout.encode(texts, rng), [len(row) for row in rows], room)
+            first = 0
+            for row, seed in zip(rows, seeds, strict=True):
+                here, rng = slice(first, first + len(row)), np.random.default_rng(seed)
+                for ids, texts in zip(encoded, sides, strict=True):
+                    ids[here] = _where_it_fits(ids[here], self._dropout.encode(texts[here], rng), room)
+                first += len(row)
         examples = zip(*encoded, strict=True)
         return [list(itertools.islice(examples, len(row))) for row in rows]
 
@@ -91,18 +95,16 @@ def _tokens(encoded: Sequence[Sequence[int]]) -> int:
     return sum(map(len, encoded))
 
 
-def _use_where_it_fits(usual: list[list[int]], drawn: list[list[int]], sizes: Sequence[int], room: int) -> None:
-    """Replaces each usual segmentation by the drawn one as long as its row has room."""
-    first = 0
-    for size in sizes:
-        here = range(first, first + size)
-        spare = room - sum(len(usual[i]) + 1 for i in here)
-        for i in here:
-            longer = len(drawn[i]) - len(usual[i])
-            if longer <= spare:
-                usual[i] = drawn[i]
-                spare -= longer
-        first += size
+def _where_it_fits(usual: list[list[int]], drawn: list[list[int]], room: int) -> list[list[int]]:
+    """The drawn segmentation of a row's texts as long as it has room, and the usual one of those after them."""
+    spare = room - sum(len(ids) + 1 for ids in usual)
+    chosen = list(usual)
+    for i, ids in enumerate(drawn):
+        longer = len(ids) - len(usual[i])
+        if longer <= spare:
+            chosen[i] = ids
+            spare -= longer
+    return chosen
 
 
 def token_lengths(pairs: Sequence[Pair], tokenizer: BytePairTokenizer) -> np.ndarray:

@@ -5,6 +5,7 @@ Which tokens make up step n is a pure function of (corpus, seed, n), as for `Tra
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, SupportsIndex
@@ -151,6 +152,13 @@ class TokenBatches:
         self.rows, self.batch_size, self.seed = rows, batch_size, seed
         self._order = functools.lru_cache(maxsize=2)(self._draw_order)
         self.batches_per_epoch = max(1, len(self._order(0)) // batch_size)
+        self._here: np.ndarray | None = None
+
+    def share(self, here: np.ndarray) -> TokenBatches:
+        """The same batches of which the rows that `here` (B,) names alone are read; the others are zeros."""
+        own = copy.copy(self)
+        own._here = here
+        return own
 
     def _draw_order(self, epoch: int) -> np.ndarray:
         order = self.rows.epoch(np.random.default_rng((self.seed, epoch)))
@@ -164,7 +172,14 @@ class TokenBatches:
     def __getitem__(self, step: SupportsIndex) -> Batch:
         epoch, place = divmod(int(step), self.batches_per_epoch)
         first = place * self.batch_size
-        return self.rows.batch(self._order(epoch)[first : first + self.batch_size])
+        rows = self._order(epoch)[first : first + self.batch_size]
+        if self._here is None or self._here.all():
+            return self.rows.batch(rows)
+        part = self.rows.batch(rows[self._here])
+        whole = {name: np.zeros((self.batch_size, *x.shape[1:]), x.dtype) for name, x in part.items()}
+        for name, x in part.items():
+            whole[name][self._here] = x
+        return whole
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """Batches of this step and those after it, made ahead of time by a Grain worker thread."""

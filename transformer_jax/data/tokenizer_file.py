@@ -40,6 +40,16 @@ class TokenizerFile:
         """
         return cls(read_tokenizer(path))
 
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """From what `text` gave."""
+        return cls(Tokenizer.from_str(text))
+
+    @property
+    def text(self) -> str:
+        """The tokenizer in the library's JSON format."""
+        return self._tokenizer.to_str(pretty=True)
+
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the tokenizer in the library's JSON format, whole or not at all.
 
@@ -50,7 +60,7 @@ class TokenizerFile:
         draft = path.with_name(path.name + ".draft")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+            draft.write_text(self.text, encoding="utf-8")
             draft.replace(path)
         except OSError as error:
             raise UserError(

@@ -18,7 +18,7 @@ from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import ROWS, constrained
+from transformer_jax.mesh import ROWS, constrained, whole
 
 # Source lengths are rounded up to one of these, so that the search compiles once for each.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -47,8 +47,8 @@ def search(
         batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, return_weights=return_weights
     )
     if beam_size == 1:
-        return greedy_search(step, cache, **options)
-    return beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options)
+        return whole(greedy_search(step, cache, **options))
+    return whole(beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options))
 
 
 @jax.jit
@@ -57,7 +57,7 @@ def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Arra
     _, weights = model(
         source, target, source_mask=source != PAD, target_mask=target != PAD, return_weights=True
     )
-    return weights
+    return whole(weights)
 
 
 def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> list[Hypotheses]:

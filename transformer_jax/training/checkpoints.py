@@ -3,6 +3,9 @@
 Layout of `<folder>/<step>/`: `model/` and `training/` (Orbax, plain dictionaries of canonical names),
 and `manifest.json`, written last. A folder without a manifest, or whose files do not match it, is not a
 checkpoint.
+
+Several processes save and read together: each its own parts of the arrays, in one folder that all of them
+see. The first one alone writes manifests, removes what is old and says which checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -25,7 +28,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from transformer_jax.errors import UserError
-from transformer_jax.parameter_names import named_leaves, nested, with_leaves
+from transformer_jax.parameter_names import map_names, named_leaves, nested, with_leaves
+from transformer_jax.processes import from_first, is_first, together
 from transformer_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -141,7 +145,7 @@ class Checkpoints:
         self.wait()
         if best:
             self.best = step
-        if step in self.steps() and self.is_whole(step):
+        if self.is_whole(step):
             return
         self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step)
 
@@ -162,23 +166,31 @@ class Checkpoints:
         draft, target = self.folder / f"{name}.draft", self.folder / name
         self._write(draft.name, {"model": _storable(model)}, step)
         self.wait()
-        try:
-            shutil.rmtree(target, ignore_errors=True)
-            draft.rename(target)
-        except OSError as error:
-            raise _saving_error(target, error) from error
+
+        def replace() -> None:
+            with _saving(target):
+                shutil.rmtree(target, ignore_errors=True)
+                draft.rename(target)
+
+        from_first(replace)
 
     def _write(self, name: str, parts: dict[str, Any], step: int) -> None:
         target = self.folder / name
-        try:
-            # What a killed save left behind: no manifest, so no checkpoint.
-            shutil.rmtree(target, ignore_errors=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_room(parts)
-            args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
-            self._orbax.save(target, args=ocp.args.Composite(**args))
-        except Exception as error:
-            raise _saving_error(target, error) from error
+
+        def make_room() -> None:
+            with _saving(target):
+                # What a killed save left behind: no manifest, so no checkpoint.
+                shutil.rmtree(target, ignore_errors=True)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._check_room(parts)
+
+        def begin() -> None:
+            with _saving(target):
+                args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
+                self._orbax.save(target, args=ocp.args.Composite(**args))
+
+        from_first(make_room)
+        together(begin)
         self._finisher = threading.Thread(target=self._finish, args=(target, step), name="checkpoint-manifest")
         self._finisher.start()
 
@@ -196,6 +208,8 @@ class Checkpoints:
     def _finish(self, target: pathlib.Path, step: int) -> None:
         try:
             self._orbax.wait_until_finished()
+            if not is_first():
+                return
             manifest = {"format_version": 2, "step": step, "sha256": _digests(target)}
             write_text_atomically(target / _MANIFEST, _manifest_text(manifest))
             self._remove_old()
@@ -203,7 +217,7 @@ class Checkpoints:
             self._failure = _saving_error(target, error)
 
     def _remove_old(self) -> None:
-        steps = self.steps()
+        steps = self._steps()
         kept = {self.best, *steps[-1:], *[s for s in steps if s % self.save_every == 0][-self.keep_last :]}
         for step in steps:
             if step not in kept:
@@ -212,11 +226,14 @@ class Checkpoints:
                 shutil.rmtree(self.folder / str(step), ignore_errors=True)
 
     def wait(self) -> None:
-        """Waits until the save under way is complete.
+        """Waits until the save under way is complete in every process.
 
         Raises:
           UserError: it failed.
         """
+        together(self._wait)
+
+    def _wait(self) -> None:
         if self._finisher is not None:
             self._finisher.join()
             self._finisher = None
@@ -225,13 +242,13 @@ class Checkpoints:
             raise failure
 
     def close(self) -> None:
-        """Waits, and lets go of Orbax's threads.
+        """Waits for this process, and lets go of Orbax's threads.
 
         Raises:
           UserError: the save under way failed.
         """
         try:
-            self.wait()
+            self._wait()
         finally:
             # Orbax raises a failed save's error once more; `wait` has said it already.
             with contextlib.suppress(Exception):
@@ -249,6 +266,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with a manifest, rising; their digests are not read."""
+        return from_first(self._steps)
+
+    def _steps(self) -> list[int]:
         return sorted(int(p.parent.name) for p in self.folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
 
     def scheduled_steps(self) -> list[int]:
@@ -262,11 +282,17 @@ class Checkpoints:
 
     def step_of(self, name: str) -> int | None:
         """The step that a whole checkpoint of this name belongs to, or None where there is none."""
-        manifest = _read_manifest(self.folder / name) if self.is_whole(name) else None
+        return from_first(lambda: self._step_of(name))
+
+    def _step_of(self, name: str) -> int | None:
+        manifest = _read_manifest(self.folder / name) if self._is_whole(name) else None
         return None if manifest is None else manifest.get("step")
 
     def is_whole(self, name: int | str) -> bool:
         """Whether every file of a checkpoint, its manifest too, is there and as it was written."""
+        return from_first(lambda: self._is_whole(name))
+
+    def _is_whole(self, name: int | str) -> bool:
         folder = self.folder / str(name)
         manifest = _read_manifest(folder)
         try:
@@ -283,21 +309,28 @@ class Checkpoints:
         Raises:
           UserError: folders of checkpoints are there but none is whole: never a silent step 0.
         """
+        step = from_first(self._newest)
+        if step is None:
+            return None
+        parts = _parts(target)
+        stored = self._read(step, parts)
+        restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
+        return target.replace(model=restored["model"], **restored["training"])
+
+    def _newest(self) -> int | None:
+        """The newest whole checkpoint; those after it are torn, and no longer count."""
         damaged: list[int] = []
-        for step in reversed(self.steps()):
-            if not self.is_whole(step):
+        for step in reversed(self._steps()):
+            if not self._is_whole(step):
                 damaged.append(step)
                 _log.warning(
                     "checkpoint %s does not match its manifest; trying an older one", self.folder / str(step)
                 )
                 continue
-            parts = _parts(target)
-            stored = self._read(step, tuple(parts))
-            restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
             for other in damaged:
                 # Without its manifest it counts as torn: it is not averaged, kept or taken for saved.
                 (self.folder / str(other) / _MANIFEST).unlink(missing_ok=True)
-            return target.replace(model=restored["model"], **restored["training"])
+            return step
         torn = [p.name for p in self.folder.glob("*") if p.is_dir()] if self.folder.is_dir() else []
         if torn:
             raise UserError(
@@ -316,7 +349,7 @@ class Checkpoints:
         if not self.is_whole(name):
             raise UserError(f"{self.folder / str(name)}: not a complete checkpoint")
         try:
-            return _restored(target, self._read(name, ("model",))["model"])
+            return _restored(target, self._read(name, {"model": target})["model"])
         except ValueError as error:
             raise UserError(f"{self.folder / str(name)} holds another model: {error}") from None
 
@@ -328,23 +361,78 @@ class Checkpoints:
         steps = [step for step in steps if self.is_whole(step)]
         if not steps:
             raise UserError(f"{self.folder}: no complete checkpoint to average")
-        total: dict[str, np.ndarray] = {}
+        total: dict[str, dict[Any, np.ndarray]] = {}
         for step in steps:
             for name, leaf in named_leaves(self.restore_model(target, step)).items():
-                total[name] = total.get(name, 0) + np.asarray(leaf, np.float64)
+                so_far = total.setdefault(name, {})
+                for device, part in _held(leaf).items():
+                    so_far[device] = so_far.get(device, 0) + part.astype(np.float64)
         own = named_leaves(target)
-        means = {n: (x / len(steps)).astype(own[n].dtype) for n, x in total.items()}
-        return _restored(target, means)
+        means = {name: {d: part / len(steps) for d, part in parts.items()} for name, parts in total.items()}
+        return _restored(target, {name: _joined(own[name], parts) for name, parts in means.items()})
 
-    def _read(self, name: int | str, parts: Iterable[str]) -> dict[str, Any]:
+    def _read(self, name: int | str, targets: dict[str, Any]) -> dict[str, Any]:
+        """The parts of a checkpoint as nested dictionaries: arrays of NumPy, or where a leaf of the target is
+        spread over processes, JAX's with what this process holds of it."""
         self.wait()
-        args = ocp.args.Composite(**{part: ocp.args.PyTreeRestore() for part in parts})
-        return dict(self._orbax.restore(self.folder / str(name), args=args).items())
+        path = self.folder / str(name)
+        args = {}
+        for part, target in targets.items():
+            wanted = named_leaves(target)
+            stored = ocp.PyTreeCheckpointHandler().metadata(path / part).tree
+            where = map_names(lambda name, _, wanted=wanted: _restore_args(wanted.get(name)), stored)
+            args[part] = ocp.args.PyTreeRestore(restore_args=where)
+        return dict(self._orbax.restore(path, args=ocp.args.Composite(**args)).items())
+
+
+def _spread_out(leaf: Any) -> bool:
+    """Whether other processes hold parts of an array, or of what an abstract one stands for."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is not None and not sharding.is_fully_addressable
+
+
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    if _spread_out(leaf):
+        return ocp.ArrayRestoreArgs(sharding=leaf.sharding)
+    return ocp.RestoreArgs(restore_type=np.ndarray)
+
+
+def _held(leaf: jax.Array) -> dict[Any, np.ndarray]:
+    """What this process holds of an array: all of it, or by device the part of each of its devices."""
+    if not _spread_out(leaf):
+        return {None: np.asarray(leaf)}
+    return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
+
+
+def _joined(like: Any, parts: dict[Any, np.ndarray]) -> Any:
+    """An array in the shape, dtype and place of another, from what `_held` gives."""
+    if not _spread_out(like):
+        return parts[None].astype(like.dtype)
+    placed = [jax.device_put(part.astype(like.dtype), device) for device, part in parts.items()]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, placed)
 
 
 def _copied(tree: Any) -> Any:
-    """Host copies: the step that follows donates the buffers it was given."""
-    return jax.tree.map(np.array, tree)
+    """Host copies: the step that follows donates the buffers it was given.
+
+    An array that is spread over processes stays on its devices. Orbax copies what lies on an accelerator before
+    it returns; on a CPU it would read the buffers themselves later.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if not _spread_out(leaf):
+            return np.array(leaf)
+        return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
+
+    return jax.tree.map(copy, tree)
+
+
+@contextlib.contextmanager
+def _saving(target: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _saving_error(target, error) from error
 
 
 def _saving_error(target: pathlib.Path, error: BaseException) -> UserError:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import optax
 
-from transformer_jax.errors import UserError
+from transformer_jax.processes import SharedError
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.out_of_memory import memory_told, out_of_memory
 from transformer_jax.training.progress import TrainingProgress
 from transformer_jax.training.spikes import SpikeWatch
 from transformer_jax.training.state import TrainState
+from transformer_jax.training.step_watch import StepWatch
+from transformer_jax.training.stopping import stop_requested
 
 # The record has a line at least this often, and at most this many steps are in flight unchecked.
 LOG_EVERY = 10
@@ -39,29 +38,8 @@ class Stopped(Exception):
         self.step = step
 
 
-class Diverged(UserError):
+class Diverged(SharedError):
     """The loss stayed NaN or infinite."""
-
-
-@contextlib.contextmanager
-def _stop_requested() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # signals reach the main thread only
-        return
-
-    def ask(signum: int, _: Any) -> None:
-        if event.is_set() and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -82,6 +60,7 @@ def fit(
     evaluate_every: int,
     best: str,
     lower_is_better: bool = False,
+    step_timeout: float | None = None,
 ) -> TrainState:
     """Trains until `steps` steps are done.
 
@@ -100,6 +79,7 @@ def fit(
       evaluate_every: in steps; the last step is always evaluated.
       best: name of the value that says which checkpoint is best.
       lower_is_better: of that value; otherwise larger is.
+      step_timeout: seconds that a step may take, see `StepWatch`.
 
     Returns:
       The state after the last step.
@@ -115,7 +95,7 @@ def fit(
     best_value = log.last.get(f"best_{best}", worst)
     checkpoints.best = log.last.get("best_step", checkpoints.best)
     skipped, spikes, in_a_row = int(log.last.get("skipped_steps", 0)), int(log.last.get("loss_spikes", 0)), 0
-    watch = SpikeWatch()
+    watch, several = SpikeWatch(), jax.process_count() > 1
     pending: list[dict[str, jax.Array]] = []
     metrics: dict[str, jax.Array] = {}
     started = time.perf_counter()
@@ -182,7 +162,8 @@ def fit(
     # Of the first step: its arguments are given away when it fails.
     shapes: tuple[Any, ...] = ()
     with (
-        _stop_requested() as stop,
+        stop_requested() as stop,
+        StepWatch(step_timeout) as watched,
         TrainingProgress(steps, step) as progress,
         memory_told(lambda: out_of_memory(train_step, *shapes)),
     ):
@@ -190,14 +171,19 @@ def fit(
         while step < steps:
             batch = next(batches)
             shapes = shapes or jax.tree.map(_abstract, (state, batch))
+            watched.began(step + 1)
             state, metrics = train_step(state, batch)
+            if pending and (watched.limit is not None or several):
+                jax.block_until_ready(pending[-1])  # the next step is in flight already
             step += 1
             pending.append(metrics)
-            last, stopping = step == steps, stop.is_set()
+            last, stopping = step == steps, stop.due(step)
             evaluating = step % evaluate_every == 0 or last
             saving = step % save_every == 0 or last or stopping
             if step % LOG_EVERY == 0 or evaluating or saving:
                 record(progress)
+            if evaluating or saving:
+                watched.rests()
             is_best = False
             if evaluating:
                 values = dict(evaluate(state))

@@ -10,6 +10,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from transformer_jax.errors import UserError
+from transformer_jax.processes import from_first, is_first
 from transformer_jax.training.checkpoints import write_text_atomically
 
 FILE = "metrics.jsonl"
@@ -30,7 +31,8 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends metrics of a run that starts after `step`.
 
-    Lines of later steps, which a run that was killed has left behind, are cut off first.
+    Lines of later steps, which a run that was killed has left behind, are cut off first. Of several processes
+    the first one writes.
 
     Args:
       folder: the run's folder.
@@ -38,18 +40,25 @@ class MetricsLog:
 
     Raises:
       UserError: the folder cannot be written.
+
+    Attributes:
+      last: the last line that stays.
     """
 
     def __init__(self, folder: str | pathlib.Path, step: int = 0):
         self._path = pathlib.Path(folder) / FILE
+        self.last: dict[str, Any] = from_first(lambda: self._open(step))
+
+    def _open(self, step: int) -> dict[str, Any]:
+        folder = self._path.parent
         kept = [row for row in read_metrics(folder) if row["step"] <= step]
-        self.last = kept[-1] if kept else {}
         try:
             write_text_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
             self._writer = SummaryWriter(str(folder), purge_step=step + 1)
         except OSError as error:
             raise UserError(f"{self._path}: cannot be written ({error})") from None
+        return kept[-1] if kept else {}
 
     def write(self, step: int, **values: float) -> None:
         """One line, and one point of each TensorBoard curve.
@@ -57,6 +66,8 @@ class MetricsLog:
         Raises:
           UserError: the disk is full.
         """
+        if not is_first():
+            return
         try:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
@@ -65,6 +76,8 @@ class MetricsLog:
             raise UserError(f"{self._path}: cannot be written ({error}); free some space") from None
 
     def close(self) -> None:
+        if not is_first():
+            return
         # On a full disk closing fails like the write before it, whose error is the one to show.
         with contextlib.suppress(OSError):
             self._file.close()

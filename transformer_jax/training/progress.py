@@ -15,11 +15,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from transformer_jax.processes import is_first
+
 _SECONDS_BETWEEN_LINES = 15.0
 
 
 class TrainingProgress:
-    """A context manager that shows steps done, loss, tokens per second and time left, on stderr.
+    """A context manager that shows steps done, loss, tokens per second and time left, on stderr of the first
+    process.
 
     Args:
       steps: number of steps in all.
@@ -27,7 +30,7 @@ class TrainingProgress:
     """
 
     def __init__(self, steps: int, done: int = 0):
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=not is_first())
         self._steps, self._first = steps, done
         self._started = self._last_line = time.perf_counter()
         self._bar = Progress(
