@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 
 from transformer_jax.errors import UserError
-from transformer_jax.processes import SharedError, is_first, join
+from transformer_jax.processes import LostTouch, SharedError, is_first, join
 from transformer_jax.training.loop import Stopped
 
 
@@ -57,6 +57,9 @@ def run_command(
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         main()
+    except LostTouch as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # at a usual exit JAX would wait for the one that is gone
     except UserError as error:
         if is_first():
             print(f"error: {error}", file=sys.stderr)

@@ -60,8 +60,9 @@ class Arguments:
     processes."""
     processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
     step_timeout: float | None = None
-    """Seconds that a training step may take before the run ends and says which process is late; None: half an
-    hour where there are several processes, no limit for one."""
+    """Seconds that a training step may take before the run ends and says which process is late, and ten times
+    as many for the first one, which compiles, an evaluation and a save; None: half an hour where there are
+    several processes, no limit for one."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     attention: Attention = "auto"

@@ -37,7 +37,7 @@ from transformer_jax.language_config import (
 from transformer_jax.layers.dials import Dials
 from transformer_jax.mesh import check_model, check_rows, check_tokens, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.processes import check_same, from_first, is_first, together
+from transformer_jax.processes import check_same, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
@@ -181,7 +181,7 @@ def train_language_model(
             check_tokens(resolved.context, mesh, "--context")
 
         together(lambda: check(devices))
-    with on_mesh(devices):
+    with on_mesh(devices), touch_told():
         note = note if is_first() else (lambda line: None)
         return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
 

@@ -8,6 +8,7 @@ the same order; one process alone calls them for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -15,7 +16,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -32,6 +33,37 @@ _rounds = itertools.count()
 
 class SharedError(UserError):
     """An error that every process raises, and the first one tells."""
+
+
+class LostTouch(UserError):
+    """Another process is gone: this one has to end as well, without waiting for it."""
+
+
+# How the errors of collectives and of the coordination service begin when the other side is gone.
+_GONE = (
+    "UNKNOWN",
+    "UNAVAILABLE",
+    "INTERNAL",
+    "ABORTED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "FAILED_PRECONDITION",
+)
+
+
+@contextlib.contextmanager
+def touch_told() -> Iterator[None]:
+    """Raises `LostTouch` in place of what a program or an answer that waits for a lost process fails with."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if jax.process_count() == 1 or not str(error).startswith(_GONE):
+            raise
+        line = " ".join(str(error).split())[:200]
+        raise LostTouch(
+            f"process {jax.process_index()} lost touch with another ({line}): see what it says, and start "
+            "all again to go on from the last checkpoint"
+        ) from error
 
 
 def is_first() -> bool:
@@ -158,15 +190,11 @@ def _put(key: str, text: str) -> None:
     _store().key_value_set_bytes(f"transformer_jax/{key}/parts", str(len(parts)).encode())
 
 
-def _get(key: str, process: int) -> str:
+def _get(key: str) -> str:
     def value(name: str) -> bytes:
         return _store().blocking_key_value_get_bytes(f"transformer_jax/{key}/{name}", PATIENCE * 1000)
 
-    try:
-        packed = b"".join(value(str(number)) for number in range(int(value("parts"))))
-    except RuntimeError as error:
-        line = " ".join(str(error).split())[:200]
-        raise UserError(f"process {process} does not answer ({line}): start all processes again") from None
+    packed = b"".join(value(str(number)) for number in range(int(value("parts"))))
     return zlib.decompress(packed).decode("utf-8")
 
 
@@ -176,7 +204,7 @@ def gather(text: str) -> list[str]:
         return [text]
     number = next(_rounds)
     _put(f"{number}/{jax.process_index()}", text)
-    return [_get(f"{number}/{process}", process) for process in range(jax.process_count())]
+    return [_get(f"{number}/{process}") for process in range(jax.process_count())]
 
 
 def from_first(make: Callable[[], T]) -> T:
@@ -189,7 +217,7 @@ def from_first(make: Callable[[], T]) -> T:
         return make()
     key = str(next(_rounds))
     if not is_first():
-        answer = json.loads(_get(key, 0))
+        answer = json.loads(_get(key))
         if "error" in answer:
             raise SharedError(answer["error"])
         return answer["value"]

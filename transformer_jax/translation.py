@@ -21,7 +21,7 @@ from transformer_jax.evaluation.translation import bleu_signature, translation_s
 from transformer_jax.layers.dials import Dials
 from transformer_jax.mesh import check_model, check_rows, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.processes import check_same, from_first, is_first, together
+from transformer_jax.processes import check_same, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
@@ -134,7 +134,7 @@ def train_translator(
     resolved, devices = together(lambda: (resolve(config), mesh_of(mesh)))
     if devices is not None:
         together(lambda: check_model(model_config(resolved, resolved.vocab_size), devices))
-    with on_mesh(devices):
+    with on_mesh(devices), touch_told():
         note = note if is_first() else (lambda line: None)
         return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
 

@@ -183,7 +183,7 @@ def fit(
             if step % LOG_EVERY == 0 or evaluating or saving:
                 record(progress)
             if evaluating or saving:
-                watched.rests()
+                watched.does_more()
             is_best = False
             if evaluating:
                 values = dict(evaluate(state))

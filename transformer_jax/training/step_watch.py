@@ -15,6 +15,8 @@ from transformer_jax.processes import new_name, publish, published
 
 # Seconds that a step may take where several processes wait for each other and no limit is named.
 SEVERAL = 1800.0
+# The first step, which compiles, and evaluations and saves may take so many times as long as other steps.
+_LONGER = 10
 # Seconds that the others have to say where they are, once one of them finds a step too long.
 _GRACE = 3.0
 
@@ -51,7 +53,8 @@ class StepWatch:
     """Ends the process when a step takes too long.
 
     Args:
-      limit: seconds a step; None is `SEVERAL` where there are several processes, else no limit.
+      limit: seconds a step, ten times as many for the first one, an evaluation and a save; None is `SEVERAL`
+        where there are several processes, else no limit.
       end: receives what is said then; ends the process.
     """
 
@@ -64,13 +67,16 @@ class StepWatch:
 
     def began(self, step: int) -> None:
         """The process begins a step."""
+        self._lasts(1 if self._step else _LONGER)
         self._step = step
-        if self.limit is not None:
-            self._deadline = time.monotonic() + self.limit
 
-    def rests(self) -> None:
-        """The process does something else: no limit holds until the next step."""
-        self._deadline = float("inf")
+    def does_more(self) -> None:
+        """The process evaluates or saves before its next step, which may take longer."""
+        self._lasts(_LONGER)
+
+    def _lasts(self, times: int) -> None:
+        if self.limit is not None:
+            self._deadline = time.monotonic() + self.limit * times
 
     def _watch(self) -> None:
         assert self.limit is not None, "only then there is a thread"
