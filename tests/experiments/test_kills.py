@@ -1,0 +1,103 @@
+"""A run that is killed again and again ends where one that was left alone ends, bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.experiments.test_translate import ENVIRONMENT, config, files  # noqa: F401  a fixture
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.run_training import first_state, optimizer_of
+from transformer_jax.runs import make_model
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.metrics import read_metrics
+from transformer_jax.translation import ADAM, model_config
+from transformer_jax.translation_config import resolve
+
+KILLS, STEPS = 20, 160
+
+
+def started(files, folder, cache):  # noqa: F811
+    flags = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--batching", "packed", "--warmup",
+             10, "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32, "--dropout", 0.1,
+             "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", STEPS, "--save-every", 2,
+             "--evaluate-every", STEPS, "--average", 2, "--run-dir", folder)  # fmt: skip
+    # Programs that were compiled once are read again: most of a life is steps and saves.
+    environment = ENVIRONMENT | {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.translate", *map(str, (*files, *flags))],
+        cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def final_state(folder, wanted):
+    resolved = resolve(wanted)
+    model = make_model(model_config(resolved, 270))
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        state = checkpoints.restore(first_state(resolved, model, optimizer_of(resolved, model, **ADAM)[1]))
+    return named_leaves(state)
+
+
+@pytest.mark.long
+def test_twenty_kills(files, tmp_path):  # noqa: F811
+    wanted = config(
+        files, batching="packed", dropout=0.1, bpe_dropout=0.1, optimizer="muon", ema=0.9, steps=STEPS,
+        save_every=2, evaluate_every=STEPS,
+    )  # fmt: skip
+    alone = started(files, tmp_path / "whole", tmp_path / "cache")
+    _, errors = alone.communicate(timeout=300)
+    assert alone.returncode == 0, errors
+    draw = random.Random(0)
+    folder = tmp_path / "killed"
+    inside_saves = 0
+    for number in range(KILLS):
+        process = started(files, folder, tmp_path / "cache")
+        before, end = max(saved(folder), default=0), time.monotonic() + 200
+        ahead, in_a_save = 1 + draw.randrange(5), number % 2
+        while process.poll() is None and time.monotonic() < end:
+            steps = saved(folder)
+            writing = {p.name.split(".")[0] for p in (folder / "checkpoints").glob("*")} - {
+                str(s) for s in steps
+            }
+            if max(steps, default=0) >= before + ahead and (writing or not in_a_save):
+                break
+            time.sleep(0.002)
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0 if in_a_save else draw.uniform(0, 0.05))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        inside_saves += bool(writing)
+    process = started(files, folder, tmp_path / "cache")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    expected, found = final_state(tmp_path / "whole", wanted), final_state(folder, wanted)
+    assert expected.keys() == found.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(bits(found[name]), bits(leaf), err_msg=name)
+    losses = [
+        {row["step"]: row["loss"] for row in read_metrics(run) if "loss" in row}
+        for run in (tmp_path / "whole", folder)
+    ]
+    assert losses[0] == losses[1]
+    assert inside_saves >= KILLS // 4
+
+
+def saved(folder):
+    return sorted(
+        int(p.parent.name) for p in folder.glob("checkpoints/*/manifest.json") if p.parent.name.isdigit()
+    )
+
+
+def bits(leaf):
+    import jax
+
+    return jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -1,0 +1,81 @@
+"""SIGTERM, which a preemption sends, in every phase of a run."""
+
+import contextlib
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.training.test_guards import loss
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.loop import Stopped, fit
+from transformer_jax.training.metrics import MetricsLog
+from transformer_jax.training.state import create_state, make_train_step
+
+STEPS = 12
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trained(folder, asked=None):
+    """The state after a run or after its resumption; SIGTERM comes in the phase `asked`."""
+    optimizer = optax.adam(0.1)
+    state = create_state({"w": jnp.ones(3)}, optimizer, jax.random.key(0))
+    compiled = make_train_step(loss, optimizer)
+    calls = {"compilation": 0, "step": 0}
+
+    def train_step(state, batch):
+        calls["step"] += 1
+        if (asked, calls["step"]) in (("compilation", 1), ("step", 4)):
+            terminate()
+        return compiled(state, batch)
+
+    def evaluate(state):
+        if asked == "evaluation":
+            terminate()
+        return [("score", 1.0)]
+
+    class Asked(Checkpoints):
+        def _check_room(self, parts):
+            if asked == "save":
+                terminate()
+            super()._check_room(parts)
+
+    folder.mkdir(exist_ok=True)
+    with Asked(folder / "checkpoints", save_every=5) as checkpoints:
+        state = checkpoints.restore(state) or state
+        step = int(state.step)
+        with contextlib.closing(MetricsLog(folder, step)) as log:
+            return fit(
+                state,
+                train_step,
+                (np.full(3, 0.1 * n, np.float32) for n in range(step, STEPS)),
+                steps=STEPS,
+                schedule=optax.constant_schedule(0.1),
+                log=log,
+                checkpoints=checkpoints,
+                save_every=5,
+                evaluate=evaluate,
+                evaluate_every=6,
+                best="score",
+            )
+
+
+@pytest.mark.parametrize(("asked", "saved"), [("compilation", 1), ("step", 4), ("evaluation", 7), ("save", 6)])
+def test_sigterm_ends_with_a_checkpoint_within_one_step(tmp_path, asked, saved):
+    expected = trained(tmp_path / "whole")
+    with pytest.raises(Stopped, match=f"stopped after step {saved}, which is saved"):
+        trained(tmp_path / "parts", asked)
+    with Checkpoints(tmp_path / "parts" / "checkpoints") as checkpoints:
+        assert checkpoints.steps()[-1] == saved
+        assert checkpoints.is_whole(saved)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    found = trained(tmp_path / "parts")
+    jax.tree.map(np.testing.assert_array_equal, found.model, expected.model)
+    jax.tree.map(np.testing.assert_array_equal, found.optimizer_state, expected.optimizer_state)
