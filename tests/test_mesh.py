@@ -73,7 +73,6 @@ DECODERS = {
     "lstm_lm": (recurrent_lm.RecurrentLM, recurrent_lm.RecurrentLMConfig(**CELLS)),
 }
 MODELS = TRANSLATORS | DECODERS
-KEY = jax.random.key(0).dtype
 COMBINED = "data=2,fsdp=2,tensor=2"
 # Each way of cutting for a model of each kind of block, and one combination for every model.
 CASES = [(name, COMBINED) for name in MODELS] + [
@@ -110,11 +109,12 @@ def outcome(name, model, mesh):
         loss = hard_attention_loss(0.1)
     batch = spread(batch_of(name), mesh)
 
-    def objective(model):
+    def objective(model, batch):
         sums, weights, _ = loss(model, None, batch, jax.random.key(1))
         return sums["loss"] / weights["loss"]
 
-    value, gradient = jax.jit(lambda model: whole(jax.value_and_grad(objective)(model)))(model)
+    differentiated = jax.value_and_grad(objective)
+    value, gradient = jax.jit(lambda model, batch: whole(differentiated(model, batch)))(model, batch)
     return float(value), {n: np.asarray(g) for n, g in named_leaves(gradient).items()}
 
 
@@ -202,11 +202,13 @@ def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
         checkpoints.wait()
         for cut in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
             target = state_on(cut)
-            restored = checkpoints.restore(jax.tree.map(lambda x: x if x.dtype == KEY else 0 * x, target))
+            restored = checkpoints.restore(
+                jax.tree.map(lambda x: x if x.dtype == jax.random.key(0).dtype else 0 * x, target)
+            )
             for name, leaf in named_leaves(restored).items():
                 wanted = named_leaves(saved)[name]
                 assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
-                if leaf.dtype == KEY:
+                if leaf.dtype == jax.random.key(0).dtype:
                     leaf, wanted = jax.random.key_data(leaf), jax.random.key_data(wanted)
                 np.testing.assert_array_equal(leaf, wanted, err_msg=name)
             mean = checkpoints.average(target.model, [1])
