@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
 
 import jax
+from jax.sharding import Mesh
 
 from transformer_jax.errors import UserError
+from transformer_jax.mesh import make_mesh, parse_mesh
 from transformer_jax.processes import LostTouch, SharedError, is_first, join
 from transformer_jax.training.loop import Stopped
 
@@ -42,6 +45,30 @@ class Processes:
         results = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
         os.dup2(2, 1)
         sys.stdout = open(results, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+
+# A plan for more devices is not compiled: XLA takes minutes and gigabytes for each.
+_MOST_COMPILED = 64
+
+
+def compiles(mesh: str | None) -> bool:
+    """Whether a plan compiles its step for a mesh."""
+    return mesh is None or math.prod(parse_mesh(mesh).values()) <= _MOST_COMPILED
+
+
+def fake_devices(mesh: str | None) -> Mesh | None:
+    """The mesh of a plan over devices that this machine need not have, before any look at its own; None where
+    there is none, or more devices than a plan compiles for.
+
+    Raises:
+      UserError: see `parse_mesh`.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    if mesh is None or not compiles(mesh):
+        return None
+    flag = f"--xla_force_host_platform_device_count={math.prod(parse_mesh(mesh).values())}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+    return make_mesh(mesh)
 
 
 def run_command(

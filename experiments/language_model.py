@@ -26,8 +26,8 @@ from typing import Annotated  # noqa: E402
 
 import tyro  # noqa: E402
 
-from experiments.command import Processes, run_command  # noqa: E402
-from transformer_jax.language_config import LanguageConfig  # noqa: E402
+from experiments.command import Processes, compiles, fake_devices, run_command  # noqa: E402
+from transformer_jax.language_config import LanguageConfig, resolve_language  # noqa: E402
 from transformer_jax.language_model import train_language_model  # noqa: E402
 from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
 
@@ -50,6 +50,9 @@ class Arguments:
     """Seconds that a training step may take before the run ends and says which process is late, and ten times
     as many for the first one, which compiles, an evaluation and a save; None: half an hour where there are
     several processes, no limit for one."""
+    dry_run: bool = False
+    """Print what the run would be, what lies where on a --mesh of any size, and for up to 64 devices what a
+    compiled step needs and sends; nothing is read, allocated or written."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations: less memory."""
     unroll: int | None = None
@@ -66,12 +69,28 @@ def default_run_dir(config: LanguageConfig) -> pathlib.Path:
     return pathlib.Path("runs") / name.replace(":", "-").replace("/", "-")
 
 
+def show_plan(arguments: Arguments, dials: Dials) -> None:
+    """Prints what the run would be."""
+    from transformer_jax.dry_run import describe_compiled, describe_language, language_step
+
+    config = resolve_language(arguments.config)
+    mesh = fake_devices(arguments.mesh)
+    for name, value in describe_language(config, arguments.mesh):
+        print(f"{name:<10} {value}", flush=True)
+    if compiles(arguments.mesh):
+        for line in describe_compiled(language_step(config, dials, mesh)):
+            print(f"{'compiled':<10} {line}")
+
+
 def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    dials = Dials(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
+    if arguments.dry_run:
+        show_plan(arguments, dataclasses.replace(dials, unroll=arguments.unroll or 1))
+        return
     arguments.processes.join()
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
-    dials = Dials(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
     results = train_language_model(
         arguments.config,
         run_dir,

@@ -27,7 +27,7 @@ from typing import Annotated, Any  # noqa: E402
 
 import tyro  # noqa: E402
 
-from experiments.command import Processes, run_command  # noqa: E402
+from experiments.command import Processes, compiles, fake_devices, run_command  # noqa: E402
 from transformer_jax.errors import UserError  # noqa: E402
 from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
 from transformer_jax.mesh import mesh_of, on_mesh  # noqa: E402
@@ -69,8 +69,9 @@ class Arguments:
     """plain keeps the attention weights; chunked keeps none, for long sentences; fused calls JAX's own kernel,
     cuDNN's on a GPU where it fits; auto is plain, and chunked above 2,048 tokens."""
     dry_run: bool = False
-    """Print what the run would be, with its work, the time that it takes on 8 accelerators and what lies where
-    on a --mesh of any size; nothing is read or written."""
+    """Print what the run would be: its work, the time that it takes on 8 accelerators, what lies where on a
+    --mesh of any size, and for up to 64 devices what a compiled step needs and sends; nothing is read,
+    allocated or written."""
 
 
 def default_run_dir(config: TranslationConfig) -> pathlib.Path:
@@ -154,17 +155,27 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     )
 
 
-def show_plan(config: TranslationConfig, mesh: str | None) -> None:
+def show_plan(arguments: Arguments) -> None:
     """Prints what the run would be."""
-    from transformer_jax.dry_run import describe
+    from transformer_jax.dry_run import describe, describe_compiled, translation_step
 
-    for name, value in describe(resolve(config), mesh):
-        print(f"{name:<10} {value}")
+    config = resolve(arguments.config)
+    mesh = fake_devices(arguments.mesh)
+    for name, value in describe(config, arguments.mesh):
+        print(f"{name:<10} {value}", flush=True)
+    if compiles(arguments.mesh):
+        # A loop over the layers, as on an accelerator.
+        dials = Dials(unroll=1, remat=arguments.remat, attention=arguments.attention)
+        for line in describe_compiled(translation_step(config, dials, mesh)):
+            print(f"{'compiled':<10} {line}")
 
 
 def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
+    if arguments.dry_run:
+        show_plan(arguments)
+        return
     arguments.processes.join()
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     if arguments.plot_attention is not None and arguments.text is None:
@@ -175,8 +186,6 @@ def main() -> None:
         mesh = mesh_of(arguments.mesh)
         with on_mesh(mesh):
             translate(arguments, run_dir, mesh)
-    elif arguments.dry_run:
-        show_plan(arguments.config, arguments.mesh)
     else:
         train(arguments, run_dir)
 

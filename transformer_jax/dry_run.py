@@ -8,16 +8,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
+from transformer_jax.communication import collectives
+from transformer_jax.language_config import ResolvedLanguageConfig
+from transformer_jax.language_model import ADAM as LANGUAGE_ADAM
+from transformer_jax.language_model import model_config as language_model_config
 from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, planned_mesh, row_shards
-from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.mesh import (
+    check_model,
+    check_rows,
+    check_tokens,
+    on_mesh,
+    planned_mesh,
+    row_shards,
+    rows_sharding,
+)
+from transformer_jax.models.registry import DECODERS, TRANSLATORS
 from transformer_jax.recipes import RECIPES
 from transformer_jax.run_training import first_state, optimizer_of
 from transformer_jax.sharding import describe_sharding, placed_shapes, state_shardings
+from transformer_jax.training.language_loss import language_loss
+from transformer_jax.training.state import Loss, make_train_step
 from transformer_jax.training.translation_loss import model_loss
-from transformer_jax.translation import ADAM, model_config
+from transformer_jax.translation import ADAM, loss_of, model_config
 from transformer_jax.translation_config import ResolvedConfig
 
 # Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
@@ -66,6 +80,83 @@ def state_on(config: ResolvedConfig, mesh: AbstractMesh) -> Any:
     return placed_shapes(state, state_shardings(state, mesh))
 
 
+def _padded(rows: int, mesh: Mesh | None) -> int:
+    parts = row_shards(mesh)
+    return -(-rows // parts) * parts
+
+
+def translation_step(config: ResolvedConfig, dials: Dials, mesh: Mesh | None) -> Any:
+    """The compiled step of a translator's run, for batches of its longest rows; nothing is allocated."""
+    entry, described = TRANSLATORS[config.model], model_config(config, config.vocab_size)
+    rows = max(1, config.batch_tokens // config.max_length // config.accumulation)
+    names = ["source", "target_in", "target_out"]
+    names += ["source_segments", "target_segments"] * (config.batching == "packed")
+    shape = (config.accumulation * _padded(rows, mesh), config.max_length)
+    return _compiled(
+        config,
+        lambda key: entry.module(described, rngs=nnx.Rngs(key), dials=dials),
+        loss_of(config),
+        dict.fromkeys(names, (shape, jnp.int32)),
+        ADAM,
+        mesh,
+    )
+
+
+def language_step(config: ResolvedLanguageConfig, dials: Dials, mesh: Mesh | None) -> Any:
+    """The compiled step of a language model's run; nothing is allocated."""
+    entry, described = DECODERS[config.model], language_model_config(config, config.vocab_size)
+    shape = (config.batch_size, config.context)
+    batch: dict[str, Any] = dict.fromkeys(("tokens", "targets"), (shape, jnp.int32))
+    batch |= {"weights": (shape, jnp.float32)}
+    if config.packing == "documents":
+        batch |= {"segments": (shape, jnp.int32)}
+    return _compiled(
+        config,
+        lambda key: entry.module(described, rngs=nnx.Rngs(key), dials=dials),
+        language_loss(),
+        batch,
+        LANGUAGE_ADAM,
+        mesh,
+    )
+
+
+def _compiled(config: Any, make: Any, loss: Loss, batch: dict[str, Any], adam: Any, mesh: Mesh | None) -> Any:
+    def create(key: jax.Array) -> Any:
+        model = make(key)
+        return first_state(config, model, optimizer_of(config, model, **adam)[1])
+
+    with on_mesh(mesh):
+        state, shardings = jax.eval_shape(create, jax.random.key(0)), None
+        where: dict[str, Any] = dict.fromkeys(batch)
+        if mesh is not None:
+            shardings = state_shardings(state, mesh)
+            state = placed_shapes(state, shardings)
+            where = {name: rows_sharding(shape, mesh) for name, (shape, _) in batch.items()}
+        step: Any = make_train_step(
+            loss,
+            optimizer_of(config, state.model, **adam)[1],
+            accumulation=config.accumulation,
+            ema_decay=config.ema,
+            shardings=shardings,
+        )
+        shapes = {n: jax.ShapeDtypeStruct(shape, kind, sharding=where[n]) for n, (shape, kind) in batch.items()}
+        return step.lower(state, shapes).compile()
+
+
+def describe_compiled(program: Any) -> Iterator[str]:
+    """Lines on what each device needs for a compiled step, and what it sends to others."""
+    needs = program.memory_analysis()
+    given, more = needs.argument_size_in_bytes, needs.temp_size_in_bytes
+    yield (
+        f"a step needs about {(given + more) / 2**30:.3f} GiB on each device: {given / 2**30:.3f} of state and "
+        f"batch, {more / 2**30:.3f} beside them, as compiled for a CPU; --remat and --accumulation lower it"
+    )
+    found = collectives(program.as_text())
+    kinds = ", ".join(sorted({one.kind for one in found}))
+    if found:
+        yield f"each device sends {sum(one.sent for one in found) / 1e6:,.2f} MB a step ({kinds})"
+
+
 def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[str, str]]:
     """(name, what it is) of each part of the run that a config stands for.
 
@@ -112,6 +203,42 @@ def describe(config: ResolvedConfig, mesh: str | None = None) -> Iterator[tuple[
     yield "time", f"computed for the work alone, {DEVICES} devices at {UTILISATION:.0%} of their peak: {times}"
     if recipe.published:
         yield "published", f"{recipe.published}; not measured here"
+
+
+def describe_language(config: ResolvedLanguageConfig, mesh: str | None = None) -> Iterator[tuple[str, str]]:
+    """(name, what it is) of each part of a language model's run; see `describe`.
+
+    Raises:
+      UserError: a mesh that cannot be, or that does not divide the model or its batches.
+    """
+    entry, described = DECODERS[config.model], language_model_config(config, config.vocab_size)
+
+    def make(key: jax.Array) -> Any:
+        return entry.module(described, rngs=nnx.Rngs(key))
+
+    model = jax.eval_shape(make, jax.random.key(0))
+    parameters = f"{model.parameter_count:,} parameters with a vocabulary of {config.vocab_size:,}"
+    yield "corpus", " ".join(config.text) or config.corpus
+    yield "model", f"{config.model} {config.preset}, {parameters}, {config.dtype}"
+    yield "batch", f"{config.batch_size} rows of {config.context} tokens, {config.packing}"
+    yield (
+        "training",
+        f"{config.steps:,} steps, {config.optimizer}, {config.schedule} to {config.learning_rate:g} after "
+        f"{config.warmup:,} steps",
+    )
+    if mesh is not None:
+        planned = planned_mesh(mesh)
+        check_model(described, planned)
+        check_rows(config.batch_size // config.accumulation, planned, "--batch-size", whole=True)
+        check_tokens(config.context, planned, "--context")
+
+        def create(key: jax.Array) -> Any:
+            model = make(key)
+            return first_state(config, model, optimizer_of(config, model, **LANGUAGE_ADAM)[1])
+
+        state = jax.eval_shape(create, jax.random.key(0))
+        for line in describe_sharding(placed_shapes(state, state_shardings(state, planned)), planned):
+            yield "mesh", line
 
 
 def _operations(count: float) -> str:

@@ -46,6 +46,9 @@ from transformer_jax.training.metrics import read_metrics
 
 _log = logging.getLogger(__name__)
 
+# The constants of GPT-3 (Brown et al. 2020, appendix B).
+ADAM: dict[str, float] = dict(b1=0.9, b2=0.95, epsilon=1e-8)
+
 # Tokens of the validation text that a sample begins with, where no other beginning is named.
 _SAMPLE_PROMPT = 4
 
@@ -257,7 +260,7 @@ def _train(
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
     ) as checkpoints:
-        trainer = Trainer(config, model, checkpoints, mesh=mesh, b1=0.9, b2=0.95, epsilon=1e-8)
+        trainer = Trainer(config, model, checkpoints, mesh=mesh, **ADAM)
         del model  # the trainer's state owns it, and gives its memory to each step
         if trainer.resumed:
             note(f"resuming {folder} after step {int(trainer.state.step)}")

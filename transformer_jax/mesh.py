@@ -192,6 +192,14 @@ def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.nda
     return here.reshape(micro_batches, -1)[:, :size].reshape(-1)
 
 
+def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where an array (B, ...) of a batch lies: rows over `data` and `fsdp`, tokens over `sequence` where it
+    divides them."""
+    if len(shape) < 2:
+        return NamedSharding(mesh, PartitionSpec(ROWS))
+    return NamedSharding(mesh, PartitionSpec(ROWS, SEQUENCE if shape[1] % mesh.shape[SEQUENCE] == 0 else None))
+
+
 def spread(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
     """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
 
@@ -215,8 +223,6 @@ def spread(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
             x = x.reshape(micro_batches, rows, *x.shape[1:])
             x = np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)])
             x = x.reshape(-1, *x.shape[2:])
-        along = SEQUENCE if x.ndim > 1 and x.shape[1] % mesh.shape[SEQUENCE] == 0 else None
-        sharding = NamedSharding(mesh, PartitionSpec(ROWS, along) if x.ndim > 1 else PartitionSpec(ROWS))
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+        return jax.make_array_from_callback(x.shape, rows_sharding(x.shape, mesh), lambda index: x[index])
 
     return jax.tree.map(place, batch)

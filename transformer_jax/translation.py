@@ -93,7 +93,8 @@ def check_start(folder: pathlib.Path, config: ResolvedConfig) -> None:
         raise UserError(f"--start-from {folder} holds another model: {'; '.join(differ[:4])}")
 
 
-def _loss_of(config: ResolvedConfig) -> Loss:
+def loss_of(config: ResolvedConfig) -> Loss:
+    """The loss that a config trains on."""
     if config.model == "hard_attention":
         return hard_attention_loss(config.label_smoothing)
     return model_loss(config.label_smoothing, config.r_drop)
@@ -215,7 +216,7 @@ def _train(
         model = trainer.train(
             folder,
             data.train.share(lambda rows: rows_here(rows, mesh, micro_batches=config.accumulation)).from_step,
-            _loss_of(config),
+            loss_of(config),
             lambda model: _validate(model, data, config, mesh),
             best="valid_bleu",
             step_timeout=step_timeout,

@@ -16,7 +16,8 @@ FILES = dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_resolves_completely(name):
     resolved = resolve(TranslationConfig(recipe=name, **(FILES if name in ("files", "multi30k") else {})))
-    given = {"train", "valid", "test", "direction", "data_dir", "dropout", "hidden"}  # hidden: the preset's
+    # hidden is the preset's
+    given = {"train", "valid", "test", "direction", "data_dir", "dropout", "hidden", "start_from"}
     assert not [field for field, value in vars(resolved).items() if value is None and field not in given]
 
 
