@@ -144,6 +144,35 @@ def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
 
 
 @pytest.mark.long
+def test_a_language_model_is_trained_and_continues_texts_over_two_processes(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
+    folder = tmp_path / "run"
+    ended = ends(
+        command(
+            2, 1, "--text", tmp_path / "text.txt", "--tokenizer", "char", "--model", "llama", "--context", 32,
+            "--batch-size", 8, "--steps", 12, "--sample-tokens", 8, "--run-dir", folder,
+            module="experiments.language_model",
+        )
+    )  # fmt: skip
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    assert "sample: " in ended[0][2]
+    assert "bits per byte" in ended[0][1]
+    assert json.loads((folder / "results.json").read_text())["mesh"]["data"] == 2
+    ended = ends(
+        command(
+            2, 1, "--run-dir", folder, "--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 6,
+            "--mesh", "tensor=2", "--json", module="experiments.generate",
+        )
+    )  # fmt: skip
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    ((expected,),) = load_run(folder).generate(["the cat"], max_new_tokens=6, temperature=0.0)
+    assert json.loads(ended[0][1])["text"] == expected.text
+    assert ended[1][1] == ""
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
 def test_gradients_over_processes_are_those_of_one_device(tmp_path, count):
     names, port = ("transformer", "llama")[: 4 // count], free_port()
