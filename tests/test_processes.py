@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_mesh import assert_equals_one_device
+from tests.test_mesh import assert_equals_one_device, state_on
 from transformer_jax import load_run
 from transformer_jax.data.batching import Bucket, TranslationBatches
 from transformer_jax.errors import UserError
 from transformer_jax.mesh import make_mesh, rows_here
+from transformer_jax.parameter_names import named_leaves
 from transformer_jax.processes import _launched, check_same, from_first, gather, join, together
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import read_metrics
@@ -189,6 +190,28 @@ def test_gradients_over_processes_are_those_of_one_device(tmp_path, count):
         for name in names:
             own = {key.split(":")[1]: found[key] for key in found if key.startswith(f"{name}:")}
             assert_equals_one_device(name, float(own.pop("loss")), own)
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_eight_devices_is_read_by_two_processes(tmp_path):
+    saved = state_on("data=2,fsdp=2,tensor=2")
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(saved)
+    port, out = free_port(), tmp_path / "found.npz"
+
+    def arguments(process):
+        return (port, 2, process, "fsdp=2,tensor=2", out, f"restore:{tmp_path / 'checkpoints'}")
+
+    for status, _, errors in ends(
+        [start("tests.process_worker", arguments, process=p, devices=2) for p in range(2)]
+    ):
+        assert status == 0, errors[-2000:]
+    wanted = {f"state:{name}": leaf for name, leaf in named_leaves(saved).items() if name != "key"}
+    wanted |= {f"mean:{name}": leaf for name, leaf in named_leaves(saved.model).items()}
+    with np.load(out) as found:
+        assert set(found) == wanted.keys()
+        for name, leaf in wanted.items():
+            np.testing.assert_array_equal(found[name], leaf, err_msg=name)
 
 
 @pytest.mark.long
