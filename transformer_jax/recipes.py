@@ -90,7 +90,8 @@ def _multi30k() -> Recipe:
     Its validation loss still falls at the end, so a second run takes up its averaged parameters with half the
     steps and three eighths of the rate: the same command with
 
-        --start-from runs/multi30k-transformer --run-dir runs/multi30k-longer --steps 4500 --learning-rate 1.5e-3
+        --start-from runs/multi30k-transformer --run-dir runs/multi30k-longer \\
+            --steps 4500 --learning-rate 1.5e-3
 
     Seed 0, two cores of a shared AMD EPYC, jax 0.10.2, beam 5, mean of the last 8 checkpoints, tokenised:
 
