@@ -125,6 +125,10 @@ def parameter_sharding(
     parts: list[str | None] = []
     for axis, size in zip(rule_of(name).axes, shape, strict=True):
         target = _MESH_AXES.get(axis)
+        if axis == "outputs" and mesh.shape.get("fsdp", 1) > 1:
+            # Cut both ways, matrices of a loop over time have gradients that are wrong by their own size on a
+            # mesh of `data` as well: XLA of jax 0.10.
+            target = None
         fits = target in mesh.shape and target not in parts and size % mesh.shape[target] == 0
         parts.append(target if fits else None)
     return NamedSharding(mesh, PartitionSpec(*parts))
