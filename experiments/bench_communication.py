@@ -169,7 +169,7 @@ def main() -> None:
     most = max((n for n in arguments.devices if n <= arguments.compile_up_to), default=1)
     # Before the first look at the devices.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={most}"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax.config.update("jax_platforms", "cpu")
     config = decoder(arguments)
     sizes = sizes_of(config, arguments)
     rows: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.errors import UserError
 from transformer_jax.mesh import make_mesh, parse_mesh
-from transformer_jax.processes import LostTouch, SharedError, is_first, join
+from transformer_jax.processes import LostTouch, SharedError, in_touch, is_first, join, own_number
 from transformer_jax.training.loop import Stopped
 
 
@@ -89,9 +89,11 @@ def run_command(
         os._exit(2)  # at a usual exit JAX would wait for the one that is gone
     except UserError as error:
         if is_first():
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr, flush=True)
         elif not isinstance(error, SharedError):
-            print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
+            print(f"error: process {own_number()}: {error}", file=sys.stderr, flush=True)
+        if in_touch() and not isinstance(error, SharedError):
+            os._exit(2)  # the others are still at work, and JAX would wait for them
         return 2
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)

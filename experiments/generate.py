@@ -26,6 +26,7 @@ from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.errors import UserError
 from transformer_jax.mesh import mesh_of, on_mesh
+from transformer_jax.processes import is_first, touch_told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,7 @@ def main() -> None:
     arguments.processes.join()
     sampling = _check(arguments)
     mesh = mesh_of(arguments.mesh)
-    with on_mesh(mesh):
+    with on_mesh(mesh), touch_told():
         generate(arguments, sampling, mesh)
 
 
@@ -166,7 +167,8 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         for number, one in enumerate(texts, 1):
             print(f"--- {number}\n{one.text}")
     new = sum(one.new_tokens for one in texts)
-    print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
+    if is_first():
+        print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from experiments.command import Processes, compiles, fake_devices, run_command  
 from transformer_jax.errors import UserError  # noqa: E402
 from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
 from transformer_jax.mesh import mesh_of, on_mesh  # noqa: E402
+from transformer_jax.processes import from_first, is_first, touch_told  # noqa: E402
 from transformer_jax.recipes import COMMON  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
 from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
@@ -82,6 +83,19 @@ def default_run_dir(config: TranslationConfig) -> pathlib.Path:
     return pathlib.Path("runs") / "-".join(filter(None, (corpus, config.model, config.preset)))
 
 
+def read_lines() -> list[str]:
+    """The lines of standard input.
+
+    Raises:
+      UserError: it is not UTF-8.
+    """
+    try:
+        lines = sys.stdin.buffer.read().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8 at byte {error.start + 1}; convert it first") from None
+    return lines[:-1] if lines[-1] == "" else lines
+
+
 def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
     """Translates `--text` or standard input with the run in `run_dir`, on a mesh or None."""
     from transformer_jax.plotting.attention import plot_alignment
@@ -97,15 +111,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
     run = load_translator(run_dir, mesh=mesh)
     search: dict[str, Any] = dict(beam_size=arguments.config.beam_size, alpha=arguments.config.length_penalty)
     if arguments.stdin:
-        try:
-            lines = sys.stdin.buffer.read().decode("utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"standard input is not UTF-8 at byte {error.start + 1}; convert it first"
-            ) from None
-        if lines[-1] == "":
-            lines.pop()
-        for line in run.translate(lines, **search):
+        for line in run.translate(from_first(read_lines), **search):
             print(line)
         return
     assert arguments.text is not None
@@ -116,6 +122,8 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
     layers = len(alignment.weights)
     if not -layers <= arguments.plot_layer < layers:
         raise UserError(f"--plot-layer {arguments.plot_layer}: the model has layers 0 to {layers - 1}")
+    if not is_first():
+        return
     try:
         plot_alignment(
             alignment.weights[arguments.plot_layer],
@@ -184,7 +192,7 @@ def main() -> None:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:
         mesh = mesh_of(arguments.mesh)
-        with on_mesh(mesh):
+        with on_mesh(mesh), touch_told():
             translate(arguments, run_dir, mesh)
     else:
         train(arguments, run_dir)

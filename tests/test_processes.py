@@ -246,8 +246,7 @@ def test_a_process_that_hangs_is_named_and_one_that_dies_is_told(config, tmp_pat
         assert processes[0].returncode == (1 if kill == signal.SIGSTOP else 2), errors[-3000:]
         assert words in errors
         assert "Traceback" not in errors
-        for process in processes:
-            process.wait()
+        processes[1].communicate()
 
 
 def until(there, processes):
@@ -321,10 +320,12 @@ def test_shares_make_up_the_batch():
 
 def test_what_is_said_of_a_late_process():
     places = {"0": "12 alpha", "1": "12 beta", "2": "10 gamma"}
-    assert late(12, 600, places) == (
+    assert late(12, 600, places, 3) == (
         "step 12 takes longer than 600 s: process 2 (gamma) is at step 10, the others at 12"
     )
-    assert "all 2 processes have begun it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"})
+    assert "all 2 processes have begun it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"}, 2)
+    assert "process 1 (no step yet) is at step 0, the others at 1" in late(1, 600, {"0": "1 alpha"}, 2)
+    assert "process 0 does not answer" in late(12, 600, None, 2)
     assert late(3, 1.5, {}) == "step 3 takes longer than 1.5 s"
 
 

@@ -37,12 +37,13 @@ from transformer_jax.language_config import (
 from transformer_jax.layers.dials import Dials
 from transformer_jax.mesh import check_model, check_rows, check_tokens, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.processes import check_same, from_first, is_first, together, touch_told
+from transformer_jax.processes import check_same, first_then_all, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss, next_token_loss
 from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.step_watch import check_limit
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ def train_language_model(
     """
     started = time.perf_counter() if started is None else started
     resolved, devices = together(lambda: (resolve_language(config), mesh_of(mesh)))
+    together(lambda: check_limit(step_timeout))
     if devices is not None:
 
         def check(mesh: Mesh) -> None:
@@ -199,11 +201,15 @@ def _train(
     started: float,
 ) -> dict[str, Any]:
     stored = stored_config(folder)
-    corpus = together(lambda: load_texts(config))
-    if stored is not None and stored["corpus_fingerprint"] != corpus.fingerprint():
-        raise UserError(
-            f"{folder} holds a run on another text: use the same one to resume it, or another --run-dir"
-        )
+    corpus = first_then_all(lambda: load_texts(config))
+
+    def check_text() -> None:
+        if stored is not None and stored["corpus_fingerprint"] != corpus.fingerprint():
+            raise UserError(
+                f"{folder} holds a run on another text: use the same one to resume it, or another --run-dir"
+            )
+
+    together(check_text)
 
     def own_tokenizer() -> TextTokenizer:
         if stored is not None:
@@ -235,7 +241,8 @@ def _train(
         f"{len(train.tokens):,} tokens of {len(corpus.train):,} document(s) for training, "
         f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, vocabulary {tokenizer.vocab_size:,}"
     )
-    check_same(described)
+    where = {} if mesh is None else dict(mesh.shape)
+    check_same(described | {"mesh": where, "run_dir": str(folder), "dials": dataclasses.asdict(dials)})
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
             done = max(checkpoints.steps(), default=0)
@@ -274,6 +281,7 @@ def _train(
             runs.write_json(folder / runs.CONFIG, described)
 
         from_first(write_config)
+        together(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
         note(
             f"{config.model} {config.preset}, {parameters:,} parameters, {config.packing} "
             f"{config.batch_size} x {config.context}"

@@ -66,9 +66,19 @@ def touch_told() -> Iterator[None]:
         ) from error
 
 
+def own_number() -> int:
+    """The number of this process, 0 where it is alone; unlike `jax.process_index` it needs no devices."""
+    return _state().process_id
+
+
+def in_touch() -> bool:
+    """Whether this process is one of several that have come together."""
+    return _store() is not None
+
+
 def is_first() -> bool:
     """Whether this is the process that writes what one process writes."""
-    return jax.process_index() == 0
+    return own_number() == 0
 
 
 def _launched(environment: Mapping[str, str]) -> str | None:
@@ -135,6 +145,8 @@ def join(
         elif process_id is not None:
             _reach(coordinator, host, int(port), timeout)
         timeout -= time.monotonic() - began
+    # Its handler of SIGTERM would hide the signal from Python until training begins.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator, num_processes, process_id, initialization_timeout=max(1, int(timeout))
@@ -148,7 +160,7 @@ def join(
 
 
 def _check_free(coordinator: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as trial:
+    with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", port))
@@ -175,11 +187,15 @@ def _reach(coordinator: str, host: str, port: int, timeout: float) -> None:
         time.sleep(0.5)
 
 
-def _store() -> Any:
+def _state() -> Any:
     # The one way to it; Orbax goes it too.
     from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
+
+
+def _store() -> Any:
+    return _state().client
 
 
 def _put(key: str, text: str) -> None:
@@ -254,6 +270,17 @@ def together(make: Callable[[], T]) -> T:
         same = len(set(messages)) == 1
         raise SharedError(messages[0] if same else f"process {failed[0]}: {messages[failed[0]]}")
     return value
+
+
+def first_then_all(make: Callable[[], T]) -> T:
+    """What `make` gives here, called in the first process before the others: it downloads what they then find.
+
+    Raises:
+      UserError: what it raised in one of them, in all.
+    """
+    if jax.process_count() > 1:
+        from_first(lambda: make() is None)
+    return together(make)
 
 
 def check_same(described: Mapping[str, Any]) -> None:

@@ -21,13 +21,14 @@ from transformer_jax.evaluation.translation import bleu_signature, translation_s
 from transformer_jax.layers.dials import Dials
 from transformer_jax.mesh import check_model, check_rows, mesh_of, on_mesh, rows_here, spread
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.processes import check_same, from_first, is_first, together, touch_told
+from transformer_jax.processes import check_same, first_then_all, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
 from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.hard_attention_loss import hard_attention_loss
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.state import Loss
+from transformer_jax.training.step_watch import check_limit
 from transformer_jax.training.translation_loss import model_loss, token_loss
 from transformer_jax.translation_config import FREE_FIELDS, ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import TranslationData, load_corpus, prepare
@@ -133,6 +134,7 @@ def train_translator(
     """
     started = time.perf_counter() if started is None else started
     resolved, devices = together(lambda: (resolve(config), mesh_of(mesh)))
+    together(lambda: check_limit(step_timeout))
     if devices is not None:
         together(lambda: check_model(model_config(resolved, resolved.vocab_size), devices))
     with on_mesh(devices), touch_told():
@@ -150,7 +152,7 @@ def _train(
     started: float,
 ) -> dict[str, Any]:
     stored = stored_config(folder)
-    corpus = together(lambda: load_corpus(config))
+    corpus = first_then_all(lambda: load_corpus(config))
     start = None if config.start_from is None else pathlib.Path(config.start_from)
 
     def make_tokenizer() -> BytePairTokenizer:
@@ -177,7 +179,8 @@ def _train(
         corpus_fingerprint=corpus.fingerprint(),
         training=dataclasses.asdict(config),
     )
-    check_same(described)
+    where = {} if mesh is None else dict(mesh.shape)
+    check_same(described | {"mesh": where, "run_dir": str(folder), "dials": dataclasses.asdict(dials)})
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
             done = max(checkpoints.steps(), default=0)
@@ -209,6 +212,7 @@ def _train(
             runs.write_json(folder / runs.CONFIG, described)
 
         from_first(write_config)
+        together(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
         shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
         note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
         for line in describe_sharding(trainer.state, mesh):

@@ -216,3 +216,16 @@ def test_another_models_checkpoint_is_refused(checkpoints):
     other = Transformer(dataclasses.replace(CONFIG, width=16), rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r"holds another model: .*kernel is"):
         checkpoints.restore_model(other, 1)
+
+
+def test_a_first_save_that_was_killed_is_begun_again(tmp_path):
+    """Nothing was lost with it; where a checkpoint once stood, its remains are an error."""
+    folder = tmp_path / "checkpoints"
+    for torn in ("2.orbax-checkpoint-tmp", "2"):
+        (folder / torn / "model").mkdir(parents=True)
+    (folder / "2.begun").touch()
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.restore(None) is None
+    (folder / "2.begun").unlink()
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="none complete"):
+        checkpoints.restore(None)

@@ -35,6 +35,8 @@ from transformer_jax.training.state import TrainState
 _log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
+# Beside the folder of a checkpoint from the beginning of its save to the manifest.
+_BEGUN = ".begun"
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:
@@ -183,6 +185,7 @@ class Checkpoints:
                 shutil.rmtree(target, ignore_errors=True)
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._check_room(parts)
+                (self.folder / f"{name}{_BEGUN}").touch()
 
         def begin() -> None:
             with _saving(target):
@@ -212,6 +215,8 @@ class Checkpoints:
                 return
             manifest = {"format_version": 2, "step": step, "sha256": _digests(target)}
             write_text_atomically(target / _MANIFEST, _manifest_text(manifest))
+            for begun in self.folder.glob(f"*{_BEGUN}"):
+                begun.unlink()
             self._remove_old()
         except Exception as error:  # noqa: BLE001  handed to the thread that saves
             self._failure = _saving_error(target, error)
@@ -258,6 +263,9 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A save that is under way waits for a process that is gone, as this one must not.
+        if kind is not None and jax.process_count() > 1 and issubclass(kind, (RuntimeError, ValueError)):
+            return
         # What stopped the run is the error to show, not a save that failed after it.
         with contextlib.suppress(*([UserError] if kind else [])):
             self.close()
@@ -331,7 +339,9 @@ class Checkpoints:
                 # Without its manifest it counts as torn: it is not averaged, kept or taken for saved.
                 (self.folder / str(other) / _MANIFEST).unlink(missing_ok=True)
             return step
-        torn = [p.name for p in self.folder.glob("*") if p.is_dir()] if self.folder.is_dir() else []
+        # A save that was begun and never ended leaves nothing to lose, a folder that was whole once does.
+        begun = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
+        torn = [p.name for p in self.folder.glob("*") if p.is_dir() and p.name.split(".")[0] not in begun]
         if torn:
             raise UserError(
                 f"{self.folder}: {len(torn)} checkpoint(s) ({', '.join(sorted(torn)[:3])}), none complete: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import optax
 
-from transformer_jax.processes import SharedError
+from transformer_jax.processes import SharedError, from_first
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.out_of_memory import memory_told, out_of_memory
@@ -187,7 +188,8 @@ def fit(
             is_best = False
             if evaluating:
                 values = dict(evaluate(state))
-                is_best = values[best] < best_value if lower_is_better else values[best] > best_value
+                better = values[best] < best_value if lower_is_better else values[best] > best_value
+                is_best = from_first(functools.partial(bool, better))  # of many processes one decides
                 if is_best:
                     best_value, checkpoints.best = values[best], step
                 log.write(step, **values, seconds=seconds, target_tokens=tokens, **so_far())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from transformer_jax.processes import new_name, publish, published
+from transformer_jax.errors import UserError
+from transformer_jax.processes import is_first, new_name, publish, published
 
 # Seconds that a step may take where several processes wait for each other and no limit is named.
 SEVERAL = 1800.0
@@ -21,17 +23,32 @@ _LONGER = 10
 _GRACE = 3.0
 
 
-def late(step: int, limit: float, places: Mapping[str, str]) -> str:
+def check_limit(limit: float | None) -> None:
+    """That a limit can be.
+
+    Raises:
+      UserError: it is not above 0.
+    """
+    if limit is not None and not limit > 0:
+        raise UserError(f"--step-timeout {limit:g} is not above 0")
+
+
+def late(step: int, limit: float, places: Mapping[str, str] | None, count: int = 1) -> str:
     """What is said of a step that takes too long.
 
     Args:
       step: that this process is in.
       limit: seconds.
-      places: "STEP HOST" by process, as far as they have said it; empty for one process alone.
+      places: "STEP HOST" by process, as far as they have said it; None where process 0, which keeps them, does
+        not answer.
+      count: of processes.
     """
     line = f"step {step} takes longer than {limit:g} s"
-    if not places:
+    if count == 1:
         return line
+    if places is None:
+        return f"{line}: process 0 does not answer"
+    places = {str(process): "0 no step yet" for process in range(count)} | dict(places)
     steps = {process: int(place.split()[0]) for process, place in places.items()}
     least, most = min(steps.values()), max(steps.values())
     if least == most:
@@ -80,16 +97,39 @@ class StepWatch:
 
     def _watch(self) -> None:
         assert self.limit is not None, "only then there is a thread"
-        said = 0
+        if self._several:
+            threading.Thread(target=self._say, name="step-saying", daemon=True).start()
         while not self._over.wait(min(1.0, self.limit / 4)):
-            if self._several and self._step != said:
-                said = self._step
-                publish(f"{self._name}/{jax.process_index()}", f"{said} {socket.gethostname()}")
             if time.monotonic() > self._deadline:
-                if self._several:
-                    time.sleep(_GRACE)
-                self._end(late(self._step, self.limit, published(self._name) if self._several else {}))
-                return
+                places = self._places() if self._several else {}
+                if time.monotonic() > self._deadline:
+                    self._end(late(self._step, self.limit, places, jax.process_count()))
+                    return
+
+    def _say(self) -> None:
+        """Leaves where this process is for the others, about once a second."""
+        said = 0
+        with contextlib.suppress(RuntimeError):  # process 0 is gone: the limit will tell
+            while not self._over.wait(1.0):
+                if self._step != said:
+                    said = self._step
+                    publish(f"{self._name}/{jax.process_index()}", f"{said} {socket.gethostname()}")
+
+    def _places(self) -> dict[str, str] | None:
+        """What the others have left, or None where process 0 does not answer in time."""
+        time.sleep(_GRACE)
+        found: list[dict[str, str]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                found.append(published(self._name))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_GRACE)
+        if is_first():
+            time.sleep(_GRACE)  # the others ask it
+        return found[0] if found else None
 
     def __enter__(self) -> StepWatch:
         if self.limit is not None:
