@@ -58,8 +58,9 @@ def test_bytes_by_the_ring():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("batch_size", "context"), [(16, 32), (64, 512)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "batch_size", "context"), [*((mode, 16, 32) for mode in MODES), ("fsdp", 64, 512)]
+)
 def test_a_step_sends_what_its_formula_says(mode, batch_size, context):
     arguments = Arguments(devices=(8,), width=64, batch_size=batch_size, context=context)
     config = decoder(arguments)

@@ -28,13 +28,10 @@ def test_what_lowers_the_need_of_a_step():
     assert temporary(language_step(config, Dials(unroll=1, remat=True), mesh)) < 0.7 * need
     parts = resolve_language(LanguageConfig(batch_size=16, accumulation=2))
     assert temporary(language_step(parts, Dials(unroll=1), mesh)) < 0.7 * need
-    whole = language_step(config, Dials(unroll=1), None)
-    assert temporary(whole) > 3 * need
-    assert whole.memory_analysis().argument_size_in_bytes > 3 * 940_800 * 4
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("changes", [dict(accumulation=3), dict(model="bahdanau"), dict(ema=0.9, r_drop=1.0)])
+@pytest.mark.parametrize("changes", [dict(accumulation=3, ema=0.9), dict(model="bahdanau")])
 def test_every_kind_of_translator_has_a_plan(changes):
     config = resolve(TranslationConfig(phrases=1_300, batch_tokens=1_024, **changes))
     assert temporary(translation_step(config, Dials(unroll=1), make_mesh("data=2,tensor=2"))) > 0
