@@ -226,6 +226,10 @@ def test_a_first_save_that_was_killed_is_begun_again(tmp_path):
     (folder / "2.begun").touch()
     with Checkpoints(folder) as checkpoints:
         assert checkpoints.restore(None) is None
+    (folder / "2" / "manifest.json").write_text("{}")
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="none complete"):
+        checkpoints.restore(None)
+    (folder / "2" / "manifest.json").unlink()
     (folder / "2.begun").unlink()
     with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="none complete"):
         checkpoints.restore(None)

@@ -341,7 +341,11 @@ class Checkpoints:
             return step
         # A save that was begun and never ended leaves nothing to lose, a folder that was whole once does.
         begun = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
-        torn = [p.name for p in self.folder.glob("*") if p.is_dir() and p.name.split(".")[0] not in begun]
+        torn = [
+            p.name
+            for p in self.folder.glob("*")
+            if p.is_dir() and ((p / _MANIFEST).exists() or p.name.split(".")[0] not in begun)
+        ]
         if torn:
             raise UserError(
                 f"{self.folder}: {len(torn)} checkpoint(s) ({', '.join(sorted(torn)[:3])}), none complete: "
