@@ -15,7 +15,7 @@ CPU devices, nothing is allocated or run. The bytes are those that each device s
               lie: an exchange of 2 A / n and the token ids, and E less of both others
     tensor    all-reduce of activations               (7 L + 2) A, and 3 numbers a token for the loss
     sequence  all-reduce of the gradients             P
-              keys and values and their gradients     4 L A, passed around the ring
+              keys, values twice, their gradients     6 L A, passed around the ring
 
 What is left are the loss, the gradient's norm and their likes: some hundred bytes.
 """
@@ -147,7 +147,7 @@ def formula(sizes: Sizes, mode: str, n: int) -> dict[str, int]:
         }
     if mode == TENSOR:
         return {"all-reduce": (7 * sizes.layers + 2) * sizes.activations + 3 * sizes.tokens}
-    return {"all-reduce": sizes.parameters, "collective-permute": 4 * sizes.layers * sizes.activations}
+    return {"all-reduce": sizes.parameters, "collective-permute": 6 * sizes.layers * sizes.activations}
 
 
 def sent(kind: str, size: int, n: int) -> float:

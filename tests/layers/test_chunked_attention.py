@@ -134,30 +134,58 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
 
 
 @pytest.mark.parametrize("mesh", ["sequence=4", "data=2,sequence=4", "sequence=2,tensor=2"])
-@pytest.mark.parametrize("kind", ["causal", "segments", "dense", "alibi"])
+@pytest.mark.parametrize("kind", ["causal", "segments", "dense", "alibi", "bucketed"])
 def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):
     length = 24
     shapes = (B, length, H, K), (B, length, 2, K), (B, length, 2, W)
     given = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     segments = jnp.asarray(np.sort(rng.integers(0, 4, (B, length))))
     seen = visibility.causal(length, length)
-    bias = None
+    places = jnp.arange(length)
     if kind == "segments":
         seen = seen & visibility.same_segment(segments, segments) & visibility.real(segments != 0)
     if kind == "dense":
         seen = seen.dense()
-    if kind == "alibi":
-        bias = PositionBias(LinearBiasPositions(H), jnp.arange(length), jnp.arange(length))
+    if kind == "bucketed":
+        given.append(jnp.asarray(rng.normal(size=(8, H)), jnp.float32))
 
-    def attend(implementation, query, key, value):
-        return dot_product_attention(query, key, value, mask=seen, bias=bias, implementation=implementation)
+    def bias(*table):
+        if kind == "alibi":
+            return PositionBias(LinearBiasPositions(H), places, places)
+        if kind == "bucketed":
+            scheme = BucketedPositions(H, buckets=8, max_distance=12, std=1.0, rngs=nnx.Rngs(0))
+            scheme.bias_table.embedding = nnx.Param(table[0])
+            return PositionBias(scheme, places, places)
+        return None
+
+    def attend(implementation, query, key, value, *table):
+        return dot_product_attention(
+            query, key, value, mask=seen, bias=bias(*table), implementation=implementation
+        )
+
+    def in_small_chunks(query, key, value, *table):
+        return ring_attention(query, key, value, mask=seen, bias=bias(*table), scale=K**-0.5, queries=4, keys=3)
 
     expected = values_and_gradients(lambda *a: attend("plain", *a), *given)
     with on_mesh(make_mesh(mesh)):
         function = jax.jit(lambda *a: attend("auto", *a))
         assert "ppermute" in str(jax.make_jaxpr(function)(*given))
-        found = values_and_gradients(function, *given)
-        chunked = ring_attention(*given, mask=seen, bias=bias, scale=K**-0.5, queries=4, keys=3)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
-    np.testing.assert_allclose(chunked, expected[0], atol=2e-6)
+        for form in (function, in_small_chunks):
+            for ours, theirs in zip(values_and_gradients(form, *given), expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def test_a_device_needs_no_more_memory_in_a_larger_ring():
+    """Forward and backward: it never holds the keys of all parts."""
+
+    def total(query, key, value):
+        mask = visibility.causal(*(x.shape[1] for x in (query, key)))
+        return ring_attention(query, key, value, mask=mask, scale=0.1, queries=64, keys=64).sum()
+
+    def needed(devices):
+        x = jax.ShapeDtypeStruct((2, 512 * devices, 4, 32), jnp.float32)
+        with on_mesh(make_mesh(f"sequence={devices}")):
+            compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert needed(8) < 1.05 * needed(2)

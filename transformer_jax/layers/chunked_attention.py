@@ -1,13 +1,15 @@
 """Exact attention in memory that grows linearly with the length: chunks of keys, one running softmax.
 
 The weights of a query are never held together: its running maximum, the sum of its exponentials and the sum of
-its weighted values are kept while chunks of keys pass (Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et
-al. 2022), and the backward pass makes each chunk's weights again.
+its weighted values are kept while chunks of keys pass (Milakov & Gimelshein 2018; Rabe & Staats 2021). For the
+backward pass the output is kept and one number a query, the logarithm of its softmax's denominator, from which
+each chunk's weights are made again (Dao et al. 2022, section 3.1 and appendix B.2).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +38,12 @@ class Running(NamedTuple):
     def empty(cls, query: jax.Array, width: int) -> Running:
         """Before any key, of queries (B, t, G, R, K) and values of this width."""
         B, t, G, R, _ = query.shape
-        rows = (B, G, R, t)
-        lowest = jnp.full(rows, jnp.finfo(jnp.float32).min)
-        return cls(lowest, jnp.zeros(rows), jnp.zeros((*rows, width)))
+        return cls.above(jnp.full((B, G, R, t), jnp.finfo(jnp.float32).min), width)
+
+    @classmethod
+    def above(cls, highest: jax.Array, width: int) -> Running:
+        """Before any key, with exponentials measured from `highest` (B, G, R, t), if no logit is larger."""
+        return cls(highest, jnp.zeros_like(highest), jnp.zeros((*highest.shape, width)))
 
     def with_keys(
         self,
@@ -68,8 +73,15 @@ class Running(NamedTuple):
 
     def result(self) -> jax.Array:
         """(B, t, G, R, V), zeros where a query has seen nothing."""
-        mixed = self.mixed / jnp.where(self.total == 0.0, 1.0, self.total)[..., None]
+        mixed = self.mixed / self._denominator()[..., None]
         return jnp.moveaxis(mixed, 3, 1)
+
+    def logarithm(self) -> jax.Array:
+        """(B, G, R, t) log of the sum of exp(logit); the lowest number where a query has seen nothing."""
+        return self.highest + jnp.log(self._denominator())
+
+    def _denominator(self) -> jax.Array:
+        return jnp.where(self.total == 0.0, 1.0, self.total)
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
@@ -90,55 +102,228 @@ def part_of(
     return taken(taken(whole, queries, 2), keys, 3)
 
 
-def scaled_in_groups(query: jax.Array, groups: int, scale: float) -> jax.Array:
-    """Queries (B, T, H, K) times the scale of their logits, as (B, T, G, R, K)."""
-    B, T, H, K = query.shape
-    return (query * jnp.asarray(scale, query.dtype)).reshape(B, T, groups, H // groups, K)
+def _chunks(x: jax.Array, size: int, axis: int = 1) -> jax.Array:
+    """(..., T, ...) -> (n, ..., size, ...) along an axis, filled up with zeros."""
+    length = x.shape[axis]
+    count = -(-length // size)
+    x = jnp.pad(x, [(0, count * size - length if n == axis else 0) for n in range(x.ndim)])
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def chunks(x: jax.Array, size: int) -> jax.Array:
-    """(B, T, ...) -> (n, B, size, ...), filled up with zeros."""
-    B, T = x.shape[:2]
-    count = -(-T // size)
-    x = jnp.pad(x, [(0, 0), (0, count * size - T), *[(0, 0)] * (x.ndim - 2)])
-    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0)
+def _joined(chunks: jax.Array, length: int, axis: int = 1) -> jax.Array:
+    """`_chunks` undone."""
+    x = jnp.moveaxis(chunks, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(x, 0, length, axis=axis)
 
 
-def over_keys(
-    running: Running,
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    length: int,
-    mask: jax.Array | Visibility | None,
-    bias: jax.Array | PositionBias | None,
-    first_query: jax.Array,
-    first_key: jax.Array,
-) -> Running:
-    """What is running once all chunks of keys (n, B, s, G, K) have passed one chunk of queries (B, t, G, R, K).
+class Ring(NamedTuple):
+    """The devices that keys and values go round; one alone has all of them.
 
-    The chunks hold `length` keys, of which the first is number `first_key` of all that the mask knows.
+    Attributes:
+      axis: of the mesh, inside a `shard_map` over it; None: one device.
+      parts: how many devices it has.
     """
-    size = keys.shape[2]
-    queries = first_query + jnp.arange(query.shape[1])
 
-    def step(running: Running, chunk: tuple[jax.Array, jax.Array, jax.Array]):
-        number, key, value = chunk
-        places = number * size + jnp.arange(size)
-        seen = (places < length)[None, None, None]
-        own = part_of(mask, queries, first_key + places)
-        if own is not None:
-            seen = seen & own
-        own_bias = part_of(bias, queries, first_key + places)
-        # A chunk behind the queries, or of another document, costs nothing.
-        running = jax.lax.cond(
-            seen.any(),
-            lambda: running.with_keys(query, key, value, seen, own_bias),
-            lambda: running,
+    axis: str | None = None
+    parts: int = 1
+
+    def own(self) -> jax.Array:
+        """The number of this device, and of the part of the sequence that it began with."""
+        return jnp.zeros((), jnp.int32) if self.axis is None else jax.lax.axis_index(self.axis)
+
+    def pass_on(self, tree: Any) -> Any:
+        """What the device before this one held."""
+        if self.axis is None:
+            return tree
+        around = [(place, (place + 1) % self.parts) for place in range(self.parts)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, around), tree)
+
+
+class _How(NamedTuple):
+    """What is known before an attention runs: sizes of chunks, the ring, how the bias is put together."""
+
+    queries: int
+    keys: int
+    ring: Ring
+    bias: Any  # tree structure
+    floats: tuple[bool, ...]  # which of its leaves have a gradient
+
+
+class _Given(NamedTuple):
+    """One device's arguments.
+
+    Attributes:
+      query: (B, T, G, R, K), times the scale.
+      key, value: (B, S, G, K) and (B, S, G, V).
+      mask: of the whole sequence; as is the bias.
+      floats, others: leaves of the bias.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    mask: jax.Array | Visibility | None
+    floats: tuple[jax.Array, ...]
+    others: tuple[jax.Array, ...]
+
+
+class _Places(NamedTuple):
+    """Which pairs of a chunk of queries and one of keys see each other, and their bias."""
+
+    how: _How
+    given: _Given
+    queries: jax.Array  # (t,) numbers of the queries in the whole sequence
+    keys: jax.Array  # (s,)
+    real: jax.Array  # (s,) whether the key exists
+
+    def seen(self) -> jax.Array:
+        """Broadcastable to (B, H, t, s)."""
+        real = self.real[None, None, None]
+        own = part_of(self.given.mask, self.queries, self.keys)
+        return real if own is None else real & own
+
+    def bias(self, floats: tuple[jax.Array, ...]) -> jax.Array | None:
+        """Broadcastable to (B, H, t, s)."""
+        some, others = iter(floats), iter(self.given.others)
+        leaves = [next(some) if floating else next(others) for floating in self.how.floats]
+        return part_of(jax.tree.unflatten(self.how.bias, leaves), self.queries, self.keys)
+
+
+class _Turns:
+    """The chunks of one device's arguments, and the places that a turn of the ring brings together."""
+
+    def __init__(self, how: _How, given: _Given):
+        self.how, self.given = how, given
+        self.own = how.ring.own()
+        T, self.length = given.query.shape[1], given.key.shape[1]
+        self.size = min(how.queries, T)
+        self.query = _chunks(given.query, self.size)
+        self.key, self.value = (_chunks(x, min(how.keys, self.length)) for x in (given.key, given.value))
+        self.first = self.own * T + self.size * jnp.arange(len(self.query))
+        self.number = jnp.arange(len(self.key))
+
+    def places(self, turn: jax.Array, first: jax.Array, number: jax.Array) -> _Places:
+        """Of the queries from `first` on and a chunk of the keys that are here in a turn."""
+        part = (self.own - turn) % self.how.ring.parts
+        size = self.key.shape[2]
+        own = number * size + jnp.arange(size)
+        queries = first + jnp.arange(self.size)
+        return _Places(self.how, self.given, queries, part * self.length + own, own < self.length)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(how: _How, given: _Given) -> jax.Array:
+    """(B, T, G, R, V) in the query's dtype."""
+    return _forward(how, given)[0]
+
+
+def _forward(how: _How, given: _Given):
+    turns = _Turns(how, given)
+    width = given.value.shape[3]
+
+    def turn(carry, number_of_turn):
+        running, keys, values = carry
+
+        def of_queries(chunk):
+            running, query, first = chunk
+
+            def of_keys(running, chunk):
+                number, key, value = chunk
+                places = turns.places(number_of_turn, first, number)
+                seen = places.seen()
+                # A chunk behind the queries, or of another document, costs nothing.
+                return jax.lax.cond(
+                    seen.any(),
+                    lambda: running.with_keys(query, key, value, seen, places.bias(given.floats)),
+                    lambda: running,
+                ), None
+
+            return jax.lax.scan(of_keys, running, (turns.number, keys, values))[0]
+
+        running = jax.lax.map(of_queries, (running, turns.query, turns.first))
+        return (running, *how.ring.pass_on((keys, values))), None
+
+    running = jax.vmap(lambda chunk: Running.empty(chunk, width))(turns.query)
+    carry = (running, turns.key, turns.value)
+    (running, _, _), _ = jax.lax.scan(turn, carry, jnp.arange(how.ring.parts))
+    T = given.query.shape[1]
+    mixed = _joined(jax.vmap(Running.result)(running), T).astype(given.query.dtype)
+    logarithm = _joined(jax.vmap(Running.logarithm)(running), T, axis=3)  # (B, G, R, T)
+    return mixed, (given, mixed, logarithm)
+
+
+def _backward(how: _How, kept, gradient: jax.Array):
+    """With weights P = exp(logits - logarithm), the gradient of the logits is P (dP - sum of P dP), and the sum
+    is the output times its gradient. So it is that of P V and of P's sum, for a constant logarithm."""
+    given, mixed, logarithm = kept
+    turns = _Turns(how, given)
+    width = given.value.shape[3]
+    product = jnp.einsum("btgrv,btgrv->bgrt", gradient, mixed, preferred_element_type=jnp.float32)
+    gradients = _chunks(
+        jnp.moveaxis(gradient, 1, 3).astype(jnp.float32), turns.size, axis=3
+    )  # (n, B, G, R, t, V)
+    logarithms, products = (_chunks(x, turns.size, axis=3) for x in (logarithm, product))
+
+    def turn(carry, number_of_turn):
+        (keys, values, of_keys, of_values), of_query, of_floats = carry
+
+        def at_queries(carry, chunk):
+            of_keys, of_values, of_floats = carry
+            query, gradient, logarithm, product, first, of_query = chunk
+
+            def at_keys(carry, chunk):
+                number, key, value, of_key, of_value = chunk
+                places = turns.places(number_of_turn, first, number)
+                seen = places.seen()
+
+                def softmax_parts(query, key, value, floats):
+                    start = Running.above(logarithm, width)
+                    running = start.with_keys(query, key, value, seen, places.bias(floats))
+                    return running.mixed, running.total
+
+                def more():
+                    _, pull = jax.vjp(softmax_parts, query, key, value, given.floats)
+                    return jax.tree.map(
+                        lambda sum_, x: sum_ + x.astype(sum_.dtype), sums, pull((gradient, -product))
+                    )
+
+                sums = (carry[0], of_key, of_value, carry[1])
+                of_query, of_key, of_value, of_floats = jax.lax.cond(seen.any(), more, lambda: sums)
+                return (of_query, of_floats), (of_key, of_value)
+
+            (of_query, of_floats), (of_keys, of_values) = jax.lax.scan(
+                at_keys, (of_query, of_floats), (turns.number, keys, values, of_keys, of_values)
+            )
+            return (of_keys, of_values, of_floats), of_query
+
+        (of_keys, of_values, of_floats), of_query = jax.lax.scan(
+            at_queries,
+            (of_keys, of_values, of_floats),
+            (turns.query, gradients, logarithms, products, turns.first, of_query),
         )
-        return running, None
+        # The gradients travel with their keys, and are home after the last turn.
+        return (how.ring.pass_on((keys, values, of_keys, of_values)), of_query, of_floats), None
 
-    return jax.lax.scan(jax.checkpoint(step), running, (jnp.arange(len(keys)), keys, values))[0]
+    def none_yet(x: jax.Array) -> jax.Array:
+        return jnp.zeros(x.shape, jnp.float32)
+
+    carry = (
+        (turns.key, turns.value, none_yet(turns.key), none_yet(turns.value)),
+        none_yet(turns.query),
+        jax.tree.map(none_yet, given.floats),
+    )
+    ((_, _, of_key, of_value), of_query, of_floats), _ = jax.lax.scan(turn, carry, jnp.arange(how.ring.parts))
+    of_query = _joined(of_query, given.query.shape[1]).astype(given.query.dtype)
+    of_key, of_value = (
+        _joined(x, turns.length).astype(like.dtype)
+        for x, like in ((of_key, given.key), (of_value, given.value))
+    )
+    of_floats = tuple(x.astype(like.dtype) for x, like in zip(of_floats, given.floats, strict=True))
+    return (_Given(of_query, of_key, of_value, None, of_floats, None),)  # type: ignore[arg-type]
+
+
+_attend.defvjp(_forward, _backward)
 
 
 def chunked_attention(
@@ -151,32 +336,27 @@ def chunked_attention(
     scale: float,
     queries: int = QUERIES,
     keys: int = KEYS,
+    ring: Ring = Ring(),  # noqa: B008
 ) -> jax.Array:
     """`dot_product_attention` in memory of about `queries` x `keys` x B x H beside its arguments.
+
+    It has gradients, but none of forward mode.
 
     Args:
       query, key, value, mask, bias, scale: see `dot_product_attention`.
       queries, keys: sizes of the chunks.
+      ring: the devices over which the sequence is cut, where `query`, `key` and `value` are one device's part;
+        mask and bias are of the whole sequence.
 
     Returns:
       (B, T, H, width) in the query's dtype.
     """
-    B, T, H, _ = query.shape
+    B, T, H, K = query.shape
     G, width = value.shape[2:]
-    size = min(queries, T)
-    query = scaled_in_groups(query, G, scale)
-    length = key.shape[1]
-    key_chunks, value_chunks = (chunks(x, min(keys, length)) for x in (key, value))
-
-    @jax.checkpoint
-    def of_queries(number_and_query: tuple[jax.Array, jax.Array]) -> jax.Array:
-        number, query = number_and_query
-        running = over_keys(
-            Running.empty(query, width), query, key_chunks, value_chunks, length, mask, bias,
-            number * size, jnp.zeros((), jnp.int32),
-        )  # fmt: skip
-        return running.result().astype(query.dtype)
-
-    query_chunks = chunks(query, size)
-    mixed = jax.lax.map(of_queries, (jnp.arange(len(query_chunks)), query_chunks))
-    return jnp.moveaxis(mixed, 0, 1).reshape(B, -1, H, width)[:, :T]
+    query = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)
+    leaves, structure = jax.tree.flatten(bias)
+    floats = tuple(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves)
+    some = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if floating)
+    others = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if not floating)
+    how = _How(queries, keys, ring, structure, floats)
+    return _attend(how, _Given(query, key, value, mask, some, others)).reshape(B, T, H, width)
