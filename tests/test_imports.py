@@ -31,6 +31,7 @@ MAY = {
     },
     "decoding": {"decoding", "models", "layers", "data", "errors", "mesh"},
     "evaluation": {"evaluation", "errors"},
+    "looking": {"looking", "data", "models", "layers", "errors"},
     "plotting": {"plotting", "errors"},
     "pretrained": {"pretrained", "models", "layers", "data", "errors", "mesh", "parameter_names", "sharding"},
 }

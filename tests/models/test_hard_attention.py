@@ -83,7 +83,7 @@ def exact_objective(model, paths):
             log_probability += jax.nn.log_softmax(scores)[0, place]
             context = memory.values[:, place]
             pairs = model.readout(jnp.concatenate([state, x[:, t], context], axis=-1))
-            logits = model._logits(pairs.reshape(1, -1, 2).max(axis=-1))
+            logits = model.logits(pairs.reshape(1, -1, 2).max(axis=-1))
             likelihood += jax.nn.log_softmax(logits)[0, BATCH["target_out"][0, t]]
             state, _ = model.cell(state, jnp.concatenate([x[:, t], context], axis=-1))
         return jnp.exp(log_probability) * likelihood

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.attention import masked_softmax
+from transformer_jax.layers.named_points import CROSS_ATTENTION, WEIGHTS, named
 
 
 def additive_scores(query: jax.Array, key: jax.Array, direction: jax.Array) -> jax.Array:
@@ -47,5 +48,6 @@ def attend(scores: jax.Array, values: jax.Array, mask: jax.Array | None) -> tupl
     Returns:
       (contexts (B, T, A), weights (B, T, S) float32).
     """
-    weights = masked_softmax(scores, mask)
+    with jax.named_scope(CROSS_ATTENTION):
+        weights = named(masked_softmax(scores, mask), WEIGHTS)
     return jnp.einsum("bts,bsa->bta", weights.astype(values.dtype), values), weights

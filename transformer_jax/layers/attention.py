@@ -12,6 +12,7 @@ from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dials import Attention
 from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.named_points import HEADS, WEIGHTS, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.ring_attention import ring_attention, ring_size
 from transformer_jax.layers.visibility import Visibility
@@ -125,7 +126,7 @@ def _plain_attention(query, key, value, mask, bias, scale):
         logits = logits.reshape(B, H, T, S)
     if bias is not None:
         logits = logits + bias
-    weights = masked_softmax(logits, mask)
+    weights = named(masked_softmax(logits, mask), WEIGHTS)
     mixing = weights.astype(value.dtype)
     if G == H:
         output = jnp.einsum("bhts,bshv->bthv", mixing, value, preferred_element_type=jnp.float32)
@@ -285,7 +286,11 @@ class MultiHeadAttention(nnx.Module):
         rows, T = query.shape[:2]
         mixed, weights = self._mixed(shared_rows(query, key), key, value, mask, bias, return_weights)
         weights = None if weights is None else separate_rows(weights, rows)
-        return self.output(mixed.reshape(rows, T, *mixed.shape[2:])), weights
+        return self._joined(mixed, rows, T), weights
+
+    def _joined(self, mixed: jax.Array, rows: int, tokens: int) -> jax.Array:
+        """What the heads mix together, as what attention adds to the stream (rows, tokens, D)."""
+        return self.output(named(mixed.reshape(rows, tokens, *mixed.shape[2:]), HEADS))
 
     def _mixed(self, query, key, value, mask, bias, return_weights):
         """(values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""

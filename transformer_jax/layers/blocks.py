@@ -141,13 +141,14 @@ class EncoderBlock(nnx.Module):
         attention_key, feed_forward_key = _split(dropout_key, 2)
 
         def attend(x):
-            output, weights = self.self_attention(
-                self.self_attention.query(x),
-                *self.self_attention.project(x),
-                mask=mask,
-                return_weights=return_weights,
-            )
-            return named(output, named_points.ATTENTION_OUTPUT), weights
+            with jax.named_scope(named_points.SELF_ATTENTION):
+                output, weights = self.self_attention(
+                    self.self_attention.query(x),
+                    *self.self_attention.project(x),
+                    mask=mask,
+                    return_weights=return_weights,
+                )
+                return named(output, named_points.ATTENTION_OUTPUT), weights
 
         def feed_forward(x):
             return named(self.feed_forward(x), named_points.FEED_FORWARD_OUTPUT), None
@@ -202,25 +203,27 @@ class DecoderBlock(nnx.Module):
         self_key, cross_key, feed_forward_key = _split(dropout_key, 3)
 
         def attend_to_target(x):
-            query = self.self_attention.query(x)
-            key, value = self.self_attention.project(x)
-            grown = cache
-            if cache is not None:
-                assert at is not None, "a cache needs the position to write at"
-                grown = cache.append(key, value, at)
-                key, value = grown.key, grown.value
-            output, _ = self.self_attention(query, key, value, mask=mask)
-            return named(output, named_points.ATTENTION_OUTPUT), grown
+            with jax.named_scope(named_points.SELF_ATTENTION):
+                query = self.self_attention.query(x)
+                key, value = self.self_attention.project(x)
+                grown = cache
+                if cache is not None:
+                    assert at is not None, "a cache needs the position to write at"
+                    grown = cache.append(key, value, at)
+                    key, value = grown.key, grown.value
+                output, _ = self.self_attention(query, key, value, mask=mask)
+                return named(output, named_points.ATTENTION_OUTPUT), grown
 
         def attend_to_source(x):
-            output, weights = self.cross_attention(
-                self.cross_attention.query(x),
-                memory.key,
-                memory.value,
-                mask=memory_mask,
-                return_weights=return_weights,
-            )
-            return named(output, named_points.ATTENTION_OUTPUT), weights
+            with jax.named_scope(named_points.CROSS_ATTENTION):
+                output, weights = self.cross_attention(
+                    self.cross_attention.query(x),
+                    memory.key,
+                    memory.value,
+                    mask=memory_mask,
+                    return_weights=return_weights,
+                )
+                return named(output, named_points.ATTENTION_OUTPUT), weights
 
         def feed_forward(x):
             return named(self.feed_forward(x), named_points.FEED_FORWARD_OUTPUT), None

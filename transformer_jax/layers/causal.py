@@ -130,8 +130,7 @@ class CausalSelfAttention(MultiHeadAttention):
         mixed = mixed + shaw_value_sum(weights, self.relative_values.embedding[...], distance).astype(
             mixed.dtype
         )
-        output = self.output(mixed.reshape(rows, N, *mixed.shape[2:]))
-        return output, (separate_rows(weights, rows) if return_weights else None, cache)
+        return self._joined(mixed, rows, N), (separate_rows(weights, rows) if return_weights else None, cache)
 
 
 class JoinedSelfAttention(CausalSelfAttention):
@@ -201,8 +200,11 @@ class CausalBlock(nnx.Module):
         attention_key, feed_forward_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
 
         def attend(x):
-            output, kept = self.attention.attend(x, places, cache=cache, at=at, return_weights=return_weights)
-            return named(output, named_points.ATTENTION_OUTPUT), kept
+            with jax.named_scope(named_points.SELF_ATTENTION):
+                output, kept = self.attention.attend(
+                    x, places, cache=cache, at=at, return_weights=return_weights
+                )
+                return named(output, named_points.ATTENTION_OUTPUT), kept
 
         def feed_forward(x):
             return named(self.feed_forward(x), named_points.FEED_FORWARD_OUTPUT), None

@@ -1,7 +1,9 @@
 """The one place where a model's main values carry a name.
 
 Rematerialisation policies, activation sharding, looking inside and patching all hang on these names;
-model files only call `named`.
+model files only call `named`. Where a model has several of a kind, `jax.named_scope` says which one it is:
+`looking.activations` knows the weights of a translator's last kind of attention as
+"decoder/cross_attention/weights".
 """
 
 import jax
@@ -9,9 +11,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.mesh import ROWS, SEQUENCE, constrained
 
+EMBEDDING = "embedding"  # the stream in front of the first block, (B, T, D)
 RESIDUAL = "residual"  # the stream after a block, (B, T, D)
-ATTENTION_OUTPUT = "attention_output"  # what attention adds to it, before dropout, (B, T, D)
+WEIGHTS = "weights"  # attention weights of the plain form, (B, H, T, S) float32
+HEADS = "heads"  # the values that each head mixes, (B, T, H, K)
+ATTENTION_OUTPUT = "attention_output"  # what attention adds to the stream, before dropout, (B, T, D)
 FEED_FORWARD_OUTPUT = "feed_forward_output"  # what the feed-forward layer adds to it, (B, T, D)
+STATES = "states"  # a recurrent layer's outputs, (B, T, H)
+
+# What kinds of attention a block has, as scopes.
+SELF_ATTENTION, CROSS_ATTENTION = "self_attention", "cross_attention"
 
 # Where propagation alone goes wrong: parameters that are cut over `fsdp` would have the stream cut along its
 # width, and every block gather its rows.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.named_points import STATES, named
 
 CELLS = ("lstm", "gru")
 
@@ -195,5 +196,5 @@ class RecurrentStack(nnx.Module):
             own, end = run_cell(cell, x, state, fresh=None if fresh is None else fresh[n], **where)
             each.append(own)
             last.append(end)
-            x = hidden_of(own)
+            x = named(hidden_of(own), STATES)
         return x, tuple(each), tuple(last)

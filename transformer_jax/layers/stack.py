@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.named_points import EMBEDDING, named
 
 
 def make_stack(make_block: Callable[[jax.Array], Any], key: jax.Array, layers: int) -> Any:
@@ -56,4 +57,4 @@ def run_stack(
         block, key = block_and_key
         return function(block, x, key)
 
-    return jax.lax.scan(step, x, (blocks, keys), unroll=dials.unroll_of(layers))
+    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys), unroll=dials.unroll_of(layers))

@@ -10,6 +10,7 @@ from flax import nnx
 from transformer_jax.layers.alignment import additive_scores, attend
 from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.named_points import STATES, named
 from transformer_jax.layers.recurrent import choose, make_cell, on_projected_inputs, run_cell, zero_state
 from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
 from transformer_jax.models.recurrent_translator import (
@@ -90,7 +91,8 @@ class Bahdanau(RecurrentTranslator):
         right, _ = run_cell(
             self.backward, x, zero_state(self.backward, rows), restart=ends, reverse=True, **where
         )
-        values = dropout(jnp.concatenate([left, right], axis=-1), self.config.dropout, dropout_key)
+        values = named(jnp.concatenate([left, right], axis=-1), STATES)
+        values = dropout(values, self.config.dropout, dropout_key)
         return Memory(values=values, keys=self.key(values)), jnp.tanh(self.first_state(right))
 
     def _look(
@@ -135,6 +137,7 @@ class Bahdanau(RecurrentTranslator):
         unroll = self.dials.unroll_of_time(N)
         state, kept = jax.lax.scan(step, state, (by_time, draws), unroll=unroll)
         before, contexts, seen = jax.tree.map(lambda a: a.swapaxes(0, 1), kept)
+        before = named(before, STATES)
         pairs = self.readout(jnp.concatenate([before, x, contexts], axis=-1))
         outputs = pairs.reshape(rows, N, self.config.width, 2).max(axis=-1)
         return dropout(outputs, self.config.dropout, dropout_key), seen, state

@@ -88,7 +88,7 @@ class CausalDecoder(nnx.Module):
         x = self.positions.add_to(self.embedding(tokens), positions)
         return dropout(x, self.config.dropout, dropout_key)
 
-    def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
+    def logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
         """The stream behind the last block (B, N, D) -> (B, N, V) float32."""
         unembedding = self.embedding if self.unembedding is None else self.unembedding
         return unembedding.logits(self.norm(x), table)
@@ -136,7 +136,7 @@ class CausalDecoder(nnx.Module):
         with jax.named_scope("decoder"):
             x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
             x, weights = run_stack(run_block, self.blocks, x, stack_key, self.dials)
-        logits = self._logits(x)
+        logits = self.logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
 
     def for_decoding(self) -> Self:
@@ -195,6 +195,6 @@ class CausalDecoder(nnx.Module):
             stacked = jnp.stack(kept, axis=1) if return_weights else None
             if last_only:
                 x = x[:, -1:]
-            return StepOutput(self._logits(x, table), stacked), extended.replace(target=tuple(target))
+            return StepOutput(self.logits(x, table), stacked), extended.replace(target=tuple(target))
 
         return step

@@ -10,6 +10,7 @@ from flax import nnx
 
 from transformer_jax.layers.attention import masked_softmax
 from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.named_points import CROSS_ATTENTION, WEIGHTS, named
 from transformer_jax.models.bahdanau import PRESETS as PRESETS
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.bahdanau import preset as soft_preset
@@ -85,6 +86,8 @@ class HardAttention(Bahdanau):
             soft = draw.soft[:, None]
             log_probability = jnp.where(soft, 0.0, (weights * logs).sum(axis=-1))
             weights = jnp.where(soft[..., None], shares, weights)
+        with jax.named_scope(CROSS_ATTENTION):
+            weights = named(weights, WEIGHTS)
         contexts = jnp.einsum("bws,bsa->bwa", weights.astype(values.dtype), values)
         if draw is None:
             return contexts, weights

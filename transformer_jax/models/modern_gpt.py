@@ -163,6 +163,6 @@ class ModernGPT(CausalDecoder):
         x = x[:, 1:] + share * x[:, :-1]
         return self.embedding_norm(dropout(x, self.config.dropout, dropout_key))
 
-    def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
+    def logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
         cap = self.config.logit_cap
-        return cap * jnp.tanh(super()._logits(x, table) / cap)
+        return cap * jnp.tanh(super().logits(x, table) / cap)

@@ -171,7 +171,7 @@ class RecurrentLM(nnx.Module):
         )
         return self.readout(dropout(outputs, self.config.dropout, out_key)), each, last
 
-    def _logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
+    def logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
         unembedding = self.embedding if self.unembedding is None else self.unembedding
         return unembedding.logits(outputs, table)
 
@@ -201,7 +201,7 @@ class RecurrentLM(nnx.Module):
         where = {} if segments is None else dict(restart=segment_changes(segments))
         with jax.named_scope("decoder"):
             outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, **where)
-        return self._logits(outputs)
+        return self.logits(outputs)
 
     def for_decoding(self) -> Self:
         """The model itself, which holds nothing that decoding would have to take apart."""
@@ -243,6 +243,6 @@ class RecurrentLM(nnx.Module):
             if last_only:
                 outputs = outputs[:, -1:]
             cache = cache.replace(states=states, length=cache.length + N)
-            return StepOutput(self._logits(outputs, table)), cache
+            return StepOutput(self.logits(outputs, table)), cache
 
         return step

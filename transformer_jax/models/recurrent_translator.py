@@ -168,7 +168,7 @@ class RecurrentTranslator(nnx.Module):
             x = x * jnp.asarray(self.config.width**0.5, x.dtype)
         return dropout(x, self.config.dropout, dropout_key)
 
-    def _logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
+    def logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
         return self._output_embedding.logits(outputs, table)
 
     @property
@@ -258,7 +258,7 @@ class RecurrentTranslator(nnx.Module):
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, target, embed_key)
             outputs, kept, _ = self._unroll(x, state, memory, restart, decoder_key, draws)
-        return self._logits(outputs), kept
+        return self.logits(outputs), kept
 
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
@@ -284,7 +284,7 @@ class RecurrentTranslator(nnx.Module):
             kept = _named_weights(self, weights) if return_weights else None
             if last_only:
                 outputs = outputs[:, -1:]
-            return StepOutput(self._logits(outputs, table), kept), cache.replace(state=state)
+            return StepOutput(self.logits(outputs, table), kept), cache.replace(state=state)
 
         return step
 

@@ -223,7 +223,7 @@ class Transformer(nnx.Module):
             encoding = learned_positions(positions, position_table.embedding[...])
         return dropout(x + encoding.astype(x.dtype), config.dropout, dropout_key)
 
-    def _logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
+    def logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
         if self.decoder_norm is not None:
             x = self.decoder_norm(x)
         if self.unembedding is None:
@@ -339,7 +339,7 @@ class Transformer(nnx.Module):
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, self.target_positions, target, positions, embed_key)
             x, weights = run_stack(run_block, self.decoder, x, stack_key, self.dials)
-        logits = self._logits(x)
+        logits = self.logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
 
     def start(
@@ -393,6 +393,6 @@ class Transformer(nnx.Module):
             weights = jnp.stack(kept, axis=1) if return_weights else None
             if last_only:
                 x = x[:, -1:]
-            return StepOutput(self._logits(x, table), weights), extended.replace(target=tuple(target))
+            return StepOutput(self.logits(x, table), weights), extended.replace(target=tuple(target))
 
         return step

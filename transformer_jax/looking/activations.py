@@ -1,0 +1,262 @@
+"""What a model computes on its way: its named values returned, or replaced.
+
+A model's named points (`layers.named_points`) are part of the program that JAX traces of it. Both functions
+here trace the model and run that program once more, equation by equation, with an eye on those points: nothing
+is kept in the model, and a model that nobody looks at costs what it would cost without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import Jaxpr, Literal
+
+from transformer_jax.layers.attention import MultiHeadAttention
+
+# (value, number of the layer) -> value of the same shape. The number is that of the innermost loop, a traced
+# integer; outside of loops it counts how often the name has come before.
+Replacement = Callable[[jax.Array, Any], jax.Array]
+
+
+def exact(model: nnx.Module) -> Any:
+    """The same model with plain attention, whose weights have a name; chunked and fused forms hold none."""
+    copy = nnx.merge(*nnx.split(model))
+    for _, module in nnx.iter_modules(copy):
+        if isinstance(module, MultiHeadAttention):
+            module.implementation = "plain"
+    return copy
+
+
+def activations(
+    function: Callable[..., Any], *inputs: Any, only: str | Sequence[str] = "*", **options: Any
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Runs a model and returns its named values beside its output.
+
+    Names are paths: "decoder/residual", "encoder/self_attention/weights". A value that a loop over layers names
+    comes back with a leading axis of L, one of a loop over time with an axis of T, the outer loop's first; so
+    does one that is named several times in a row. A value inside a loop without a fixed number of turns, as
+    decoding has, is not seen.
+
+    Args:
+      function: a model, or any function of arrays; a model among its inputs is run with `exact` attention too.
+      *inputs, **options: its arguments.
+      only: shell patterns of the names that are wanted; what is not wanted is neither kept nor computed for it.
+
+    Returns:
+      (what the function returns, the values by name in the order of their computation).
+
+    Raises:
+      ValueError: a pattern that no name fits; the message has the names.
+    """
+    patterns = [only] if isinstance(only, str) else list(only)
+    program = _Program(function, inputs, options)
+
+    @jax.jit
+    def run(constants: Sequence[jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
+        output, seen = program.run(constants, {})
+        _check(patterns, seen)
+        wanted = {name: value for name, value in seen.items() if _fits(name, patterns)}
+        return output, wanted
+
+    output, wanted = run(program.constants)
+    # A dictionary that leaves a compiled function is in alphabetical order.
+    return output, {name: wanted[name] for name in program.order if name in wanted}
+
+
+def replaced(function: Callable[..., Any], replacements: Mapping[str, Replacement]) -> Callable[..., Any]:
+    """The function with some of its named values replaced; what follows is computed from the new ones.
+
+    Gradients, `jax.jit`, `jax.vmap`, `activations` and `replaced` may be taken of it again.
+
+    Args:
+      function: a model, or any function of arrays, see `activations`.
+      replacements: for shell patterns of names, what takes the value's place.
+
+    Returns:
+      A function of the same arguments. It raises ValueError where a pattern fits no name, or where a new value
+      has another shape.
+    """
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        program = _Program(function, inputs, options)
+
+        @jax.jit
+        def with_new_values(constants: Sequence[jax.Array]) -> Any:
+            output, seen = program.run(constants, replacements)
+            _check(list(replacements), seen)
+            return output
+
+        return with_new_values(program.constants)
+
+    return run
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check(patterns: Sequence[str], seen: Mapping[str, Any]) -> None:
+    for pattern in patterns:
+        if not any(_fits(name, [pattern]) for name in seen):
+            raise ValueError(f"no value is named {pattern!r}; there are {', '.join(seen) or 'none'}")
+
+
+class _Program:
+    """A function of given arguments as JAX's equations.
+
+    Attributes:
+      constants: all arrays that it reads.
+      order: the names that the last run met.
+    """
+
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]):
+        def plain(x: Any) -> Any:
+            return exact(x) if isinstance(x, nnx.Module) else x
+
+        function, inputs = plain(function), [plain(x) for x in inputs]
+        closed, shape = jax.make_jaxpr(lambda: function(*inputs, **options), return_shape=True)()
+        self.jaxpr, self.constants = closed.jaxpr, closed.consts
+        self.structure = jax.tree.structure(shape)
+        self.order: list[str] = []
+
+    def run(
+        self, constants: Sequence[jax.Array], replacements: Mapping[str, Replacement]
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """(the output, the named values)."""
+        outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, replacements)
+        self.order = list(seen)
+        return jax.tree.unflatten(self.structure, outputs), seen
+
+
+def _evaluate(
+    jaxpr: Jaxpr,
+    constants: Sequence[Any],
+    inputs: Sequence[Any],
+    scope: str,
+    layer: Any,
+    replacements: Mapping[str, Replacement],
+) -> tuple[list[Any], dict[str, jax.Array]]:
+    """Runs equations; see `_Program.run`. `layer` is the number of the innermost loop's turn."""
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    values |= zip(jaxpr.invars, inputs, strict=True)
+    seen: dict[str, list[jax.Array]] = {}
+
+    def inside(inner: Any, arguments: Sequence[Any], within: str) -> list[Any]:
+        outputs, more = _evaluate(*_opened(inner), arguments, within, layer, replacements)
+        for name, value in more.items():
+            seen.setdefault(name, []).append(value)
+        return outputs
+
+    for equation in jaxpr.eqns:
+        arguments = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
+        kind, parameters = equation.primitive.name, equation.params
+        own = _scope_of(equation)
+        within = f"{scope}{own}/" if own else scope
+        # So that whoever looks at this run finds the scopes again.
+        with jax.named_scope(own) if own else contextlib.nullcontext():
+            if kind == "name":
+                name = within + parameters["name"]
+                number = len(seen.get(name, ())) if layer is None else layer
+                value = arguments[0]
+                for pattern, replacement in replacements.items():
+                    if _fits(name, [pattern]):
+                        value = _like(replacement(value, number), value, name)
+                value = equation.primitive.bind(value, **parameters)
+                seen.setdefault(name, []).append(value)
+                outputs = [value]
+            elif not _has_names(equation):
+                bound = equation.primitive.get_bind_params(parameters)
+                with equation.ctx.manager:
+                    result = equation.primitive.bind(*arguments, **bound)
+                outputs = result if equation.primitive.multiple_results else [result]
+            elif kind == "scan":
+                outputs, more = _scan(parameters, arguments, within, replacements)
+                for name, value in more.items():
+                    seen.setdefault(name, []).append(value)
+            else:
+                outputs = inside(parameters[_INSIDE[kind]], arguments, within)
+        values |= zip(equation.outvars, outputs, strict=True)
+    outputs = [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars]
+    return outputs, {name: each[0] if len(each) == 1 else jnp.stack(each) for name, each in seen.items()}
+
+
+# Primitives that run equations once, and where they have them. Loops without a fixed number of turns, and
+# branches, run as they are.
+_INSIDE = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def _has_names(equation: Any) -> bool:
+    """Whether named values lie inside an equation that this module opens."""
+    kind, parameters = equation.primitive.name, equation.params
+    inner = parameters["jaxpr"] if kind == "scan" else parameters.get(_INSIDE.get(kind, ""))
+    if inner is None:
+        return False
+    return any(e.primitive.name == "name" or _has_names(e) for e in _opened(inner)[0].eqns)
+
+
+def _opened(inner: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """(equations, their constants); some primitives keep the two together, some have no constants."""
+    return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+
+
+def _scan(
+    parameters: Mapping[str, Any],
+    arguments: Sequence[Any],
+    scope: str,
+    replacements: Mapping[str, Replacement],
+) -> tuple[list[Any], dict[str, jax.Array]]:
+    """A loop over layers or time, whose named values come out stacked."""
+    order: list[str] = []  # what leaves the loop does so in alphabetical order
+    body, constants = _opened(parameters["jaxpr"])
+    if "ft_in" in parameters:  # since JAX 0.11
+        fixed, first, every = (list(x) for x in parameters["ft_in"].update(arguments).unpack())
+    else:
+        ends = [parameters["num_consts"], parameters["num_consts"] + parameters["num_carry"]]
+        parts = arguments[: ends[0]], arguments[ends[0] : ends[1]], arguments[ends[1] :]
+        fixed, first, every = (list(x) for x in parts)
+
+    def turn(carry: list[Any], now: tuple[jax.Array, list[Any]]) -> tuple[list[Any], Any]:
+        number, each = now
+        inputs = [*fixed, *carry, *each]
+        outputs, seen = _evaluate(body, constants, inputs, scope, number, replacements)
+        order[:] = seen
+        return outputs[: len(first)], (outputs[len(first) :], seen)
+
+    length = parameters["length"]
+    carry, (stacked, seen) = jax.lax.scan(
+        turn,
+        first,
+        (jnp.arange(length), every),
+        length=length,
+        reverse=parameters["reverse"],
+        unroll=parameters["unroll"],
+    )
+    return [*carry, *stacked], {name: seen[name] for name in order}
+
+
+def _scope_of(equation: Any) -> str:
+    """The named scopes of an equation, "a/b", without those of transformations: "jvp(a)" is "a"."""
+    return re.sub(r"\w+\(|\)", "", str(equation.source_info.name_stack)).strip("/")
+
+
+def _like(new: Any, old: jax.Array, name: str) -> jax.Array:
+    new = jnp.asarray(new, old.dtype)
+    if new.shape != old.shape:
+        raise ValueError(f"{name} has shape {old.shape}, and what takes its place {new.shape}")
+    return new
