@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: translate test test-all lint types lock clean
+.PHONY: translate test test-all lint types docs lock clean
 
 # The embedded corpus: a Transformer from nothing to scored translations.
 translate: $(VENV)/train
@@ -24,6 +24,12 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/mypy
 
+# The site in build/docs, from docstrings, the README and the notebooks as they are saved; a warning is an error.
+# All of it is read anew (-E): what was read before would not warn again.
+docs: $(VENV)/docs
+	$(BIN)/python docs/pages.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/doctrees build/pages build/docs
+
 # Pins for every supported Python, written from pyproject.toml.
 lock: $(VENV)/uv
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate --upgrade \
@@ -31,6 +37,8 @@ lock: $(VENV)/uv
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
 		--extra train --extra tfds --extra test --extra dev pyproject.toml \
 		-c requirements/train.txt -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
+		--extra train --extra docs pyproject.toml -c requirements/dev.txt -o requirements/docs.txt
 
 $(VENV)/uv:
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +55,11 @@ $(VENV)/test $(VENV)/dev: requirements/dev.txt pyproject.toml | $(VENV)/uv
 	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -r requirements/dev.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
 	touch $(VENV)/train $(VENV)/test $(VENV)/dev
+
+$(VENV)/docs: requirements/docs.txt pyproject.toml | $(VENV)/uv
+	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -r requirements/docs.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
+	touch $(VENV)/train $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
