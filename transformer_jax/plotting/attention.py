@@ -14,17 +14,17 @@ def plot_alignment(
     weights: np.ndarray,
     source_tokens: Sequence[str],
     target_tokens: Sequence[str],
-    path: str | pathlib.Path,
+    path: str | pathlib.Path | None = None,
     *,
     names: Sequence[str] | None = None,
     title: str = "",
-) -> None:
+) -> Figure:
     """Draws the heads of one layer side by side, source tokens across, target tokens down.
 
     Args:
       weights: (H, T, S), rows sum to 1.
       source_tokens, target_tokens: the S and T labels.
-      path: picture to write; the ending chooses the format.
+      path: picture to write too; the ending chooses the format.
       names: shown above each of the H panels; None: head 1, head 2 ...
       title: shown above.
 
@@ -54,7 +54,9 @@ def plot_alignment(
     figure.supxlabel("source", fontsize=9)
     figure.colorbar(image, ax=panels, shrink=0.6, label="attention weight")
     figure.suptitle(title, fontsize=10, parse_math=False)
-    figure.savefig(path, dpi=120)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
 
 
 # A dollar sign is money here, not the start of a formula.

@@ -9,14 +9,19 @@ from matplotlib.figure import Figure
 
 
 def plot_extrapolation(
-    curves: Mapping[str, Mapping[int, float]], path: str | pathlib.Path, *, trained: int
-) -> None:
-    """Loss against the length of the text, a line for each model, as a picture.
+    curves: Mapping[str, Mapping[int, float]],
+    path: str | pathlib.Path | None = None,
+    *,
+    trained: int,
+    title: str = "",
+) -> Figure:
+    """Loss against the length of the text, a line for each model.
 
     Args:
       curves: for each model's name, the loss in nats a token at each length in tokens.
-      path: of the picture.
+      path: picture to write too; the ending chooses the format.
       trained: the length that all were trained on, marked.
+      title: shown above.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -34,4 +39,8 @@ def plot_extrapolation(
     axes.set(xlabel="length of the text (tokens)", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    if title:
+        axes.set_title(title, fontsize=10)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure

@@ -35,21 +35,23 @@ class Fit(NamedTuple):
 
 def plot_regression(
     fits: Mapping[str, Mapping[str, Fit]],
-    path: str | pathlib.Path,
+    path: str | pathlib.Path | None = None,
     *,
     query: np.ndarray,
     truth: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
-) -> None:
+    title: str = "",
+) -> Figure:
     """A column for each kernel: its curves on top, and under them the weights of its last fit, whose examples
     are in the order of their keys.
 
     Args:
       fits: for each kernel, its fits by name ("fixed", "learned").
-      path: of the picture.
+      path: picture to write too; the ending chooses the format.
       query, truth: (T,) in rising order.
       key, value: (S,) the examples.
+      title: shown above.
     """
     figure = Figure(figsize=(3.2 * len(fits), 6), layout="constrained")
     grid = figure.subplots(2, len(fits), squeeze=False, sharex="row", sharey="row")
@@ -66,28 +68,34 @@ def plot_regression(
         image = bottom.imshow(last.weights[:, order], aspect="auto", origin="lower", cmap="viridis")
         bottom.set(xlabel="example, in order of x")
         bottom.set_yticks([0, len(query) - 1], [f"{query[0]:.1f}", f"{query[-1]:.1f}"])
-        figure.colorbar(image, ax=bottom, shrink=0.8)
+        figure.colorbar(image, ax=bottom, shrink=0.8, label="weight")
     grid[0, 0].set_ylabel("y")
     grid[1, 0].set_ylabel("query x")
-    figure.savefig(path, dpi=110)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    if path is not None:
+        figure.savefig(path, dpi=110)
+    return figure
 
 
 def plot_classification(
     fits: Mapping[str, Mapping[str, Fit]],
-    path: str | pathlib.Path,
+    path: str | pathlib.Path | None = None,
     *,
     across: np.ndarray,
     up: np.ndarray,
     key: np.ndarray,
     label: np.ndarray,
-) -> None:
+    title: str = "",
+) -> Figure:
     """A panel for each kernel and fit: the probability of the second class over the plane.
 
     Args:
       fits: as in `plot_regression`; the queries are the plane's points, row by row from the lowest.
-      path: of the picture.
+      path: picture to write too; the ending chooses the format.
       across, up: (n,) and (m,), the coordinates of the plane's columns and rows.
       key, label: (S, 2) and (S,) the examples.
+      title: shown above.
     """
     rows = max(map(len, fits.values()))
     figure = Figure(figsize=(3.2 * len(fits), 2.7 * rows), layout="constrained")
@@ -109,4 +117,8 @@ def plot_classification(
         figure.colorbar(
             image, ax=grid, shrink=0.7, label="probability of the blue class (grey: no example is near)"
         )
-    figure.savefig(path, dpi=110)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    if path is not None:
+        figure.savefig(path, dpi=110)
+    return figure

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 
 from transformer_jax.plotting.labels import shown, text_style
 
@@ -63,7 +64,11 @@ def plot_matrices(
     )
     across = min(across, len(panels))
     down = -(-len(panels) // across)
-    width, height = (np.clip(0.24 * size, 1.8, 6.0) for size in (S, T))
+    # Each label needs its line; cells that are only numbered may be small.
+    width, height = (
+        np.clip(0.06 * size, 2.4, 6.0) if labels is None else np.clip(0.24 * size, 1.8, 6.0)
+        for labels, size in ((columns, S), (rows, T))
+    )
     # Tokens stand upright under their columns and need room.
     below = 0.9 if columns is not None else 0.3
     beside = 0.9 if rows is not None else 0.4
@@ -98,7 +103,8 @@ def plot_matrices(
 
 
 def label_axes(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Tokens down the left side and upright under the panel; of very many, some."""
+    """Tokens down the left side and upright under the panel, of very many some; whole numbers where there are
+    no tokens."""
 
     def some(labels: Sequence[str]) -> tuple[range, list[str], dict[str, Any]]:
         places = range(0, len(labels), -(-len(labels) // _MOST_LABELS))
@@ -106,6 +112,8 @@ def label_axes(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | 
         return places, texts, text_style(texts)
 
     axes.tick_params(labelsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     if columns is not None:
         places, texts, style = some(columns)
         axes.set_xticks(places, texts, rotation=90, **style)

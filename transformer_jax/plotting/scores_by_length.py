@@ -10,20 +10,22 @@ from matplotlib.figure import Figure
 
 def plot_scores_by_length(
     curves: Mapping[str, Sequence[float]],
-    path: str | pathlib.Path,
+    path: str | pathlib.Path | None = None,
     *,
     bins: Sequence[str],
     counts: Sequence[int],
     score: str,
-) -> None:
-    """A score against the length of the source, a line for each model, as a picture.
+    title: str = "",
+) -> Figure:
+    """A score against the length of the source, a line for each model.
 
     Args:
       curves: for each model's name, its score in each bin.
-      path: of the picture.
+      path: picture to write too; the ending chooses the format.
       bins: names of the bins, short sentences first.
       counts: number of sentences in each bin.
       score: what the score is called.
+      title: shown above.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -36,4 +38,8 @@ def plot_scores_by_length(
     axes.set(xlabel="length of the source (words)", ylabel=score)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    if title:
+        axes.set_title(title, fontsize=10)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
