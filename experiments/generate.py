@@ -68,6 +68,9 @@ class Arguments:
     """The same, from a run."""
     draft_tokens: int = 4
     """Tokens that the small model proposes at a time."""
+    html: str | None = None
+    """Write all attention over the prompt and its continuation, every layer and head, as an interactive page;
+    of one prompt and one sample."""
     mesh: str | None = None
     """Spread the model over devices, as tensor=2; None: one device."""
     processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
@@ -104,6 +107,8 @@ def _check(arguments: Arguments) -> Sampling:
     for name in ("max_new_tokens", "samples", "draft_tokens"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is below 1")
+    if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
+        raise UserError("--html shows one text: give one --prompt and no --samples")
     if arguments.seed < 0:
         raise UserError(f"--seed {arguments.seed} is below 0")
     try:
@@ -143,6 +148,7 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         draft=draft,
         draft_tokens=arguments.draft_tokens,
     )
+    looked_at = model if arguments.html is not None else None
     del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json
@@ -157,6 +163,8 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
     )
     spent = time.perf_counter() - started
     texts: list[Generated] = [one for samples in found for one in samples]
+    if looked_at is not None:
+        show_page(arguments, looked_at, tokenizer, texts[0].text)
     if arguments.json:
         objects = [{"text": one.text, "token_ids": one.token_ids} for one in texts]
         print(json.dumps(objects[0] if single else objects, ensure_ascii=False))
@@ -169,6 +177,17 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
     new = sum(one.new_tokens for one in texts)
     if is_first():
         print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
+
+
+def show_page(arguments: Arguments, model: Any, tokenizer: Any, text: str) -> None:
+    """Writes `--html`."""
+    from transformer_jax.looking.sentence import attention_of_text
+    from transformer_jax.plotting.attention_page import AttentionPage
+
+    assert arguments.html is not None
+    maps = attention_of_text(model, tokenizer, text)
+    if is_first():
+        AttentionPage(maps).save(arguments.html)
 
 
 if __name__ == "__main__":

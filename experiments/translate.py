@@ -55,6 +55,8 @@ class Arguments:
     """With --text: draw the cross-attention of its translation, heads side by side, to this picture."""
     plot_layer: int = -1
     """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
+    html: str | None = None
+    """With --text: write all attention of its translation, every layer and head, as an interactive page."""
     mesh: str | None = None
     """Spread the run over devices, as data=2,fsdp=2,tensor=2: rows of a batch over data and fsdp, parameters
     over fsdp and tensor, tokens over sequence; None: one device, or the rows over all devices of several
@@ -115,6 +117,9 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
             print(line)
         return
     assert arguments.text is not None
+    if arguments.html is not None:
+        show_page(arguments, run, search)
+        return
     if arguments.plot_attention is None:
         print(run.translate([arguments.text], **search)[0])
         return
@@ -135,6 +140,18 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"{arguments.plot_attention}: the picture cannot be written ({error})") from None
     print(alignment.text)
+
+
+def show_page(arguments: Arguments, run: Any, search: dict[str, Any]) -> None:
+    """Writes `--html` and prints the translation that it is of."""
+    from transformer_jax.looking.sentence import attention_of_translation
+    from transformer_jax.plotting.attention_page import AttentionPage
+
+    (translation,) = run.translate([arguments.text], **search)
+    maps = attention_of_translation(run.model, run.tokenizer, arguments.text, translation)
+    if is_first():
+        AttentionPage(maps, title=f"{arguments.text} → {translation}").save(arguments.html)
+        print(translation)
 
 
 def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
@@ -188,6 +205,8 @@ def main() -> None:
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     if arguments.plot_attention is not None and arguments.text is None:
         raise UserError("--plot-attention draws the sentence of --text: give one")
+    if arguments.html is not None and arguments.text is None:
+        raise UserError("--html shows the sentence of --text: give one")
     if arguments.text is not None and arguments.stdin:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:

@@ -35,7 +35,7 @@ def test_a_translation_tells_all_its_attention(name, tokenizer):
         layers, heads = (2, 4) if name == "transformer" else (1, 1)
         assert one.weights.shape == (layers, heads, len(one.queries), len(one.keys))
         np.testing.assert_allclose(one.weights.sum(axis=-1), 1.0, atol=1e-5)
-    assert "".join(maps["decoder/cross_attention"].keys[:-1]).replace(" ", "") == "in3weeks"
+    assert "".join(maps["decoder/cross_attention"].keys[:-1]).replace("␣", "") == "in3weeks"
 
 
 def test_a_text_tells_all_its_attention():
@@ -86,7 +86,7 @@ def test_induction_is_the_diagonal_behind_the_repetition(rng):
     # A head that looks at what followed the earlier copy, and one that looks at the token before.
     induction, before = np.zeros((8, 8)), np.zeros((8, 8))
     for query in range(8):
-        induction[query, max(query - 3, 0)] = 1.0
+        induction[query, query - 3 if query > 2 else query] = 1.0
         before[query, max(query - 1, 0)] = 1.0
     weights = np.broadcast_to(np.stack([induction, before])[None, None], (1, 3, 2, 8, 8))
     np.testing.assert_array_equal(induction_scores(weights, 4), [[1.0, 0.0]])

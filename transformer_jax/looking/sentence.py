@@ -44,8 +44,8 @@ def attention_of_translation(
     """
     source, target = ([*ids, END] for ids in tokenizer.encode([text, translation]))
     limit = model.config.max_length
-    for name, ids in (("text", source), ("translation", target)):
-        if len(ids) == 1:
+    for name, given, ids in (("text", text, source), ("translation", translation, target)):
+        if not given.strip():
             raise UserError(f"the {name} is empty: give some words")
         if len(ids) > limit:
             raise UserError(f"the {name} has {len(ids)} tokens, above the model's limit of {limit}")
