@@ -70,8 +70,9 @@ class GPTConfig:
 
 
 # Layers, width and heads of table 2 of the paper, by parameters in millions; the paper's own counts (117 to
-# 1542) were corrected by its authors. mini is for two CPU cores.
+# 1542) were corrected by its authors. micro and mini are for two CPU cores.
 _SIZES = {
+    "micro": (2, 128, 4),
     "mini": (4, 128, 4),
     "124M": (12, 768, 12),
     "355M": (24, 1024, 16),

@@ -13,12 +13,15 @@ from matplotlib.ft2font import FT2Font
 
 # Comes with matplotlib: Latin, Cyrillic, Greek, Hebrew, Arabic.
 _OWN = "DejaVu Sans"
-_LONGEST = 14
+_LONGEST = 18
 
 
 def shown(token: str, longest: int = _LONGEST) -> str:
-    """A token as its label: spaces and line ends visible, the middle of a long one left out."""
-    token = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣")
+    """A token as its label: line ends and the spaces around it visible, the middle of a long one left out."""
+    token = token.replace("\n", "↵").replace("\t", "⇥")
+    bare = token.strip(" ")
+    ahead = len(token) - len(token.lstrip(" "))
+    token = "␣" * ahead + bare + "␣" * (len(token) - len(bare) - ahead)
     token = "".join(c if c.isprintable() else "�" for c in token)
     if len(token) <= longest:
         return token
