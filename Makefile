@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: translate test test-all lint types docs lock clean
+.PHONY: translate test test-all lint types docs notebooks lock clean
 
 # The embedded corpus: a Transformer from nothing to scored translations.
 translate: $(VENV)/train
@@ -29,6 +29,10 @@ types: $(VENV)/dev
 docs: $(VENV)/docs
 	$(BIN)/python docs/pages.py
 	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/doctrees build/pages build/docs
+
+# The notebooks from clean kernels, saved with their outputs.
+notebooks: $(VENV)/dev
+	$(BIN)/python -m jupyter execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
 
 # Pins for every supported Python, written from pyproject.toml.
 lock: $(VENV)/uv

@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from transformer_jax.plotting.attention import plot_alignment
-from transformer_jax.plotting.curves import plot_losses
+from transformer_jax.plotting.attention import plot_alignment, plot_head_scores, plot_heads
+from transformer_jax.plotting.curves import plot_losses, plot_runs
 from transformer_jax.plotting.extrapolation import plot_extrapolation
 from transformer_jax.plotting.kernel_pooling import Fit, plot_classification, plot_regression
+from transformer_jax.plotting.logit_lens import plot_logit_lens
 from transformer_jax.plotting.matrix import plot_matrices
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
+from transformer_jax.plotting.similarity import cosine_similarity, plot_similarity
 
 
 def test_alignment_is_drawn(tmp_path):
@@ -92,3 +94,63 @@ def test_numbered_cells_have_whole_numbers():
     for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
         assert all(place == int(place) for place in axis.get_ticklocs())
     assert (figure.get_supxlabel(), figure.get_suptitle()) == ("key", "T")
+
+
+def test_every_head_of_every_layer_is_drawn(rng, tmp_path):
+    weights = rng.dirichlet(np.ones(3), (2, 3, 4))
+    figure = plot_heads(weights, list("abcd"), list("xyz"), tmp_path / "heads.png", title="two layers")
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == [f"layer {n}, head {h}" for n in (1, 2) for h in (1, 2, 3)]
+    for axes, (layer, head) in zip(figure.axes, np.ndindex(2, 3), strict=False):
+        np.testing.assert_array_equal(axes.images[0].get_array(), weights[layer, head])
+    many = plot_heads(rng.dirichlet(np.ones(4), (4, 8, 4)), list("abcd"), list("abcd"))
+    assert "position of the key" in [text.get_text() for text in many.texts]
+    with pytest.raises(ValueError, match=r"are not \(L, H, 4, 2\)"):
+        plot_heads(weights, list("abcd"), list("xy"))
+
+
+def test_head_scores_are_written_into_their_cells(rng, tmp_path):
+    scores = rng.random((2, 3))
+    figure = plot_head_scores(scores, tmp_path / "scores.png", score="entropy (nats)")
+    written = [text.get_text() for text in figure.axes[0].texts]
+    assert written == [f"{number:.2f}" for number in scores.ravel()]
+    assert figure.axes[1].get_ylabel() == "entropy (nats)"
+
+
+def test_the_lens_shows_the_likeliest_token(rng, tmp_path):
+    logits = rng.normal(size=(3, 2, 5))
+    figure = plot_logit_lens(logits, ["a", "b"], list("vwxyz"), tmp_path / "lens.png", title="lens")
+    written = [text.get_text() for text in figure.axes[0].texts]
+    assert written == ["vwxyz"[i] for i in logits[::-1].argmax(-1).ravel()], "the last layer on top"
+    with pytest.raises(ValueError, match=r"are not \(L \+ 1, 1, 5\)"):
+        plot_logit_lens(logits, ["a"], list("vwxyz"))
+
+
+def test_similarity_is_the_cosine(rng):
+    vectors = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, -3.0], [-1.0, 0.0], [0.0, 0.0]])
+    expected = [[1, 1, 0, -1, 0], [1, 1, 0, -1, 0], [0, 0, 1, 0, 0], [-1, -1, 0, 1, 0], [0, 0, 0, 0, 0]]
+    np.testing.assert_allclose(cosine_similarity(vectors), expected, atol=1e-12)
+    figure = plot_similarity(vectors, list("abcde"), what="token", title="five")
+    assert figure.axes[0].images[0].get_clim() == (-1.0, 1.0)
+
+
+def test_several_runs_stand_side_by_side(tmp_path):
+    runs = {
+        "one": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "valid_loss": 1.5}],
+        "two": [{"step": 1, "loss": 3.0}],
+    }
+    figure = plot_runs(runs, tmp_path / "runs.png", title="two runs")
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "training loss (nats per token)",
+        "validation loss (nats per token)",
+    ]
+    with pytest.raises(ValueError, match="no run has 'bleu'; the first has loss, valid_loss"):
+        plot_runs(runs, values={"bleu": "BLEU"})
+
+
+def test_matrices_need_one_shape_and_labels_that_fit():
+    with pytest.raises(ValueError, match="matrices of one shape"):
+        plot_matrices({"a": np.ones((2, 2)), "b": np.ones((2, 3))}, xlabel="", ylabel="", colours="")
+    with pytest.raises(ValueError, match="3 labels for 2 rows"):
+        plot_matrices(np.ones((2, 2)), rows=list("abc"), xlabel="", ylabel="", colours="")

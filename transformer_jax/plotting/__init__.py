@@ -1,1 +1,1 @@
-"""Pictures: attention maps and training curves."""
+"""Pictures: attention, the logit lens, similarities, training curves; one interactive page."""
