@@ -216,6 +216,11 @@ def test_the_commands(text, tmp_path):
                       "--max-new-tokens", 3, "--draft-run-dir", folder)  # fmt: skip
     assert several.stdout.count("---") == 4
     assert several.returncode == 0, several.stderr
+    page = folder.parent / "page.html"
+    flags = ("--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--seed", 4, "--html", page)
+    assert command("generate", *flags).stdout == found["text"] + "\n"
+    tokens = len(found["token_ids"])
+    assert f'"name": "decoder/self_attention", "shape": [4, 4, {tokens}, {tokens}]' in page.read_text()
 
 
 @pytest.mark.long
@@ -232,6 +237,7 @@ def test_the_commands(text, tmp_path):
         ),
         (("--run-dir", "x", "--max-new-tokens", "0"), "--max-new-tokens 0 is below 1"),
         (("--run-dir", "x", "--samples", "0"), "--samples 0 is below 1"),
+        (("--run-dir", "x", "--samples", "2", "--html", "x.html"), "--html shows one text: give one --prompt"),
     ],
 )
 def test_bad_commands_are_one_line(flags, message):

@@ -124,6 +124,11 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
     assert drawn.returncode == 0, drawn.stderr
     assert drawn.stdout.strip() == expected[0]
     assert picture.read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "page.html"
+    shown = command("--run-dir", folder, "--text", sentences[0], "--html", page)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.strip() == expected[0]
+    assert '"name": "decoder/cross_attention", "shape": [2, 4, ' in page.read_text()
     alignment = load_run(folder).align(sentences[0])
     layers, heads, target, source = alignment.weights.shape
     assert (layers, heads) == (2, 4)
@@ -163,6 +168,7 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--dropout", "-0.1"], "--dropout -0.1 is below 0"),
         (["--text", " "], "--text is empty"),
         (["--plot-attention", "x.png"], "--plot-attention draws the sentence of --text"),
+        (["--html", "x.html"], "--html shows the sentence of --text"),
         (["--text", "a", "--stdin"], "contradict each other"),
         (["--text", "a"], "is .* the folder of a run?"),
     ],
