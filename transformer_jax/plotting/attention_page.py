@@ -67,6 +67,9 @@ class AttentionPage:
         except OSError as error:
             raise UserError(f"{path}: the page cannot be written ({error.strerror})") from None
 
+    def __repr__(self) -> str:
+        return f"AttentionPage of {', '.join(kind['name'] for kind in self._data['kinds'])}"
+
     def _repr_html_(self) -> str:
         height = 24 * self._longest + 240
         return (
