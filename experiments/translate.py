@@ -147,6 +147,8 @@ def show_page(arguments: Arguments, run: Any, search: dict[str, Any]) -> None:
     from transformer_jax.looking.sentence import attention_of_translation
     from transformer_jax.plotting.attention_page import AttentionPage
 
+    assert arguments.text is not None
+    assert arguments.html is not None
     (translation,) = run.translate([arguments.text], **search)
     maps = attention_of_translation(run.model, run.tokenizer, arguments.text, translation)
     if is_first():

@@ -45,6 +45,7 @@ class AttentionPage:
                     "weights": base64.b64encode(counts.tobytes()).decode(),
                 }
             )
+        self._names = list(maps)
         self._data = {"title": title, "kinds": kinds}
         self._longest = max(max(len(kind["queries"]), len(kind["keys"])) for kind in kinds)
 
@@ -68,7 +69,7 @@ class AttentionPage:
             raise UserError(f"{path}: the page cannot be written ({error.strerror})") from None
 
     def __repr__(self) -> str:
-        return f"AttentionPage of {', '.join(kind['name'] for kind in self._data['kinds'])}"
+        return f"AttentionPage of {', '.join(self._names)}"
 
     def _repr_html_(self) -> str:
         height = 24 * self._longest + 240
