@@ -17,6 +17,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -109,6 +110,10 @@ def _check(arguments: Arguments) -> Sampling:
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is below 1")
     if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
         raise UserError("--html shows one text: give one --prompt and no --samples")
+    if arguments.html is not None:
+        from transformer_jax.plotting.attention_page import check_writable
+
+        check_writable(arguments.html)
     if arguments.seed < 0:
         raise UserError(f"--seed {arguments.seed} is below 0")
     try:
@@ -149,6 +154,10 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         draft_tokens=arguments.draft_tokens,
     )
     looked_at = model if arguments.html is not None else None
+    if looked_at is not None:
+        from transformer_jax.looking.sentence import check_attends
+
+        check_attends(looked_at)
     del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json
@@ -163,29 +172,30 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
     )
     spent = time.perf_counter() - started
     texts: list[Generated] = [one for samples in found for one in samples]
-    if looked_at is not None:
-        show_page(arguments, looked_at, tokenizer, texts[0].text)
     if arguments.json:
         objects = [{"text": one.text, "token_ids": one.token_ids} for one in texts]
-        print(json.dumps(objects[0] if single else objects, ensure_ascii=False))
-        return
-    if streams:
-        print()
+        print(json.dumps(objects[0] if single else objects, ensure_ascii=False), flush=True)
+    elif streams:
+        print(flush=True)
     else:
         for number, one in enumerate(texts, 1):
-            print(f"--- {number}\n{one.text}")
+            print(f"--- {number}\n{one.text}", flush=True)
+    if looked_at is not None:
+        show_page(arguments, looked_at, tokenizer, texts[0].token_ids)
+    if arguments.json:
+        return
     new = sum(one.new_tokens for one in texts)
     if is_first():
         print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
 
 
-def show_page(arguments: Arguments, model: Any, tokenizer: Any, text: str) -> None:
+def show_page(arguments: Arguments, model: Any, tokenizer: Any, ids: Sequence[int]) -> None:
     """Writes `--html`."""
     from transformer_jax.looking.sentence import attention_of_text
     from transformer_jax.plotting.attention_page import AttentionPage
 
     assert arguments.html is not None
-    maps = attention_of_text(model, tokenizer, text)
+    maps = attention_of_text(model, tokenizer, ids)
     if is_first():
         AttentionPage(maps).save(arguments.html)
 

@@ -105,6 +105,10 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     if not 2 <= arguments.period <= 31:
         raise UserError(f"--period {arguments.period}: two copies must fit 64 tokens, from 2 to 31")
+    if arguments.seed < 0:
+        raise UserError(f"--seed {arguments.seed} is below 0")
+    if not pathlib.Path(arguments.run_dir).name:
+        raise UserError(f"--run-dir {arguments.run_dir}: give the run a folder of its own")
     if arguments.rows < 1:
         raise UserError(f"--rows {arguments.rows} is below 1")
     folder = pathlib.Path(arguments.run_dir)

@@ -149,11 +149,11 @@ def show_page(arguments: Arguments, run: Any, search: dict[str, Any]) -> None:
 
     assert arguments.text is not None
     assert arguments.html is not None
-    (translation,) = run.translate([arguments.text], **search)
-    maps = attention_of_translation(run.model, run.tokenizer, arguments.text, translation)
+    made = run.align(arguments.text, **search)
+    print(made.text)
+    maps = attention_of_translation(run.model, run.tokenizer, arguments.text, made.target_ids)
     if is_first():
-        AttentionPage(maps, title=f"{arguments.text} → {translation}").save(arguments.html)
-        print(translation)
+        AttentionPage(maps, title=f"{arguments.text} → {made.text}").save(arguments.html)
 
 
 def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
@@ -209,6 +209,12 @@ def main() -> None:
         raise UserError("--plot-attention draws the sentence of --text: give one")
     if arguments.html is not None and arguments.text is None:
         raise UserError("--html shows the sentence of --text: give one")
+    if arguments.html is not None:
+        from transformer_jax.plotting.attention_page import check_writable
+
+        if arguments.plot_attention is not None:
+            raise UserError("--html and --plot-attention contradict each other: give one of them")
+        check_writable(arguments.html)
     if arguments.text is not None and arguments.stdin:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:

@@ -31,7 +31,7 @@ MAY = {
     },
     "decoding": {"decoding", "models", "layers", "data", "errors", "mesh"},
     "evaluation": {"evaluation", "errors"},
-    "looking": {"looking", "data", "models", "layers", "errors"},
+    "looking": {"looking", "data", "models", "layers", "errors", "mesh"},
     "plotting": {"plotting", "errors"},
     "pretrained": {"pretrained", "models", "layers", "data", "errors", "mesh", "parameter_names", "sharding"},
 }

@@ -169,6 +169,8 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--text", " "], "--text is empty"),
         (["--plot-attention", "x.png"], "--plot-attention draws the sentence of --text"),
         (["--html", "x.html"], "--html shows the sentence of --text"),
+        (["--text", "a", "--html", "none/x.html"], "--html 'none/x.html': no file can be written there"),
+        (["--text", "a", "--html", "x.html", "--plot-attention", "x.png"], "contradict each other"),
         (["--text", "a", "--stdin"], "contradict each other"),
         (["--text", "a"], "is .* the folder of a run?"),
     ],

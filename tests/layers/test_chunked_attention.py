@@ -1,5 +1,7 @@
 """Attention in chunks against the plain form: values, gradients, masks and biases of every kind."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,32 @@ def test_short_dtypes(rng, dtype):
     wide = (x.astype(jnp.float32) for x in given)
     expected = dot_product_attention(*wide, scale=0.4, implementation="plain")
     np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03)
+
+
+@pytest.mark.parametrize("mesh", [None, "sequence=2"])
+def test_second_derivatives(rng, mesh):
+    """Of a penalty on the gradient, which goes through the backward pass once more."""
+    length = 8
+    given = [jnp.asarray(rng.normal(size=(1, length, n, K)), jnp.float32) for n in (2, 1, 1)]
+    seen = visibility.causal(length, length)
+
+    def penalty(attend, *given):
+        def total(*given):
+            return jnp.sin(attend(*given, mask=seen, scale=0.5)).sum()
+
+        return sum((x**2).sum() for x in jax.grad(total, argnums=(0, 1, 2))(*given))
+
+    def in_chunks(*given, **options):
+        return (ring_attention if mesh else chunked_attention)(*given, queries=3, keys=3, **options)
+
+    def plain(*given, **options):
+        return dot_product_attention(*given, implementation="plain", **options)
+
+    expected = jax.grad(penalty, argnums=(1, 2, 3))(plain, *given)
+    with on_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
+        found = jax.jit(jax.grad(penalty, argnums=(1, 2, 3)), static_argnums=0)(in_chunks, *given)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_large_logits_stay_finite(rng):

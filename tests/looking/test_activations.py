@@ -185,10 +185,94 @@ def test_functions_of_models_and_values_in_a_row():
 
     logits, seen = activations(first_step, model, tokens)
     np.testing.assert_allclose(logits, model(tokens), atol=1e-5)
-    assert seen["residual"].shape == (model.config.layers, B, T, model.config.width)
+    assert seen["decoder/residual"].shape == (model.config.layers, B, T, model.config.width)
     numbers = []
-    replaced(first_step, {"residual": lambda value, layer: (numbers.append(layer), value)[1]})(model, tokens)
+    look = {"decoder/residual": lambda value, layer: (numbers.append(layer), value)[1]}
+    replaced(first_step, look)(model, tokens)
     assert numbers == list(range(model.config.layers))
+    # Compiled on its own, each call goes on counting.
+    block = jax.jit(lambda x: named_points.named(jnp.sin(x), "wave"))
+    numbers.clear()
+    replaced(lambda x: block(block(x)), {"wave": lambda value, n: (numbers.append(n), value)[1]})(1.0)
+    assert numbers == [0, 1]
+
+
+def test_a_name_with_two_shapes_hinders_only_who_wants_it():
+    """Decoding has them: a prompt, then a token."""
+    model = make("gpt", DECODERS)
+    (tokens,) = inputs(DECODERS)
+
+    def two(model, tokens):
+        return model(tokens), model(tokens[:, :3])
+
+    with pytest.raises(ValueError, match="no value is named 'encoder"):
+        activations(two, model, tokens, only="encoder/*")
+    (long, short) = replaced(two, {"*/heads": ablate_head(0, 1)})(model, tokens)
+    assert long.shape[1] == T
+    assert short.shape[1] == 3
+    with pytest.raises(
+        ValueError, match=r"decoder/embedding is named 2 times, with shapes \(2, 5, 128\), \(2, 3"
+    ):
+        activations(two, model, tokens, only="decoder/embedding")
+
+
+def test_models_are_found_wherever_they_are_given():
+    chunked = make("gpt", DECODERS, Dials(attention="chunked"))
+    (tokens,) = inputs(DECODERS)
+    for function, given, options in (
+        (lambda x, model: model(x), (tokens,), {"model": chunked}),
+        (lambda x, models: models["it"](x), (tokens, {"it": chunked}), {}),
+        (chunked.__call__, (tokens,), {}),
+        (jax.tree_util.Partial(lambda model, x: model(x), chunked), (tokens,), {}),
+    ):
+        output, seen = activations(function, *given, only="*/weights", **options)
+        assert seen["decoder/self_attention/weights"].shape[-1] == T
+        np.testing.assert_allclose(output, chunked(tokens), atol=1e-5)
+
+
+def test_who_wants_no_weights_does_not_pay_for_them():
+    """A long text's stream from chunked attention: nothing of T x T entries."""
+    model = make("gpt", DECODERS, Dials(attention="chunked"), max_length=4_096)
+    tokens = jax.ShapeDtypeStruct((1, 4_096), jnp.int32)
+
+    def needed(only):
+        program = jax.jit(lambda x: activations(model, x, only=only)[1]).lower(tokens).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert needed("decoder/residual") < needed("*/weights") / 4
+
+
+def test_gradients_of_rematerialised_models_keep_the_replacement():
+    (tokens,) = inputs(DECODERS)
+
+    def gradient(model, tokens):
+        return jax.grad(lambda model: jax.nn.logsumexp(model(tokens), axis=-1).mean())(model)
+
+    found = [
+        replaced(gradient, {"decoder/self_attention/heads": ablate_head(1, 2)})(
+            make("gpt", DECODERS, Dials(remat=remat)), tokens
+        )
+        for remat in (False, True)
+    ]
+    for plain, again in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(again, plain, atol=1e-6)
+    assert not np.asarray(found[1].blocks.attention.output.kernel[...])[1, 2].any()
+
+
+def test_what_is_not_there_is_not_silently_left_alone():
+    model = make("gpt", DECODERS)
+    (tokens,) = inputs(DECODERS)
+    heads = "decoder/self_attention/heads"
+    for layer, head, message in (
+        (-1, 0, "has layers 0 to 3: there is no layer -1"),
+        (4, 0, "has layers 0 to 3: there is no layer 4"),
+        (0, 4, "has heads 0 to 3: there is no head 4"),
+        (0, -1, "has heads 0 to 3: there is no head -1"),
+    ):
+        with pytest.raises(ValueError, match=f"{heads} {message}"):
+            replaced(model, {heads: ablate_head(layer, head)})(tokens)
+    with pytest.raises(ValueError, match="the other run has layers 0 to 2: there is no layer 3"):
+        patch(3, np.zeros((3, B, T, 128)))
 
 
 def test_errors_name_what_there_is():

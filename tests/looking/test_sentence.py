@@ -7,8 +7,9 @@ from flax import nnx
 
 from tests.looking.test_activations import make
 from transformer_jax.data.text_tokenizer import TextTokenizer
-from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.data.tokenizer import END, BytePairTokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.looking.activations import replaced
 from transformer_jax.looking.induction import induction_scores, previous_token_scores, repeated_tokens
 from transformer_jax.looking.logit_lens import logit_lens
 from transformer_jax.looking.sentence import attention_of_text, attention_of_translation
@@ -47,6 +48,9 @@ def test_a_text_tells_all_its_attention():
     assert one.queries == one.keys == list("face bad")
     _, expected = model(jnp.asarray(tokenizer.encode(["face bad"])), return_weights=True)
     np.testing.assert_allclose(one.weights, expected[0], atol=1e-6)
+    (ids,) = tokenizer.encode(["face bad"])
+    (same,) = attention_of_text(model, tokenizer, ids).values()
+    np.testing.assert_array_equal(same.weights, one.weights)
     with pytest.raises(UserError, match="the text is empty"):
         attention_of_text(model, tokenizer, "")
     with pytest.raises(UserError, match="above the model's limit of"):
@@ -58,8 +62,19 @@ def test_models_without_attention_say_so(tokenizer):
     model = entry.module(entry.preset("mini", tokenizer.vocab_size), rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="Seq2Seq has no attention"):
         attention_of_translation(model, tokenizer, "in 3 weeks", "in drei Wochen")
+    entry = TRANSLATORS["transformer"]
+    model = entry.module(entry.preset("mini", tokenizer.vocab_size, max_length=16), rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="the translation is empty"):
         attention_of_translation(model, tokenizer, "in 3 weeks", "")
+    with pytest.raises(UserError, match="the text has 32 tokens, above the model's limit of 16"):
+        attention_of_translation(model, tokenizer, "x" * 30, "in drei Wochen")
+    # A model that wrote nothing but its end has written something.
+    (own,) = (
+        one
+        for kind, one in attention_of_translation(model, tokenizer, "in 3 weeks", [END]).items()
+        if kind == "decoder/cross_attention"
+    )
+    assert own.queries == ["</s>"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +87,8 @@ def test_the_lens_ends_with_the_models_logits(name, models):
     given = (tokens, tokens) if models is TRANSLATORS else (tokens,)
     logits = logit_lens(model, *given)
     layers = model.config.decoder_layers if models is TRANSLATORS else model.config.layers
+    same = logit_lens(model, *given, run=replaced(model, {"decoder/residual": lambda value, layer: value}))
+    np.testing.assert_allclose(same, logits, atol=1e-6)
     assert logits.shape == (layers + 1, 2, 5, model.config.vocab_size)
     np.testing.assert_allclose(logits[-1], model(*given), atol=1e-5)
     assert np.abs(np.asarray(logits[0] - logits[-1])).max() > 1e-3

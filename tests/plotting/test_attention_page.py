@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from transformer_jax.plotting.attention_page import AttentionPage
+from transformer_jax.errors import UserError
+from transformer_jax.plotting.attention_page import AttentionPage, check_writable
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUERIES, KEYS = ["vor", "3", "</script><b>", "שלום"], ["3", " weeks", "ago", "日本語", "x" * 60]
@@ -26,6 +27,24 @@ def test_what_fits_nothing(rng):
         AttentionPage({})
     with pytest.raises(ValueError, match=r"a: weights \(1, 1, 2, 2\) are not \(L, H, 1, 2\)"):
         AttentionPage({"a": (np.ones((1, 1, 2, 2)), ["x"], ["y", "z"])})
+
+
+def test_weights_of_any_dtype(rng):
+    weights = np.eye(2, dtype=np.float16)[None, None]
+    half, whole = (AttentionPage({"a": (weights.astype(kind), "xy", "xy")}).html for kind in ("f2", "f4"))
+    assert half == whole
+
+
+def test_where_no_page_can_be_written(tmp_path):
+    for path in ("", tmp_path, tmp_path / "none" / "a.html"):
+        with pytest.raises(UserError, match="no file can be written there"):
+            check_writable(path)
+    check_writable(tmp_path / "a.html")
+    page = AttentionPage({"a": (np.eye(2)[None, None], ["x", "\ud800"], "xy")})
+    with pytest.raises(UserError, match="the page cannot be written"):
+        page.save(tmp_path / "a.html")
+    with pytest.raises(UserError, match="25,000,000 attention weights are too many"):
+        AttentionPage({"a": (np.broadcast_to(np.float32(0), (1, 1, 5_000, 5_000)), "x" * 5_000, "y" * 5_000)})
 
 
 def test_a_cell_shows_the_page(rng):

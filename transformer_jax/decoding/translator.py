@@ -100,12 +100,14 @@ class Alignment:
       text: the translation.
       source_tokens, target_tokens: the S and T tokens, each with its end token.
       weights: cross-attention (L, H, T, S) float32; row t is from the step that made target token t.
+      target_ids: of the target tokens.
     """
 
     text: str
     source_tokens: list[str]
     target_tokens: list[str]
     weights: np.ndarray
+    target_ids: tuple[int, ...] = ()
 
 
 class Translator:
@@ -216,6 +218,7 @@ class Translator:
             self.tokenizer.tokens(ids),
             self.tokenizer.tokens(target),
             weights[:, :, : len(target), : len(ids)],
+            tuple(target),
         )
 
     @staticmethod

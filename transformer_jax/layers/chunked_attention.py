@@ -38,12 +38,9 @@ class Running(NamedTuple):
     def empty(cls, query: jax.Array, width: int) -> Running:
         """Before any key, of queries (B, t, G, R, K) and values of this width."""
         B, t, G, R, _ = query.shape
-        return cls.above(jnp.full((B, G, R, t), jnp.finfo(jnp.float32).min), width)
-
-    @classmethod
-    def above(cls, highest: jax.Array, width: int) -> Running:
-        """Before any key, with exponentials measured from `highest` (B, G, R, t), if no logit is larger."""
-        return cls(highest, jnp.zeros_like(highest), jnp.zeros((*highest.shape, width)))
+        rows = (B, G, R, t)
+        lowest = jnp.full(rows, jnp.finfo(jnp.float32).min)
+        return cls(lowest, jnp.zeros(rows), jnp.zeros((*rows, width)))
 
     def with_keys(
         self,
@@ -54,22 +51,13 @@ class Running(NamedTuple):
         bias: jax.Array | None,
     ) -> Running:
         """Once the keys (B, s, G, K) have passed too; `seen` and `bias` are broadcastable to (B, H, t, s)."""
-        groups = key.shape[2]
-        logits = jnp.einsum("btgrk,bsgk->bgrts", query, key, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits = logits + _by_group(bias, groups)
-        seen = _by_group(seen, groups)
-        logits = jnp.where(seen, logits, jnp.finfo(jnp.float32).min)
+        logits, seen = _logits(query, key, seen, bias)
         # The result is the same for any number here, so no gradient goes through it.
         highest = jax.lax.stop_gradient(jnp.maximum(self.highest, logits.max(axis=-1)))
         weights = jnp.where(seen, jnp.exp(logits - highest[..., None]), 0.0)
         shrink = jnp.exp(jax.lax.stop_gradient(self.highest) - highest)
-        mixed = jnp.einsum(
-            "bgrts,bsgv->bgrtv", weights.astype(value.dtype), value, preferred_element_type=jnp.float32
-        )
-        return Running(
-            highest, shrink * self.total + weights.sum(axis=-1), shrink[..., None] * self.mixed + mixed
-        )
+        total, mixed = shrink * self.total + weights.sum(axis=-1), shrink[..., None] * self.mixed
+        return Running(highest, total, mixed + _mixed(weights, value))
 
     def result(self) -> jax.Array:
         """(B, t, G, R, V), zeros where a query has seen nothing."""
@@ -82,6 +70,24 @@ class Running(NamedTuple):
 
     def _denominator(self) -> jax.Array:
         return jnp.where(self.total == 0.0, 1.0, self.total)
+
+
+def _logits(
+    query: jax.Array, key: jax.Array, seen: jax.Array, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """(logits (B, G, R, t, s) float32, lowest where nothing is seen; which are seen, broadcastable to them)."""
+    groups = key.shape[2]
+    logits = jnp.einsum("btgrk,bsgk->bgrts", query, key, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits = logits + _by_group(bias, groups)
+    seen = _by_group(seen, groups)
+    return jnp.where(seen, logits, jnp.finfo(jnp.float32).min), seen
+
+
+def _mixed(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """(B, G, R, t, s) and (B, s, G, V) -> (B, G, R, t, V) float32."""
+    weights = weights.astype(value.dtype)
+    return jnp.einsum("bgrts,bsgv->bgrtv", weights, value, preferred_element_type=jnp.float32)
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
@@ -258,7 +264,6 @@ def _backward(how: _How, kept, gradient: jax.Array):
     is the output times its gradient. So it is that of P V and of P's sum, for a constant logarithm."""
     given, mixed, logarithm = kept
     turns = _Turns(how, given)
-    width = given.value.shape[3]
     product = jnp.einsum("btgrv,btgrv->bgrt", gradient, mixed, preferred_element_type=jnp.float32)
     gradients = _chunks(
         jnp.moveaxis(gradient, 1, 3).astype(jnp.float32), turns.size, axis=3
@@ -278,9 +283,9 @@ def _backward(how: _How, kept, gradient: jax.Array):
                 seen = places.seen()
 
                 def softmax_parts(query, key, value, floats):
-                    start = Running.above(logarithm, width)
-                    running = start.with_keys(query, key, value, seen, places.bias(floats))
-                    return running.mixed, running.total
+                    logits, shown = _logits(query, key, seen, places.bias(floats))
+                    weights = jnp.where(shown, jnp.exp(logits - logarithm[..., None]), 0.0)
+                    return _mixed(weights, value), weights.sum(axis=-1)
 
                 def more():
                     _, pull = jax.vjp(softmax_parts, query, key, value, given.floats)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from flax import nnx
 from jax.extend.core import Jaxpr, Literal
 
 from transformer_jax.layers.attention import MultiHeadAttention
+from transformer_jax.layers.named_points import CROSS_ATTENTION, SELF_ATTENTION, WEIGHTS
 
 # (value, number of the layer) -> value of the same shape. The number is that of the innermost loop, a traced
 # integer; outside of loops it counts how often the name has come before.
@@ -42,28 +44,30 @@ def activations(
     Names are paths: "decoder/residual", "encoder/self_attention/weights". A value that a loop over layers names
     comes back with a leading axis of L, one of a loop over time with an axis of T, the outer loop's first; so
     does one that is named several times in a row. A value inside a loop without a fixed number of turns, as
-    decoding has, is not seen.
+    decoding has, is not seen. Each call traces and compiles anew: compile what you call often with `jax.jit`.
 
     Args:
-      function: a model, or any function of arrays; a model among its inputs is run with `exact` attention too.
+      function: a model, one of its methods, or any function of arrays. Where weights are wanted, models are run
+        with `exact` attention, those among the inputs too; one that a function only encloses is run as it is.
       *inputs, **options: its arguments.
-      only: shell patterns of the names that are wanted; what is not wanted is neither kept nor computed for it.
+      only: shell patterns of the names that are wanted; what is not wanted is not kept.
 
     Returns:
       (what the function returns, the values by name in the order of their computation).
 
     Raises:
-      ValueError: a pattern that no name fits; the message has the names.
+      ValueError: a pattern that no name fits, with the names that there are; or a wanted value that is named
+        several times with different shapes.
     """
     patterns = [only] if isinstance(only, str) else list(only)
-    program = _Program(function, inputs, options)
+    program = _Program(function, inputs, options, patterns)
 
     @jax.jit
     def run(constants: Sequence[jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
-        output, seen = program.run(constants, {})
-        _check(patterns, seen)
-        wanted = {name: value for name, value in seen.items() if _fits(name, patterns)}
-        return output, wanted
+        look = _Look(patterns, {})
+        output, seen = program.run(constants, look)
+        _check(patterns, look.met)
+        return output, {name: _one(name, values) for name, values in seen.items()}
 
     output, wanted = run(program.constants)
     # A dictionary that leaves a compiled function is in alphabetical order.
@@ -73,7 +77,8 @@ def activations(
 def replaced(function: Callable[..., Any], replacements: Mapping[str, Replacement]) -> Callable[..., Any]:
     """The function with some of its named values replaced; what follows is computed from the new ones.
 
-    Gradients, `jax.jit`, `jax.vmap`, `activations` and `replaced` may be taken of it again.
+    Gradients, `jax.jit`, `jax.vmap`, `activations` and `replaced` may be taken of it again. Each call compiles
+    anew: compile what you call often with `jax.jit`.
 
     Args:
       function: a model, or any function of arrays, see `activations`.
@@ -83,14 +88,16 @@ def replaced(function: Callable[..., Any], replacements: Mapping[str, Replacemen
       A function of the same arguments. It raises ValueError where a pattern fits no name, or where a new value
       has another shape.
     """
+    patterns = list(replacements)
 
     def run(*inputs: Any, **options: Any) -> Any:
-        program = _Program(function, inputs, options)
+        program = _Program(function, inputs, options, patterns)
 
         @jax.jit
         def with_new_values(constants: Sequence[jax.Array]) -> Any:
-            output, seen = program.run(constants, replacements)
-            _check(list(replacements), seen)
+            look = _Look([], replacements)
+            output, _ = program.run(constants, look)
+            _check(patterns, look.met)
             return output
 
         return with_new_values(program.constants)
@@ -102,10 +109,73 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _check(patterns: Sequence[str], seen: Mapping[str, Any]) -> None:
+def _check(patterns: Sequence[str], met: Mapping[str, Any]) -> None:
     for pattern in patterns:
-        if not any(_fits(name, [pattern]) for name in seen):
-            raise ValueError(f"no value is named {pattern!r}; there are {', '.join(seen) or 'none'}")
+        if not any(_fits(name, [pattern]) for name in met):
+            raise ValueError(f"no value is named {pattern!r}; there are {', '.join(met) or 'none'}")
+
+
+def _one(name: str, values: Sequence[jax.Array]) -> jax.Array:
+    shapes = list(dict.fromkeys(value.shape for value in values))
+    if len(shapes) > 1:
+        raise ValueError(f"{name} is named {len(values)} times, with shapes {', '.join(map(str, shapes))}")
+    return values[0] if len(values) == 1 else jnp.stack(values)
+
+
+class _Look:
+    """What a run is for, and what it has met.
+
+    Attributes:
+      wanted: patterns of the values to keep.
+      replacements: see `replaced`.
+      met: how often each name has come so far, outside of loops; the names in order.
+    """
+
+    def __init__(self, wanted: Sequence[str], replacements: Mapping[str, Replacement]):
+        self.wanted, self.replacements = wanted, replacements
+        self.met: dict[str, int] = {}
+
+    def at(self, name: str, value: jax.Array, turn: _Turn | None) -> jax.Array:
+        """The value itself, or what takes its place."""
+        number = self.met.setdefault(name, 0) if turn is None else turn.number
+        self.met[name] = self.met.get(name, 0) + 1
+        for pattern, replacement in self.replacements.items():
+            if _fits(name, [pattern]):
+                check = getattr(replacement, "check", None)
+                if check is not None:
+                    check(name, value, None if turn is None else turn.length)
+                value = _like(replacement(value, number), value, name)
+        return value
+
+
+class _Turn(NamedTuple):
+    """Of the innermost loop."""
+
+    number: jax.Array
+    length: int
+
+
+# Where models have attention weights: they are run plainly where one of these is looked at.
+_WEIGHTS = [
+    "/".join(filter(None, (side, kind, WEIGHTS)))
+    for side in ("encoder", "decoder", "")
+    for kind in (SELF_ATTENTION, CROSS_ATTENTION, "")
+]
+
+
+def _exactly(function: Any, inputs: Any) -> tuple[Any, Any]:
+    """The function and its inputs with every model among them, or that it is a method of, made `exact`."""
+
+    def is_model(x: Any) -> bool:
+        return isinstance(x, nnx.Module)
+
+    def plain(x: Any) -> Any:
+        return exact(x) if is_model(x) else x
+
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, types.MethodType) and isinstance(owner, nnx.Module):
+        function = types.MethodType(function.__func__, exact(owner))
+    return jax.tree.map(plain, (function, inputs), is_leaf=is_model)
 
 
 class _Program:
@@ -116,22 +186,24 @@ class _Program:
       order: the names that the last run met.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]):
-        def plain(x: Any) -> Any:
-            return exact(x) if isinstance(x, nnx.Module) else x
-
-        function, inputs = plain(function), [plain(x) for x in inputs]
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+        patterns: Sequence[str],
+    ):
+        if any(_fits(name, patterns) for name in _WEIGHTS):
+            function, (inputs, options) = _exactly(function, (inputs, options))
         closed, shape = jax.make_jaxpr(lambda: function(*inputs, **options), return_shape=True)()
         self.jaxpr, self.constants = closed.jaxpr, closed.consts
         self.structure = jax.tree.structure(shape)
         self.order: list[str] = []
 
-    def run(
-        self, constants: Sequence[jax.Array], replacements: Mapping[str, Replacement]
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """(the output, the named values)."""
-        outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, replacements)
-        self.order = list(seen)
+    def run(self, constants: Sequence[jax.Array], look: _Look) -> tuple[Any, dict[str, list[jax.Array]]]:
+        """(the output, the wanted values by name, one for each time that they were named)."""
+        outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, look)
+        self.order = list(look.met)
         return jax.tree.unflatten(self.structure, outputs), seen
 
 
@@ -140,19 +212,17 @@ def _evaluate(
     constants: Sequence[Any],
     inputs: Sequence[Any],
     scope: str,
-    layer: Any,
-    replacements: Mapping[str, Replacement],
-) -> tuple[list[Any], dict[str, jax.Array]]:
-    """Runs equations; see `_Program.run`. `layer` is the number of the innermost loop's turn."""
+    turn: _Turn | None,
+    look: _Look,
+) -> tuple[list[Any], dict[str, list[jax.Array]]]:
+    """Runs equations; see `_Program.run`. `turn` is of the innermost loop around them."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
     seen: dict[str, list[jax.Array]] = {}
 
-    def inside(inner: Any, arguments: Sequence[Any], within: str) -> list[Any]:
-        outputs, more = _evaluate(*_opened(inner), arguments, within, layer, replacements)
-        for name, value in more.items():
-            seen.setdefault(name, []).append(value)
-        return outputs
+    def keep(more: Mapping[str, Sequence[jax.Array]]) -> None:
+        for name, each in more.items():
+            seen.setdefault(name, []).extend(each)
 
     for equation in jaxpr.eqns:
         arguments = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
@@ -163,13 +233,9 @@ def _evaluate(
         with jax.named_scope(own) if own else contextlib.nullcontext():
             if kind == "name":
                 name = within + parameters["name"]
-                number = len(seen.get(name, ())) if layer is None else layer
-                value = arguments[0]
-                for pattern, replacement in replacements.items():
-                    if _fits(name, [pattern]):
-                        value = _like(replacement(value, number), value, name)
-                value = equation.primitive.bind(value, **parameters)
-                seen.setdefault(name, []).append(value)
+                value = equation.primitive.bind(look.at(name, arguments[0], turn), **parameters)
+                if _fits(name, look.wanted):
+                    keep({name: [value]})
                 outputs = [value]
             elif not _has_names(equation):
                 bound = equation.primitive.get_bind_params(parameters)
@@ -177,14 +243,14 @@ def _evaluate(
                     result = equation.primitive.bind(*arguments, **bound)
                 outputs = result if equation.primitive.multiple_results else [result]
             elif kind == "scan":
-                outputs, more = _scan(parameters, arguments, within, replacements)
-                for name, value in more.items():
-                    seen.setdefault(name, []).append(value)
+                outputs, more = _scan(parameters, arguments, within, look)
+                keep(more)
             else:
-                outputs = inside(parameters[_INSIDE[kind]], arguments, within)
+                inner, fixed = _opened(parameters[_INSIDE[kind]])
+                outputs, more = _evaluate(inner, fixed, arguments, within, turn, look)
+                keep(more)
         values |= zip(equation.outvars, outputs, strict=True)
-    outputs = [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars]
-    return outputs, {name: each[0] if len(each) == 1 else jnp.stack(each) for name, each in seen.items()}
+    return [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars], seen
 
 
 # Primitives that run equations once, and where they have them. Loops without a fixed number of turns, and
@@ -216,11 +282,8 @@ def _opened(inner: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def _scan(
-    parameters: Mapping[str, Any],
-    arguments: Sequence[Any],
-    scope: str,
-    replacements: Mapping[str, Replacement],
-) -> tuple[list[Any], dict[str, jax.Array]]:
+    parameters: Mapping[str, Any], arguments: Sequence[Any], scope: str, look: _Look
+) -> tuple[list[Any], dict[str, list[jax.Array]]]:
     """A loop over layers or time, whose named values come out stacked."""
     order: list[str] = []  # what leaves the loop does so in alphabetical order
     body, constants = _opened(parameters["jaxpr"])
@@ -230,29 +293,31 @@ def _scan(
         ends = [parameters["num_consts"], parameters["num_consts"] + parameters["num_carry"]]
         parts = arguments[: ends[0]], arguments[ends[0] : ends[1]], arguments[ends[1] :]
         fixed, first, every = (list(x) for x in parts)
+    length = parameters["length"]
 
-    def turn(carry: list[Any], now: tuple[jax.Array, list[Any]]) -> tuple[list[Any], Any]:
+    def step(carry: list[Any], now: tuple[jax.Array, list[Any]]) -> tuple[list[Any], Any]:
         number, each = now
         inputs = [*fixed, *carry, *each]
-        outputs, seen = _evaluate(body, constants, inputs, scope, number, replacements)
+        outputs, seen = _evaluate(body, constants, inputs, scope, _Turn(number, length), look)
         order[:] = seen
-        return outputs[: len(first)], (outputs[len(first) :], seen)
+        values = {name: _one(name, each) for name, each in seen.items()}
+        return outputs[: len(first)], (outputs[len(first) :], values)
 
-    length = parameters["length"]
     carry, (stacked, seen) = jax.lax.scan(
-        turn,
+        step,
         first,
         (jnp.arange(length), every),
         length=length,
         reverse=parameters["reverse"],
         unroll=parameters["unroll"],
     )
-    return [*carry, *stacked], {name: seen[name] for name in order}
+    return [*carry, *stacked], {name: [seen[name]] for name in order}
 
 
 def _scope_of(equation: Any) -> str:
     """The named scopes of an equation, "a/b", without those of transformations: "jvp(a)" is "a"."""
-    return re.sub(r"\w+\(|\)", "", str(equation.source_info.name_stack)).strip("/")
+    scopes = re.sub(r"\w+\(|\)", "", str(equation.source_info.name_stack)).split("/")
+    return "/".join(scope for scope in scopes if scope and scope != "rematted_computation")
 
 
 def _like(new: Any, old: jax.Array, name: str) -> jax.Array:

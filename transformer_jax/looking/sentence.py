@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.tokenizer import BEGIN, END
 from transformer_jax.errors import UserError
 from transformer_jax.looking.activations import activations
+from transformer_jax.mesh import whole
 
 
 class AttentionMap(NamedTuple):
@@ -25,15 +28,26 @@ class AttentionMap(NamedTuple):
     keys: list[str]
 
 
+def check_attends(model: Any) -> None:
+    """That a model has attention to show.
+
+    Raises:
+      UserError: it has none.
+    """
+    if not getattr(model, "attends", True):
+        raise UserError(f"{type(model).__name__} has no attention, and so nothing to show")
+
+
 def attention_of_translation(
-    model: Any, tokenizer: Any, text: str, translation: str
+    model: Any, tokenizer: Any, text: str, translation: str | Sequence[int]
 ) -> dict[str, AttentionMap]:
     """The weights with which a translator reads a sentence and writes a given translation.
 
     Args:
       model: an encoder-decoder of the zoo.
       tokenizer: its `BytePairTokenizer`.
-      text, translation: of one sentence; `Run.translate` makes the model's own.
+      text: one sentence.
+      translation: of it, as text or as the token ids that were made, with their end token.
 
     Returns:
       By the path of the activation without its last name, as "decoder/cross_attention". A row of the decoder's
@@ -42,13 +56,12 @@ def attention_of_translation(
     Raises:
       UserError: an empty sentence, one longer than the model's limit, or a model without attention.
     """
-    source, target = ([*ids, END] for ids in tokenizer.encode([text, translation]))
-    limit = model.config.max_length
-    for name, given, ids in (("text", text, source), ("translation", translation, target)):
-        if not given.strip():
-            raise UserError(f"the {name} is empty: give some words")
-        if len(ids) > limit:
-            raise UserError(f"the {name} has {len(ids)} tokens, above the model's limit of {limit}")
+    check_attends(model)
+    source = _encoded(model, tokenizer, "text", text)
+    if isinstance(translation, str):
+        target = _encoded(model, tokenizer, "translation", translation)
+    else:
+        target = list(translation)
     inputs = [BEGIN, *target[:-1]]
     found = _weights(model, jnp.asarray([source]), jnp.asarray([inputs]))
     read, written, before = (tokenizer.tokens(ids) for ids in (source, target, inputs))
@@ -60,22 +73,27 @@ def attention_of_translation(
     return {kind: AttentionMap(weights, *labels[kind]) for kind, weights in found.items()}
 
 
-def attention_of_text(model: Any, tokenizer: Any, text: str) -> dict[str, AttentionMap]:
+def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> dict[str, AttentionMap]:
     """The weights with which a language model reads a text: "decoder/self_attention".
 
     Args:
       model: a decoder of the zoo.
       tokenizer: its `TextTokenizer`.
-      text: not empty.
+      text: not empty; or its token ids, as they were made. Ids beyond the model's limit are left out.
 
     Raises:
-      UserError: see `attention_of_translation`.
+      UserError: an empty text, one longer than the model's limit, or a model without attention.
     """
-    (ids,) = tokenizer.encode_prompts([text])
+    check_attends(model)
+    limit = model.config.max_length
+    if isinstance(text, str):
+        (ids,) = tokenizer.encode_prompts([text])
+        if len(ids) > limit:
+            raise UserError(f"the text has {len(ids)} tokens, above the model's limit of {limit}")
+    else:
+        ids = list(text)[:limit]
     if not ids:
         raise UserError("the text is empty: give some words")
-    if len(ids) > model.config.max_length:
-        raise UserError(f"the text has {len(ids)} tokens, above the model's limit of {model.config.max_length}")
     tokens = tokenizer.tokens(ids)
     return {
         kind: AttentionMap(weights, tokens, tokens)
@@ -83,14 +101,22 @@ def attention_of_text(model: Any, tokenizer: Any, text: str) -> dict[str, Attent
     }
 
 
+def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:
+    (ids,) = tokenizer.encode([text])
+    limit = model.config.max_length
+    if not text.strip():
+        raise UserError(f"the {name} is empty: give some words")
+    if len(ids) >= limit:
+        raise UserError(f"the {name} has {len(ids) + 1} tokens, above the model's limit of {limit}")
+    return [*ids, END]
+
+
 def _weights(model: Any, *inputs: Any) -> dict[str, np.ndarray]:
     """(L, H, T, S) of the first row, by the path without its last name."""
-    try:
-        _, seen = activations(model, *inputs, only="*/weights")
-    except ValueError:
-        raise UserError(f"{type(model).__name__} has no attention, and so nothing to show") from None
+    _, seen = activations(model, *inputs, only="*/weights")
     found = {}
-    for name, value in seen.items():
+    # On a mesh of several processes none has them all.
+    for name, value in jax.jit(whole)(seen).items():
         weights = np.asarray(value)
         if weights.ndim == 5:  # (L, B, H, T, S)
             weights = weights[:, 0]

@@ -15,6 +15,7 @@ from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import NoPositions
 from transformer_jax.layers.positions import segment_positions
@@ -184,14 +185,15 @@ class CausalDecoder(nnx.Module):
             extended, mask = cache.extended(N)
             extended, before = extended.with_tokens(tokens, cache.length)
             places = Places(mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries))
-            x = self._embed(tokens, before, own, None)
-            target, kept = [], []
-            for block, layer in zip(blocks, cache.target, strict=True):
-                x, (weights, layer) = block(
-                    x, places, cache=layer, at=cache.length, return_weights=return_weights
-                )
-                target.append(layer)
-                kept.append(weights)
+            with jax.named_scope("decoder"):
+                x = named(self._embed(tokens, before, own, None), EMBEDDING)
+                target, kept = [], []
+                for block, layer in zip(blocks, cache.target, strict=True):
+                    x, (weights, layer) = block(
+                        x, places, cache=layer, at=cache.length, return_weights=return_weights
+                    )
+                    target.append(layer)
+                    kept.append(weights)
             stacked = jnp.stack(kept, axis=1) if return_weights else None
             if last_only:
                 x = x[:, -1:]

@@ -123,6 +123,8 @@ class RecurrentLM(nnx.Module):
       dials: how it is computed.
     """
 
+    attends = False
+
     def __init__(self, config: RecurrentLMConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
         self.config, self.dials = config, dials
 
@@ -234,7 +236,8 @@ class RecurrentLM(nnx.Module):
             N, valid = tokens.shape[1], None
             if cache.first is not None:
                 valid = cache.length + jnp.arange(N) >= cache.first[:, None]
-            outputs, each, _ = self._run(tokens, now, None, valid=valid)
+            with jax.named_scope("decoder"):
+                outputs, each, _ = self._run(tokens, now, None, valid=valid)
             states = jax.tree.map(
                 lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, cache.length + 1, axis=1),
                 cache.states,

@@ -279,8 +279,9 @@ class RecurrentTranslator(nnx.Module):
         def step(
             cache: RecurrentCache, tokens: jax.Array, *, last_only: bool = False
         ) -> tuple[StepOutput, RecurrentCache]:
-            x = self._embed(self.target_embedding, tokens, None)
-            outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None, None)
+            with jax.named_scope("decoder"):
+                x = self._embed(self.target_embedding, tokens, None)
+                outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None, None)
             kept = _named_weights(self, weights) if return_weights else None
             if last_only:
                 outputs = outputs[:, -1:]

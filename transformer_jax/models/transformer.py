@@ -15,6 +15,7 @@ from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
 from transformer_jax.layers.masks import padding_mask
 from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, real, same_segment
@@ -375,21 +376,23 @@ class Transformer(nnx.Module):
             cache: TransformerCache, tokens: jax.Array, *, last_only: bool = False
         ) -> tuple[StepOutput, TransformerCache]:
             positions, _ = cache.positions(tokens.shape[1])
-            x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
-            extended, mask = cache.extended(tokens.shape[1])
-            target, kept = [], []
-            for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
-                x, (weights, layer) = block(
-                    x,
-                    memory,
-                    mask=mask,
-                    memory_mask=cache.memory_mask,
-                    cache=layer,
-                    at=cache.length,
-                    return_weights=return_weights,
-                )
-                target.append(layer)
-                kept.append(weights)
+            with jax.named_scope("decoder"):
+                x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
+                x = named(x, EMBEDDING)
+                extended, mask = cache.extended(tokens.shape[1])
+                target, kept = [], []
+                for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
+                    x, (weights, layer) = block(
+                        x,
+                        memory,
+                        mask=mask,
+                        memory_mask=cache.memory_mask,
+                        cache=layer,
+                        at=cache.length,
+                        return_weights=return_weights,
+                    )
+                    target.append(layer)
+                    kept.append(weights)
             weights = jnp.stack(kept, axis=1) if return_weights else None
             if last_only:
                 x = x[:, -1:]

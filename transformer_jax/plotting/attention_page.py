@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -14,6 +15,18 @@ import numpy as np
 from transformer_jax.errors import UserError
 
 _MOST = 65_535  # 1.0 as a 16-bit integer
+_LARGEST = 20_000_000  # weights: 53 MB of text, which browsers still open
+
+
+def check_writable(path: str | pathlib.Path) -> None:
+    """That a page can be written there, before it is made.
+
+    Raises:
+      UserError: no folder to write into, or a folder in its place.
+    """
+    path = str(path)
+    if not path or pathlib.Path(path).is_dir() or not os.access(pathlib.Path(path).parent, os.W_OK):
+        raise UserError(f"--html {path!r}: no file can be written there; name one in a folder that exists")
 
 
 class AttentionPage:
@@ -26,16 +39,24 @@ class AttentionPage:
 
     Raises:
       ValueError: nothing to show, or weights that do not fit their tokens.
+      UserError: more weights than a browser would open.
     """
 
     def __init__(self, maps: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]], *, title: str = ""):
         if not maps:
             raise ValueError("there is no attention to show")
+        size = sum(weights.size for weights, _, _ in maps.values())
+        if size > _LARGEST:
+            raise UserError(
+                f"{size:,} attention weights are too many for a page, which holds {_LARGEST:,}: "
+                "give a shorter text"
+            )
         kinds = []
         for name, (weights, queries, keys) in maps.items():
             if weights.ndim != 4 or weights.shape[2:] != (len(queries), len(keys)):
                 raise ValueError(f"{name}: weights {weights.shape} are not (L, H, {len(queries)}, {len(keys)})")
-            counts = np.round(np.clip(weights, 0.0, 1.0) * _MOST).astype("<u2")
+            shares = np.clip(np.asarray(weights, np.float32), 0.0, 1.0)
+            counts = np.round(shares * _MOST).astype("<u2")
             kinds.append(
                 {
                     "name": name,
@@ -65,8 +86,8 @@ class AttentionPage:
         """
         try:
             pathlib.Path(path).write_text(self.html, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: the page cannot be written ({error.strerror})") from None
+        except (OSError, UnicodeError) as error:
+            raise UserError(f"{path}: the page cannot be written ({error})") from None
 
     def __repr__(self) -> str:
         return f"AttentionPage of {', '.join(self._names)}"

@@ -49,7 +49,7 @@ def plot_matrices(
       ValueError: no matrix, matrices of different shapes, or labels that do not fit them.
       OSError: the picture cannot be written.
     """
-    named = {"": matrices} if isinstance(matrices, np.ndarray) else dict(matrices)
+    named = matrices if isinstance(matrices, Mapping) else {"": matrices}
     panels = {name: np.asarray(matrix) for name, matrix in named.items()}
     shapes = {panel.shape for panel in panels.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
