@@ -345,7 +345,7 @@ def chunked_attention(
 ) -> jax.Array:
     """`dot_product_attention` in memory of about `queries` x `keys` x B x H beside its arguments.
 
-    It has gradients, but none of forward mode.
+    It has gradients of reverse mode, of any order, and none of forward mode.
 
     Args:
       query, key, value, mask, bias, scale: see `dot_product_attention`.
