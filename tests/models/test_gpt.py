@@ -78,7 +78,7 @@ def test_parameter_counts_are_the_published(name):
 
 
 def test_presets():
-    assert set(COUNTS) | {"mini"} == set(PRESETS)
+    assert set(COUNTS) | {"micro", "mini"} == set(PRESETS)
     with pytest.raises(ValueError, match="unknown preset 'huge': choose one of"):
         preset("huge")
     with pytest.raises(ValueError, match="positions='up' is not one of learned"):
