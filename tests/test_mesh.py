@@ -176,6 +176,8 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     leaf = named_leaves(state)[f"model/{expand}"]
     assert leaf.addressable_shards[0].data.size * 4 == leaf.size
     assert lines[0] == "mesh of 8 device(s): data 2, fsdp 2, tensor 2"
+    assert any(line.startswith("  parameters, axis 1 fsdp x 2 tensor: ") for line in lines)
+    assert not any("sequence" in line for line in lines)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     told = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
     assert whole / 8e6 < told < whole / 3e6

@@ -38,7 +38,7 @@ class LanguageConfig:
     model: str = "gpt"
     """Model of the zoo: gpt (GPT-2), llama, modern_gpt, lstm or gru."""
     preset: str = "mini"
-    """Size of the model: mini, or a published one (124M, 3.2-1B ...)."""
+    """Size of the model: mini, or another of its own (124M, 3.2-1B, small ...)."""
     positions: str | None = None
     """Of gpt: learned (GPT-2's), sinusoidal, rotary, alibi, bucketed, shaw or none; None: learned."""
     dropout: float | None = None

@@ -37,7 +37,7 @@ COMMON: dict[str, Any] = dict(
 )
 
 _PHRASES = Recipe(
-    "the embedded phrases, tuned for two CPU cores and four minutes",
+    "the embedded phrases, tuned for two CPU cores and two minutes",
     dict(
         preset="mini",
         norm="pre",

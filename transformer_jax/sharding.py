@@ -187,9 +187,13 @@ def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[
     yield f"mesh of {mesh.size} device(s): {sizes}"
     kinds: dict[str, list[int]] = {}
     for name, leaf in named_leaves(state).items():
-        spec = tuple(leaf.sharding.spec)
-        spec += (None,) * (leaf.ndim - len(spec))
-        cut = " x ".join(f"{axis} {part}" for axis, part in enumerate(spec) if part is not None)
+        cuts = [
+            (number, axis)
+            for number, axes in enumerate(leaf.sharding.spec)
+            for axis in ((axes,) if isinstance(axes, str) else axes or ())
+            if mesh.shape[axis] > 1
+        ]
+        cut = " x ".join(f"{number} {axis}" for number, axis in cuts)
         part = "parameters" if name.startswith("model/") else "optimizer and others"
         own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'whole'}", [0, 0, 0])
         whole = leaf.size * leaf.dtype.itemsize

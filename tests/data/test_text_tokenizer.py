@@ -43,6 +43,15 @@ def test_byte_pairs_lose_nothing(trained):
     assert "\ufffd" in shown[-1]  # a character cut into several tokens
 
 
+def test_the_space_in_front_of_a_word_is_part_of_its_token(shared):
+    """Llama's tokenizers take the first space off a decoded text, and so off each token decoded alone."""
+    tokenizer = TextTokenizer.open(shared / "weights/stories260K")
+    (ids,) = tokenizer.encode_prompts(["Once upon a girl"])
+    assert tokenizer.tokens(ids) == ["<s>", " Once", " upon", " a", " g", "ir", "l"]
+    learned = range(259, tokenizer.vocab_size)  # after the special tokens and the bytes
+    assert len(set(tokenizer.tokens(learned))) == len(learned)
+
+
 def test_a_vocabulary_below_the_bytes_is_refused():
     with pytest.raises(UserError, match="a vocabulary of 256 cannot hold"):
         TextTokenizer.byte_pairs(["a"], 256)

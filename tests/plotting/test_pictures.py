@@ -117,6 +117,22 @@ def test_head_scores_are_written_into_their_cells(rng, tmp_path):
     assert figure.axes[1].get_ylabel() == "entropy (nats)"
 
 
+def test_colours_of_signed_scores_part_at_zero():
+    scores = np.array([[-0.1, 0.4, 0.0]])
+    image = plot_head_scores(scores, score="loss added").axes[0].images[0]
+    assert image.get_clim() == (-0.4, 0.4)
+    # Of one sign, they use the whole scale.
+    assert plot_head_scores(scores + 0.1, score="entropy").axes[0].images[0].get_clim() == (0.0, 0.5)
+
+
+def test_masks_have_two_colours():
+    figure = plot_matrices(
+        {"causal": np.tril(np.ones((5, 5), bool))}, xlabel="key", ylabel="query", colours="may attend"
+    )
+    assert figure.axes[0].images[0].cmap.N == 2
+    assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == ["no", "yes"]
+
+
 def test_the_lens_shows_the_likeliest_token(rng, tmp_path):
     logits = rng.normal(size=(3, 2, 5))
     figure = plot_logit_lens(logits, ["a", "b"], list("vwxyz"), tmp_path / "lens.png", title="lens")

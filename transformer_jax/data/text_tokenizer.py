@@ -155,7 +155,12 @@ class TextTokenizer(TokenizerFile):
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token as readable text, for the axes of a picture; a cut character shows as U+FFFD."""
-        return [self._tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        return [self._token(i) for i in ids]
+
+    def _token(self, number: int) -> str:
+        # A text's first space is no part of it for some tokenizers (Llama's), so a second copy is what is read.
+        one, two = (self._tokenizer.decode([number] * n, skip_special_tokens=False) for n in (1, 2))
+        return two.removeprefix(one) if two.startswith(one) else one
 
 
 def _gpt2_files(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenizer:

@@ -43,7 +43,7 @@ class BlockConfig(Protocol):
 
 
 def post_norm(x: jax.Array, sublayer: Sublayer, norm: Norm, rate: float, dropout_key):
-    """LayerNorm(x + Dropout(Sublayer(x))): the paper's arrangement (section 5.4)."""
+    """LayerNorm(x + Dropout(Sublayer(x))): the paper's arrangement (sections 3.1 and 5.4)."""
     output, kept = sublayer(x)
     return norm(x + dropout(output, rate, dropout_key)), kept
 

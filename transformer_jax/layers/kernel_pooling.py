@@ -25,8 +25,8 @@ def gaussian(u: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def boxcar(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """1 up to a distance of one width, 0 beyond: the plain mean of the neighbours. Its weights do not move with
-    the width, so that it cannot be learned by gradients."""
+    """1 up to a distance of one width, 0 beyond: the plain mean of the neighbours. Its weights change with the
+    width in jumps alone, so that it cannot be learned by gradients."""
     return jnp.zeros_like(u), u <= 1.0
 
 

@@ -103,7 +103,7 @@ def bucketed_bias(
 
 
 def clipped_distances(query_positions: jax.Array, key_positions: jax.Array, limit: int) -> jax.Array:
-    """Rows of a Shaw table: distances cut to -limit ... limit, plus limit (Shaw et al. 2018, equation 5)."""
+    """Rows of a Shaw table: distances cut to -limit ... limit, plus limit (Shaw et al. 2018, section 3.2)."""
     return jnp.clip(distances(query_positions, key_positions), -limit, limit) + limit
 
 

@@ -17,7 +17,7 @@ class AtLayer:
     Attributes:
       layer: from 0; may be a traced integer, so that one program serves all layers.
       change: value -> the new one.
-      heads: the head that is changed, of values (B, T, H, K), or None.
+      head: the one that is changed, of values (B, T, H, K), or None.
     """
 
     layer: Any

@@ -116,7 +116,7 @@ def plot_head_scores(
     """Draws one number for each head, as its entropy: layers down, heads across.
 
     Args:
-      scores: (L, H).
+      scores: (L, H); where some are negative, colours part at zero.
       path: picture to write too; the ending chooses the format.
       score: what the numbers are.
       title: shown above.
@@ -126,21 +126,35 @@ def plot_head_scores(
       OSError: the picture cannot be written.
     """
     layers, heads = scores.shape
+    scores = np.asarray(scores)
+    signed, most = bool((scores < 0).any()), float(np.abs(scores).max())
     figure = plot_matrices(
-        np.asarray(scores),
+        scores,
         rows=[str(n + 1) for n in range(layers)],
         columns=[str(h + 1) for h in range(heads)],
         xlabel="head",
         ylabel="layer",
         title=title,
         colours=score,
+        limits=(-most, most) if signed else None,
+        colormap="RdBu_r" if signed else "viridis",
     )
     axes = figure.axes[0]
-    bright = (np.min(scores) + np.max(scores)) / 2
+    middle = (np.min(scores) + np.max(scores)) / 2
     for layer, head in np.ndindex(layers, heads):
         number = float(scores[layer, head])
-        colour = "black" if number > bright else "white"
-        axes.text(head, layer, f"{number:.2f}", ha="center", va="center", color=colour, fontsize=7)
+        # Light are viridis' upper end and the middle of the signed colours.
+        light = abs(number) < 0.6 * most if signed else number > middle
+        colour = "black" if light else "white"
+        axes.text(
+            head,
+            layer,
+            f"{number:.2f}".replace("-0.00", "0.00"),
+            ha="center",
+            va="center",
+            color=colour,
+            fontsize=7,
+        )
     if path is not None:
         figure.savefig(path, dpi=120)
     return figure

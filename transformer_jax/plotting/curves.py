@@ -50,7 +50,7 @@ def plot_runs(
     values: Mapping[str, str] | None = None,
     title: str = "",
 ) -> Figure:
-    """Curves of several runs, a panel for each kind of value.
+    """Curves of several runs, a panel for each kind of value; losses on a logarithmic axis.
 
     Args:
       runs: for each run's name, the lines of its `metrics.jsonl`.
@@ -79,6 +79,8 @@ def plot_runs(
                 marker = "o" if len(points) < 30 else ""
                 axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, linewidth=1, label=name)
         axes.set(xlabel="step", ylabel=label)
+        if "loss" in value:
+            axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     if title:

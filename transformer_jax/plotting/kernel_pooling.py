@@ -63,12 +63,15 @@ def plot_regression(
             top.plot(query, fit.answers(), linewidth=1.5, label=fit.label(name))
         top.set(title=kernel, xlabel="x")
         top.grid(alpha=0.3)
-        top.legend(fontsize=7)
+        top.legend(fontsize=7, loc="lower center")
         last = list(by_name.values())[-1]
-        image = bottom.imshow(last.weights[:, order], aspect="auto", origin="lower", cmap="viridis")
+        image = bottom.imshow(last.weights[:, order], aspect="auto", origin="lower", cmap="viridis", vmin=0)
         bottom.set(xlabel="example, in order of x")
         bottom.set_yticks([0, len(query) - 1], [f"{query[0]:.1f}", f"{query[-1]:.1f}"])
         figure.colorbar(image, ax=bottom, shrink=0.8, label="weight")
+    # Room for the legends under the examples.
+    low, high = grid[0, 0].get_ylim()
+    grid[0, 0].set_ylim(low - 0.4 * (high - low), high)
     grid[0, 0].set_ylabel("y")
     grid[1, 0].set_ylabel("query x")
     if title:

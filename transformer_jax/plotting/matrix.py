@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
@@ -16,6 +17,7 @@ from transformer_jax.plotting.labels import shown, text_style
 
 # More labels than this on an axis cannot be read: some are left out.
 _MOST_LABELS = 64
+_NO_AND_YES = ListedColormap(["#e8e8e8", "#31688e"])
 
 
 def plot_matrices(
@@ -35,13 +37,14 @@ def plot_matrices(
     """Draws matrices side by side.
 
     Args:
-      matrices: (T, S) arrays by the name above their panels, or one array alone.
+      matrices: (T, S) arrays by the name above their panels, or one array alone; booleans, as masks are, get
+        two colours.
       rows, columns: the T and S labels, tokens or other words; None: numbers.
       xlabel, ylabel: what columns and rows are.
       title: shown above.
       colours: what the colours say, beside the scale.
       limits: of the scale; None: the lowest and the highest value.
-      colormap: matplotlib's name.
+      colormap: matplotlib's name, of numbers.
       across: panels in a row, at most.
       path: picture to write too; the ending chooses the format.
 
@@ -58,10 +61,13 @@ def plot_matrices(
     for labels, size, which in ((rows, T, "rows"), (columns, S, "columns")):
         if labels is not None and len(labels) != size:
             raise ValueError(f"{len(labels)} labels for {size} {which}")
+    boolean = all(panel.dtype == bool for panel in panels.values())
     lowest, highest = limits or (
         min(float(np.nanmin(panel)) for panel in panels.values()),
         max(float(np.nanmax(panel)) for panel in panels.values()),
     )
+    if boolean:
+        lowest, highest = -0.5, 1.5
     across = min(across, len(panels))
     down = -(-len(panels) // across)
     # Each label needs its line; cells that are only numbered may be small.
@@ -83,7 +89,12 @@ def plot_matrices(
             continue
         name, panel = list(panels.items())[number]
         image = axes.imshow(
-            panel, vmin=lowest, vmax=highest, cmap=colormap, aspect="auto", interpolation="none"
+            panel.astype(float) if boolean else panel,
+            vmin=lowest,
+            vmax=highest,
+            cmap=_NO_AND_YES if boolean else colormap,
+            aspect="auto",
+            interpolation="none",
         )
         if name:
             axes.set_title(name, fontsize=9, parse_math=False)
@@ -94,7 +105,9 @@ def plot_matrices(
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
     assert image is not None
-    figure.colorbar(image, ax=grid, shrink=0.8, label=colours)
+    bar = figure.colorbar(image, ax=grid, shrink=0.8, label=colours)
+    if boolean:
+        bar.set_ticks([0.0, 1.0], labels=["no", "yes"])
     if title:
         figure.suptitle(title, **text_style([title], 10))
     if path is not None:
