@@ -32,7 +32,7 @@ docs: $(VENV)/docs
 
 # The notebooks from clean kernels, saved with their outputs.
 notebooks: $(VENV)/dev
-	$(BIN)/python -m jupyter execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
+	$(BIN)/python notebooks/execute.py
 
 # Pins for every supported Python, written from pyproject.toml.
 lock: $(VENV)/uv
