@@ -9,7 +9,7 @@
 The base is the recipe multi30k without BPE-dropout and weight decay; every row changes what it is called.
 Runs stand in --runs-dir, are resumed as any run, and are scored on the whole validation and test splits with
 the recipe's beam search. One row takes about a quarter of an hour on two cores of an AMD EPYC (R-Drop twice
-that).
+that), 2026-11-22.
 """
 
 from __future__ import annotations
