@@ -196,6 +196,7 @@ def model_log_probabilities(model):
     return [lambda prefix, b=b: of(prefix)[b] for b in range(B)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beam_size", [2, 4])
 def test_a_models_cache_gives_plain_beam_search(model, beam_size):
     cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=T)

@@ -72,6 +72,7 @@ def test_equal_distributions_refuse_nothing():
         assert standing == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft_tokens", [1, 3])
 def test_greedy_is_the_large_models_own(models, draft_tokens):
     model, draft = models

@@ -298,6 +298,7 @@ def test_a_path_that_is_too_long(files, tmp_path):
             train_translator(config(files, **changes), tmp_path / folder)
 
 
+@pytest.mark.long
 def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):
     cosine = config(files, schedule="cosine", steps=4)
     train_translator(cosine, tmp_path / "run")
@@ -337,6 +338,7 @@ def test_a_run_starts_from_another(files, tmp_path):
     assert again["bleu"] == second["bleu"]
 
 
+@pytest.mark.long
 def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
     train_translator(config(files, steps=8), tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:

@@ -45,6 +45,7 @@ def test_the_set_is_scored_and_counted(whole):
     assert load_run(folder).translate(["a cat 5"])
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_counting_again(sets, whole, tmp_path, monkeypatch):
     train_translator(config(sets, steps=3), tmp_path)
     monkeypatch.setattr(translation_data, "token_lengths", None)

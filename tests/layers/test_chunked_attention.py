@@ -104,6 +104,7 @@ def test_short_dtypes(rng, dtype):
     np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [None, "sequence=2"])
 def test_second_derivatives(rng, mesh):
     """Of a penalty on the gradient, which goes through the backward pass once more."""
@@ -161,6 +162,7 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
     assert attention.settled(None, "auto", 3, 3) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["sequence=4", "data=2,sequence=4", "sequence=2,tensor=2"])
 @pytest.mark.parametrize("kind", ["causal", "segments", "dense", "alibi", "bucketed"])
 def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):

@@ -30,6 +30,7 @@ def inputs(models):
     return (source, target) if models is TRANSLATORS else (target,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "models"), MODELS)
 def test_every_model_tells_its_values_and_the_same_output(name, models):
     model, given = make(name, models), inputs(models)
@@ -124,6 +125,7 @@ def test_loops_and_rematerialisation_are_looked_into(dials):
         np.testing.assert_allclose(found[name], value, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "models"), MODELS)
 def test_values_replaced_by_themselves_change_nothing(name, models):
     model, given = make(name, models), inputs(models)

@@ -207,6 +207,7 @@ class TranslatorBattery:
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
         assert (np.asarray(weights)[~np.broadcast_to(mask[:, None, None, None], weights.shape)] == 0).all()
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "dials",
         [

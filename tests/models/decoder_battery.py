@@ -161,6 +161,7 @@ class DecoderBattery:
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
         assert (np.asarray(weights)[..., ~np.tri(self.T, dtype=bool)] == 0).all()
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "dials",
         [
