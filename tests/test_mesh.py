@@ -289,6 +289,7 @@ def test_a_program_without_a_mesh_is_left_alone():
         assert "P(None, 'sequence', None)" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("axes", "kind"), [(("batch", "model"), "Auto"), (("fsdp", "tensor"), "Auto")])
 def test_a_mesh_of_another_make_is_left_alone(axes, kind):
     mesh = jax.make_mesh((2, 2), axes, axis_types=(jax.sharding.AxisType[kind],) * 2, devices=jax.devices()[:4])

@@ -51,6 +51,7 @@ def test_greedy_is_the_likeliest_token_each_time(model):
     assert [generator([prompt], 20, keys(1))[0] for prompt in PROMPTS] == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(0.7, top_k=9, top_p=0.9, min_p=0.01), Sampling(repetition_penalty=1.5)],

@@ -217,6 +217,7 @@ def test_a_models_cache_gives_plain_beam_search(model, beam_size):
             )
 
 
+@pytest.mark.long
 def test_a_wide_beam_over_a_model_finds_the_best_of_all_its_sequences(model):
     length = 3
     cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=length)

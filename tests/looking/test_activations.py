@@ -115,6 +115,7 @@ def test_names_cost_nothing(monkeypatch):
     assert program() == with_names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dials", [Dials(unroll=1), Dials(unroll=2), Dials(remat=True)])
 def test_loops_and_rematerialisation_are_looked_into(dials):
     given = inputs(TRANSLATORS)

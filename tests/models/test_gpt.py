@@ -42,7 +42,7 @@ class TestUntied(DecoderBattery):
 
 @pytest.mark.parametrize(
     "positions",
-    ["rotary", "shaw", *(pytest.param(p, marks=pytest.mark.long) for p in ("sinusoidal", "alibi", "none"))],
+    ["rotary", *(pytest.param(p, marks=pytest.mark.long) for p in ("shaw", "sinusoidal", "alibi", "none"))],
 )
 def test_other_positions_in_steps(positions):
     """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
@@ -56,6 +56,7 @@ def test_other_positions_in_steps(positions):
     battery.test_no_leak_from_the_future(tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "bucketed", "shaw"])
 def test_order_matters_to_each_scheme(positions):
     """Of three tokens the last sees a set without an order, unless positions tell it."""

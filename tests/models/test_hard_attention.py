@@ -91,6 +91,7 @@ def exact_objective(model, paths):
     return sum(along(path) for path in paths)
 
 
+@pytest.mark.long
 def test_the_policy_gradient_is_the_exact_one_on_average(model):
     """Every path enumerated, against the mean over 60,000 drawn ones: within 5 standard errors, and 5 % as a
     whole. With discount 1 a step earns all that follows."""

@@ -34,6 +34,7 @@ def batch(rng, rows=6, length=9):
     return {"source": tokens, "target_in": tokens, "target_out": tokens}
 
 
+@pytest.mark.long
 def test_accumulation_equals_the_whole_batch(rng):
     data = batch(rng)
     results = []

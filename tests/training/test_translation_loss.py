@@ -36,6 +36,7 @@ def test_without_dropout_the_passes_agree(batch):
         assert float(weights_twice[name]) == float(weights[name]) == (batch["target_out"] != 0).sum()
 
 
+@pytest.mark.long
 def test_with_dropout_they_are_drawn_together(batch):
     model, key = make_model(0.3), jax.random.key(0)
     gradients = {}
