@@ -76,6 +76,7 @@ def test_what_a_run_leaves(whole):
     assert len(results["sample"]) > 8
 
 
+@pytest.mark.long
 def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
     train_language_model(config(text, steps=7), tmp_path)
     train_language_model(config(text), tmp_path)

@@ -108,6 +108,7 @@ def test_the_same_command_again_only_scores(run_dir, files):
     assert json.loads((folder / "results.json").read_text())["bleu"] == scores["bleu"]
 
 
+@pytest.mark.long
 def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
     folder, _ = run_dir
     sentences = ["a dog sees a cat", "", "big red cat"]

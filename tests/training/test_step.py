@@ -136,6 +136,7 @@ def test_adam_is_the_published_one(rng):
             np.testing.assert_allclose(update, -0.1 * m / (np.sqrt(v) + 1e-9), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_compilations_of_an_epoch_equal_the_number_of_buckets(rng):
     sizes = rng.integers(1, 30, size=(150, 2))
     examples = ListedExamples(*([list(rng.integers(3, 53, n)) for n in sizes[:, side]] for side in (0, 1)))
