@@ -14,7 +14,7 @@ that), 2026-11-22.
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()

@@ -35,16 +35,16 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.command import run_command
-from transformer_jax.communication import Collective, collectives
+from transformer_jax.distributed.collectives import Collective, collectives
+from transformer_jax.distributed.mesh import DATA, FSDP, ROWS, SEQUENCE, TENSOR, make_mesh, on_mesh
+from transformer_jax.distributed.sharding import placed_shapes, state_shardings
 from transformer_jax.errors import UserError
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import DATA, FSDP, ROWS, SEQUENCE, TENSOR, make_mesh, on_mesh
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.llama import Llama, LlamaConfig
-from transformer_jax.sharding import placed_shapes, state_shardings
 from transformer_jax.training.language_loss import language_loss
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
-from transformer_jax.training.state import create_state, make_train_step
+from transformer_jax.training.step import create_state, make_train_step
 
 MODES = (DATA, FSDP, TENSOR, SEQUENCE)
 _FLOAT = 4
@@ -102,10 +102,10 @@ def compiled(
         b1=0.9, b2=0.95, epsilon=1e-8,
     )  # fmt: skip
     # Unrolled, so that every layer's collectives stand in the program.
-    dials = Dials(unroll=config.layers, attention="chunked" if mode == SEQUENCE else "plain")
+    compute = ComputeOptions(unroll=config.layers, attention="chunked" if mode == SEQUENCE else "plain")
 
     def create(key: jax.Array) -> Any:
-        model = Llama(config, rngs=nnx.Rngs(key), dials=dials)
+        model = Llama(config, rngs=nnx.Rngs(key), compute=compute)
         return create_state(model, optimizer_of(model), key)
 
     shape = (arguments.batch_size, arguments.context)

@@ -14,7 +14,7 @@ AMD EPYC (2026-11-21).
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()  # the processes of both sides inherit it
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.taking_turns import compare
+from experiments.interleaved_rounds import compare
 
 ROWS, LENGTH = 16, 256
 SMALL: dict[str, Any] = dict(layers=6, width=384, heads=6, kv_heads=6, feed_forward=4 * 384, max_length=LENGTH)
@@ -62,7 +62,7 @@ def prompts(rows: int) -> np.ndarray:
 def weights(preset: str, folder: str) -> int:
     """Writes random weights as a published folder; returns the bytes that a token reads of them."""
     from transformer_jax import runs
-    from transformer_jax.data.text_tokenizer import TextTokenizer
+    from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
     from transformer_jax.models import gpt
     from transformer_jax.pretrained import save
 
@@ -83,7 +83,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     from transformer_jax.training.language_loss import language_loss
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
-    from transformer_jax.training.state import create_state, make_train_step
+    from transformer_jax.training.step import create_state, make_train_step
 
     model = runs.make_model(GPTConfig(vocab_size=65, **SMALL))
     schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)

@@ -11,7 +11,7 @@ is this package's throughput over torch's. Needs torch.
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()  # the processes of both sides inherit it
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.taking_turns import compare
+from experiments.interleaved_rounds import compare
 
 ROWS, LENGTH, VOCAB, WIDTH, DROPOUT, RATE = 64, 20, 10_000, 256, 0.3, 1e-3
 JOBS = {"fed": True, "unfed": False}
@@ -54,7 +54,7 @@ def ours(_: Any) -> dict[str, Callable[[], Any]]:
     from transformer_jax.models.luong import LuongConfig
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
-    from transformer_jax.training.state import create_state, make_train_step
+    from transformer_jax.training.step import create_state, make_train_step
     from transformer_jax.training.translation_loss import translation_loss
 
     source, target = (a.astype(np.int32) for a in tokens())

@@ -13,7 +13,7 @@ on two CPU cores (2026-11-22).
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()  # the processes of both sides inherit it
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.taking_turns import compare
+from experiments.interleaved_rounds import compare
 
 VOCAB, ROWS, LENGTH, DROPOUT, SMOOTHING = 10_000, 128, 20, 0.3, 0.1
 LAYERS, WIDTH, FEED_FORWARD, HEADS = 4, 128, 256, 4  # the tiny preset
@@ -54,10 +54,10 @@ def training_tokens() -> np.ndarray:
 
 def source_batches(path: str | None) -> list[np.ndarray]:
     """The sources as padded batches (BATCH, S), sorted by length."""
-    from transformer_jax.data.batching import pad
-    from transformer_jax.data.corpora import phrases_corpus
-    from transformer_jax.data.pairs import read_lines
-    from transformer_jax.data.tokenizer import BytePairTokenizer
+    from transformer_jax.data.batches.pair_batches import pad
+    from transformer_jax.data.corpora.pairs import read_lines
+    from transformer_jax.data.corpora.parallel import phrases_corpus
+    from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 
     if path is None:
         texts = [p.source for p in phrases_corpus("phrases:en-de", 2_000, 1, SENTENCES, 0).test]
@@ -87,7 +87,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
 
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
-    from transformer_jax.training.state import create_state, make_train_step
+    from transformer_jax.training.step import create_state, make_train_step
     from transformer_jax.training.translation_loss import translation_loss
 
     model = our_model(DROPOUT)
@@ -108,7 +108,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
 
 def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     """All sentences a call; sources are padded to the translator's buckets, as users get them."""
-    from transformer_jax.data.batching import pad
+    from transformer_jax.data.batches.pair_batches import pad
     from transformer_jax.decoding.translator import bucket_length, search_all
 
     model = our_model(0.0)

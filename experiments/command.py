@@ -12,9 +12,16 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
+from transformer_jax.distributed.mesh import make_mesh, parse_mesh
+from transformer_jax.distributed.processes import (
+    ProcessLost,
+    SharedError,
+    connected,
+    is_first,
+    join,
+    own_number,
+)
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import make_mesh, parse_mesh
-from transformer_jax.processes import LostTouch, SharedError, in_touch, is_first, join, own_number
 from transformer_jax.training.loop import Stopped
 
 
@@ -84,7 +91,7 @@ def run_command(
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         main()
-    except LostTouch as error:
+    except ProcessLost as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(2)  # at a usual exit JAX would wait for the one that is gone
     except UserError as error:
@@ -92,7 +99,7 @@ def run_command(
             print(f"error: {error}", file=sys.stderr, flush=True)
         elif not isinstance(error, SharedError):
             print(f"error: process {own_number()}: {error}", file=sys.stderr, flush=True)
-        if in_touch() and not isinstance(error, SharedError):
+        if connected() and not isinstance(error, SharedError):
             os._exit(2)  # the others are still at work, and JAX would wait for them
         return 2
     except KeyboardInterrupt:

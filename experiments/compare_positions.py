@@ -9,7 +9,7 @@ as the context grows. Prints a table, and writes `table.json` and `positions.png
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -24,7 +24,7 @@ from typing import Any
 import tyro
 
 from experiments.command import run_command
-from transformer_jax.data.token_batches import TokenizedDocuments, validation_windows
+from transformer_jax.data.batches.token_batches import TokenizedDocuments, validation_windows
 from transformer_jax.errors import UserError
 from transformer_jax.language_config import LanguageConfig, resolve_language
 from transformer_jax.language_model import evaluate, load_texts, train_language_model

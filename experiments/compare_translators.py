@@ -10,7 +10,7 @@ is chosen for it) and as many target tokens as the Transformer sees in --steps, 
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -29,7 +29,7 @@ from flax import nnx
 
 from experiments.command import run_command
 from transformer_jax.config_values import choose
-from transformer_jax.data.tokenizer import PAD, BytePairTokenizer
+from transformer_jax.data.tokenizers.byte_pairs import PAD, BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.models.registry import TRANSLATORS, module_of

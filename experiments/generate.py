@@ -8,7 +8,7 @@ FOLDER is a Hugging Face folder of a GPT-2 or a Llama: config.json, safetensors 
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -25,9 +25,9 @@ import tyro
 from experiments.command import Processes, run_command
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
+from transformer_jax.distributed.mesh import mesh_of, on_mesh
+from transformer_jax.distributed.processes import is_first, reporting_lost_process
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import mesh_of, on_mesh
-from transformer_jax.processes import is_first, touch_told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def main() -> None:
     arguments.processes.join()
     sampling = _check(arguments)
     mesh = mesh_of(arguments.mesh)
-    with on_mesh(mesh), touch_told():
+    with on_mesh(mesh), reporting_lost_process():
         generate(arguments, sampling, mesh)
 
 
@@ -153,11 +153,11 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         draft=draft,
         draft_tokens=arguments.draft_tokens,
     )
-    looked_at = model if arguments.html is not None else None
-    if looked_at is not None:
-        from transformer_jax.looking.sentence import check_attends
+    inspected = model if arguments.html is not None else None
+    if inspected is not None:
+        from transformer_jax.interpretability.sentence import check_attends
 
-        check_attends(looked_at)
+        check_attends(inspected)
     del model, draft  # the generator has its own, cut into blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json
@@ -180,8 +180,8 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
     else:
         for number, one in enumerate(texts, 1):
             print(f"--- {number}\n{one.text}", flush=True)
-    if looked_at is not None:
-        show_page(arguments, looked_at, tokenizer, texts[0].token_ids)
+    if inspected is not None:
+        show_page(arguments, inspected, tokenizer, texts[0].token_ids)
     if arguments.json:
         return
     new = sum(one.new_tokens for one in texts)
@@ -191,7 +191,7 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
 
 def show_page(arguments: Arguments, model: Any, tokenizer: Any, ids: Sequence[int]) -> None:
     """Writes `--html`."""
-    from transformer_jax.looking.sentence import attention_of_text
+    from transformer_jax.interpretability.sentence import attention_of_text
     from transformer_jax.plotting.attention_page import AttentionPage
 
     assert arguments.html is not None

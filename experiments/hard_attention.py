@@ -11,7 +11,7 @@ translation. The same command again resumes, and reads again what is finished.
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from experiments.command import run_command
-from transformer_jax.data.phrases import Pair
+from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.errors import UserError
 from transformer_jax.plotting.attention import plot_alignment
 from transformer_jax.runs import Run, load_translator

@@ -12,7 +12,7 @@ before, and the loss on the second copy when the head's output is replaced by it
 
 from __future__ import annotations
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -32,11 +32,11 @@ import tyro
 
 from experiments.command import run_command
 from transformer_jax.errors import UserError
+from transformer_jax.interpretability.ablation import ablate_head
+from transformer_jax.interpretability.activations import activations, replaced
+from transformer_jax.interpretability.induction import induction_scores, previous_token_scores, repeated_tokens
 from transformer_jax.language_config import LanguageConfig
 from transformer_jax.language_model import train_language_model
-from transformer_jax.looking.ablation import ablate_head
-from transformer_jax.looking.activations import activations, replaced
-from transformer_jax.looking.induction import induction_scores, previous_token_scores, repeated_tokens
 from transformer_jax.runs import is_run, load_language_run
 from transformer_jax.training.checkpoints import write_text_atomically
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -29,7 +29,7 @@ import tyro  # noqa: E402
 from experiments.command import Processes, compiles, fake_devices, run_command  # noqa: E402
 from transformer_jax.language_config import LanguageConfig, resolve_language  # noqa: E402
 from transformer_jax.language_model import train_language_model  # noqa: E402
-from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
+from transformer_jax.layers.compute_options import Attention, ComputeOptions  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def default_run_dir(config: LanguageConfig) -> pathlib.Path:
     return pathlib.Path("runs") / name.replace(":", "-").replace("/", "-")
 
 
-def show_plan(arguments: Arguments, dials: Dials) -> None:
+def show_plan(arguments: Arguments, compute: ComputeOptions) -> None:
     """Prints what the run would be."""
     from transformer_jax.dry_run import describe_compiled, describe_language, language_step
 
@@ -78,23 +78,23 @@ def show_plan(arguments: Arguments, dials: Dials) -> None:
     for name, value in describe_language(config, arguments.mesh):
         print(f"{name:<10} {value}", flush=True)
     if compiles(arguments.mesh):
-        for line in describe_compiled(language_step(config, dials, mesh)):
+        for line in describe_compiled(language_step(config, compute, mesh)):
             print(f"{'compiled':<10} {line}")
 
 
 def main() -> None:
     """The command."""
     arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
-    dials = Dials(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
+    compute = ComputeOptions(unroll=arguments.unroll, remat=arguments.remat, attention=arguments.attention)
     if arguments.dry_run:
-        show_plan(arguments, dataclasses.replace(dials, unroll=arguments.unroll or 1))
+        show_plan(arguments, dataclasses.replace(compute, unroll=arguments.unroll or 1))
         return
     arguments.processes.join()
     run_dir = pathlib.Path(arguments.run_dir or default_run_dir(arguments.config))
     results = train_language_model(
         arguments.config,
         run_dir,
-        dials=dials,
+        compute=compute,
         mesh=arguments.mesh,
         step_timeout=arguments.step_timeout,
         started=_STARTED,

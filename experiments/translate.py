@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 
-from experiments.kept_memory import restart_with_kept_memory
+from experiments.allocator_settings import restart_with_kept_memory
 
 if __name__ == "__main__":
     restart_with_kept_memory()
@@ -28,10 +28,10 @@ from typing import Annotated, Any  # noqa: E402
 import tyro  # noqa: E402
 
 from experiments.command import Processes, compiles, fake_devices, run_command  # noqa: E402
+from transformer_jax.distributed.mesh import mesh_of, on_mesh  # noqa: E402
+from transformer_jax.distributed.processes import broadcast_from_first, is_first, reporting_lost_process  # noqa: E402
 from transformer_jax.errors import UserError  # noqa: E402
-from transformer_jax.layers.dials import Attention, Dials  # noqa: E402
-from transformer_jax.mesh import mesh_of, on_mesh  # noqa: E402
-from transformer_jax.processes import from_first, is_first, touch_told  # noqa: E402
+from transformer_jax.layers.compute_options import Attention, ComputeOptions  # noqa: E402
 from transformer_jax.recipes import COMMON  # noqa: E402
 from transformer_jax.translation import train_translator  # noqa: E402
 from transformer_jax.translation_config import TranslationConfig, resolve  # noqa: E402
@@ -113,7 +113,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
     run = load_translator(run_dir, mesh=mesh)
     search: dict[str, Any] = dict(beam_size=arguments.config.beam_size, alpha=arguments.config.length_penalty)
     if arguments.stdin:
-        for line in run.translate(from_first(read_lines), **search):
+        for line in run.translate(broadcast_from_first(read_lines), **search):
             print(line)
         return
     assert arguments.text is not None
@@ -144,7 +144,7 @@ def translate(arguments: Arguments, run_dir: pathlib.Path, mesh: Any) -> None:
 
 def show_page(arguments: Arguments, run: Any, search: dict[str, Any]) -> None:
     """Writes `--html` and prints the translation that it is of."""
-    from transformer_jax.looking.sentence import attention_of_translation
+    from transformer_jax.interpretability.sentence import attention_of_translation
     from transformer_jax.plotting.attention_page import AttentionPage
 
     assert arguments.text is not None
@@ -161,7 +161,7 @@ def train(arguments: Arguments, run_dir: pathlib.Path) -> None:
     results = train_translator(
         arguments.config,
         run_dir,
-        dials=Dials(remat=arguments.remat, attention=arguments.attention),
+        compute=ComputeOptions(remat=arguments.remat, attention=arguments.attention),
         mesh=arguments.mesh,
         step_timeout=arguments.step_timeout,
         started=_STARTED,
@@ -192,8 +192,8 @@ def show_plan(arguments: Arguments) -> None:
         print(f"{name:<10} {value}", flush=True)
     if compiles(arguments.mesh):
         # A loop over the layers, as on an accelerator.
-        dials = Dials(unroll=1, remat=arguments.remat, attention=arguments.attention)
-        for line in describe_compiled(translation_step(config, dials, mesh)):
+        compute = ComputeOptions(unroll=1, remat=arguments.remat, attention=arguments.attention)
+        for line in describe_compiled(translation_step(config, compute, mesh)):
             print(f"{'compiled':<10} {line}")
 
 
@@ -219,7 +219,7 @@ def main() -> None:
         raise UserError("--text and --stdin contradict each other: give one of them")
     if arguments.text is not None or arguments.stdin:
         mesh = mesh_of(arguments.mesh)
-        with on_mesh(mesh), touch_told():
+        with on_mesh(mesh), reporting_lost_process():
             translate(arguments, run_dir, mesh)
     else:
         train(arguments, run_dir)

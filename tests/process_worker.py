@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from tests.test_mesh import spread_out_outcome, state_on
-from transformer_jax.mesh import make_mesh, on_mesh, whole
+from transformer_jax.distributed.mesh import make_mesh, on_mesh, replicated
+from transformer_jax.distributed.processes import is_first, join
+from transformer_jax.distributed.sharding import state_shardings
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.processes import is_first, join
-from transformer_jax.sharding import state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 
 
@@ -30,7 +30,7 @@ def restored(folder, cut):
             assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
         leaves = {f"state:{name}": leaf for name, leaf in named_leaves(state).items() if not is_key(leaf)}
         leaves |= {f"mean:{name}": leaf for name, leaf in named_leaves(mean).items()}
-        return {name: np.asarray(leaf) for name, leaf in jax.jit(whole)(leaves).items()}
+        return {name: np.asarray(leaf) for name, leaf in jax.jit(replicated)(leaves).items()}
 
 
 def main():

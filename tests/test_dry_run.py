@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from transformer_jax.distributed.mesh import make_mesh
 from transformer_jax.dry_run import describe_language, language_step, translation_step
 from transformer_jax.errors import UserError
 from transformer_jax.language_config import LanguageConfig, resolve_language
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import make_mesh
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.translation_config import TranslationConfig, resolve
 
 
@@ -24,17 +24,17 @@ def temporary(program):
 def test_what_lowers_the_need_of_a_step():
     config = resolve_language(LanguageConfig(batch_size=16))
     mesh = make_mesh("data=2,fsdp=4")
-    need = temporary(language_step(config, Dials(unroll=1), mesh))
-    assert temporary(language_step(config, Dials(unroll=1, remat=True), mesh)) < 0.7 * need
+    need = temporary(language_step(config, ComputeOptions(unroll=1), mesh))
+    assert temporary(language_step(config, ComputeOptions(unroll=1, remat=True), mesh)) < 0.7 * need
     parts = resolve_language(LanguageConfig(batch_size=16, accumulation=2))
-    assert temporary(language_step(parts, Dials(unroll=1), mesh)) < 0.7 * need
+    assert temporary(language_step(parts, ComputeOptions(unroll=1), mesh)) < 0.7 * need
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [dict(accumulation=3, ema=0.9), dict(model="bahdanau")])
 def test_every_kind_of_translator_has_a_plan(changes):
     config = resolve(TranslationConfig(phrases=1_300, batch_tokens=1_024, **changes))
-    assert temporary(translation_step(config, Dials(unroll=1), make_mesh("data=2,tensor=2"))) > 0
+    assert temporary(translation_step(config, ComputeOptions(unroll=1), make_mesh("data=2,tensor=2"))) > 0
 
 
 @pytest.mark.long

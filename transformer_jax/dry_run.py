@@ -10,12 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-from transformer_jax.communication import collectives
-from transformer_jax.language_config import ResolvedLanguageConfig
-from transformer_jax.language_model import ADAM as LANGUAGE_ADAM
-from transformer_jax.language_model import model_config as language_model_config
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import (
+from transformer_jax.distributed.collectives import collectives
+from transformer_jax.distributed.mesh import (
     check_model,
     check_rows,
     check_tokens,
@@ -24,12 +20,16 @@ from transformer_jax.mesh import (
     row_shards,
     rows_sharding,
 )
+from transformer_jax.distributed.sharding import describe_sharding, placed_shapes, state_shardings
+from transformer_jax.language_config import ResolvedLanguageConfig
+from transformer_jax.language_model import ADAM as LANGUAGE_ADAM
+from transformer_jax.language_model import model_config as language_model_config
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS, TRANSLATORS
 from transformer_jax.recipes import RECIPES
 from transformer_jax.run_training import first_state, optimizer_of
-from transformer_jax.sharding import describe_sharding, placed_shapes, state_shardings
 from transformer_jax.training.language_loss import language_loss
-from transformer_jax.training.state import Loss, make_train_step
+from transformer_jax.training.step import Loss, make_train_step
 from transformer_jax.training.translation_loss import model_loss
 from transformer_jax.translation import ADAM, loss_of, model_config
 from transformer_jax.translation_config import ResolvedConfig
@@ -50,9 +50,9 @@ def step_flops(config: ResolvedConfig) -> tuple[float, int]:
     entry = TRANSLATORS[config.model]
     described = model_config(config, config.vocab_size)
     # Unrolled: XLA counts the body of a loop once.
-    dials = Dials(unroll=1_000)
+    compute = ComputeOptions(unroll=1_000)
     model = jax.eval_shape(
-        lambda key: entry.module(described, rngs=nnx.Rngs(key), dials=dials), jax.random.key(0)
+        lambda key: entry.module(described, rngs=nnx.Rngs(key), compute=compute), jax.random.key(0)
     )
     rows = max(1, config.batch_tokens // config.max_length)
     names = ["source", "target_in", "target_out", "source_segments", "target_segments"]
@@ -85,7 +85,7 @@ def _padded(rows: int, mesh: Mesh | None) -> int:
     return -(-rows // parts) * parts
 
 
-def translation_step(config: ResolvedConfig, dials: Dials, mesh: Mesh | None) -> Any:
+def translation_step(config: ResolvedConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
     """The compiled step of a translator's run, for batches of its longest rows; nothing is allocated."""
     entry, described = TRANSLATORS[config.model], model_config(config, config.vocab_size)
     rows = max(1, config.batch_tokens // config.max_length // config.accumulation)
@@ -94,7 +94,7 @@ def translation_step(config: ResolvedConfig, dials: Dials, mesh: Mesh | None) ->
     shape = (config.accumulation * _padded(rows, mesh), config.max_length)
     return _compiled(
         config,
-        lambda key: entry.module(described, rngs=nnx.Rngs(key), dials=dials),
+        lambda key: entry.module(described, rngs=nnx.Rngs(key), compute=compute),
         loss_of(config),
         dict.fromkeys(names, (shape, jnp.int32)),
         ADAM,
@@ -102,7 +102,7 @@ def translation_step(config: ResolvedConfig, dials: Dials, mesh: Mesh | None) ->
     )
 
 
-def language_step(config: ResolvedLanguageConfig, dials: Dials, mesh: Mesh | None) -> Any:
+def language_step(config: ResolvedLanguageConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
     """The compiled step of a language model's run; nothing is allocated."""
     entry, described = DECODERS[config.model], language_model_config(config, config.vocab_size)
     shape = (config.batch_size, config.context)
@@ -112,7 +112,7 @@ def language_step(config: ResolvedLanguageConfig, dials: Dials, mesh: Mesh | Non
         batch |= {"segments": (shape, jnp.int32)}
     return _compiled(
         config,
-        lambda key: entry.module(described, rngs=nnx.Rngs(key), dials=dials),
+        lambda key: entry.module(described, rngs=nnx.Rngs(key), compute=compute),
         language_loss(),
         batch,
         LANGUAGE_ADAM,

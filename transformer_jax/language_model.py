@@ -15,9 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax import runs
-from transformer_jax.data import texts
-from transformer_jax.data.text_tokenizer import TextTokenizer
-from transformer_jax.data.token_batches import (
+from transformer_jax.data.batches.token_batches import (
     Batch,
     PackedDocuments,
     Rows,
@@ -26,7 +24,27 @@ from transformer_jax.data.token_batches import (
     TokenizedDocuments,
     validation_windows,
 )
+from transformer_jax.data.corpora import texts
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.text_generation import TextGenerator
+from transformer_jax.distributed.mesh import (
+    check_model,
+    check_rows,
+    check_tokens,
+    mesh_of,
+    on_mesh,
+    place_batch,
+    rows_here,
+)
+from transformer_jax.distributed.processes import (
+    broadcast_from_first,
+    check_same,
+    is_first,
+    on_every_process,
+    on_first_then_every_process,
+    reporting_lost_process,
+)
+from transformer_jax.distributed.sharding import describe_sharding
 from transformer_jax.errors import UserError
 from transformer_jax.language_config import (
     FREE_FIELDS,
@@ -34,12 +52,9 @@ from transformer_jax.language_config import (
     ResolvedLanguageConfig,
     resolve_language,
 )
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, check_tokens, mesh_of, on_mesh, rows_here, spread
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.processes import check_same, first_then_all, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
-from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss, next_token_loss
 from transformer_jax.training.metrics import read_metrics
@@ -107,7 +122,7 @@ def evaluate(
       (name, value): `valid_loss` in nats a token, `valid_perplexity`, and `valid_bits_per_byte`, which
       compares between tokenizers.
     """
-    totals = [_validation_loss(model, spread(batch, mesh)) for batch in batches]
+    totals = [_validation_loss(model, place_batch(batch, mesh)) for batch in batches]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
     yield "valid_loss", loss
@@ -149,7 +164,7 @@ def train_language_model(
     config: LanguageConfig,
     run_dir: str | pathlib.Path,
     *,
-    dials: Dials = Dials(),
+    compute: ComputeOptions = ComputeOptions(),
     mesh: str | None = None,
     step_timeout: float | None = None,
     note: Callable[[str], None] = _log.info,
@@ -160,7 +175,7 @@ def train_language_model(
     Args:
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
-      dials: how the model is computed.
+      compute: how the model is computed.
       mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device, or all devices
         of several processes. It may be another each time that the run goes on.
       step_timeout: seconds that a step may take; None is half an hour where there are several processes, and
@@ -176,8 +191,8 @@ def train_language_model(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    resolved, devices = together(lambda: (resolve_language(config), mesh_of(mesh)))
-    together(lambda: check_limit(step_timeout))
+    resolved, devices = on_every_process(lambda: (resolve_language(config), mesh_of(mesh)))
+    on_every_process(lambda: check_limit(step_timeout))
     if devices is not None:
 
         def check(mesh: Mesh) -> None:
@@ -185,23 +200,23 @@ def train_language_model(
             check_rows(resolved.batch_size // resolved.accumulation, mesh, "--batch-size", whole=True)
             check_tokens(resolved.context, mesh, "--context")
 
-        together(lambda: check(devices))
-    with on_mesh(devices), touch_told():
+        on_every_process(lambda: check(devices))
+    with on_mesh(devices), reporting_lost_process():
         note = note if is_first() else (lambda line: None)
-        return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
+        return _train(resolved, pathlib.Path(run_dir), compute, devices, step_timeout, note, started)
 
 
 def _train(
     config: ResolvedLanguageConfig,
     folder: pathlib.Path,
-    dials: Dials,
+    compute: ComputeOptions,
     mesh: Mesh | None,
     step_timeout: float | None,
     note: Callable[[str], None],
     started: float,
 ) -> dict[str, Any]:
     stored = stored_config(folder)
-    corpus = first_then_all(lambda: load_texts(config))
+    corpus = on_first_then_every_process(lambda: load_texts(config))
 
     def check_text() -> None:
         if stored is not None and stored["corpus_fingerprint"] != corpus.fingerprint():
@@ -209,7 +224,7 @@ def _train(
                 f"{folder} holds a run on another text: use the same one to resume it, or another --run-dir"
             )
 
-    together(check_text)
+    on_every_process(check_text)
 
     def own_tokenizer() -> TextTokenizer:
         if stored is not None:
@@ -242,12 +257,14 @@ def _train(
         f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, vocabulary {tokenizer.vocab_size:,}"
     )
     where = {} if mesh is None else dict(mesh.shape)
-    check_same(described | {"mesh": where, "run_dir": str(folder), "dials": dataclasses.asdict(dials)})
+    check_same(described | {"mesh": where, "run_dir": str(folder), "compute": dataclasses.asdict(compute)})
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
             done = max(checkpoints.steps(), default=0)
         defaults = dataclasses.asdict(resolve_language(LanguageConfig()))
-        from_first(lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS))
+        broadcast_from_first(
+            lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS)
+        )
 
     begin, most = _sample_of(config, tokenizer, valid)
 
@@ -262,7 +279,7 @@ def _train(
         if text := sample(model):
             note("sample: " + " ".join(text.split()))
 
-    model = runs.make_model(described_model, seed=config.seed, dials=dials, mesh=mesh)
+    model = runs.make_model(described_model, seed=config.seed, compute=compute, mesh=mesh)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
@@ -280,8 +297,8 @@ def _train(
             tokenizer.save(folder / runs.TOKENIZER)
             runs.write_json(folder / runs.CONFIG, described)
 
-        from_first(write_config)
-        together(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
+        broadcast_from_first(write_config)
+        on_every_process(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
         note(
             f"{config.model} {config.preset}, {parameters:,} parameters, {config.packing} "
             f"{config.batch_size} x {config.context}"
@@ -298,7 +315,7 @@ def _train(
             step_timeout=step_timeout,
         )
     scores = dict(evaluate(model, valid_batches, valid.text_bytes, mesh))
-    last = from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
+    last = broadcast_from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
     results = {
         "validation_loss": scores["valid_loss"],
         "perplexity": scores["valid_perplexity"],
@@ -311,5 +328,5 @@ def _train(
         "training_seconds": last.get("seconds", 0.0),
         "skipped_steps": last.get("skipped_steps", 0),
     } | machine(mesh)
-    from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
+    broadcast_from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
     return results | {"sample": sample(model)}

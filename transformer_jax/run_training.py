@@ -12,17 +12,17 @@ import optax
 from jax.sharding import Mesh
 
 from transformer_jax import runs
-from transformer_jax.data.tokenizer_file import TokenizerFile
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile
+from transformer_jax.distributed.mesh import place_batch
+from transformer_jax.distributed.processes import broadcast_from_first
+from transformer_jax.distributed.sharding import state_shardings
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import spread
-from transformer_jax.processes import from_first
-from transformer_jax.sharding import state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import fit
 from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, make_schedule
-from transformer_jax.training.state import Loss, TrainState, create_state, make_train_step
+from transformer_jax.training.step import Loss, TrainState, create_state, make_train_step
 
 Kind = TypeVar("Kind", bound=TokenizerFile)
 
@@ -72,7 +72,7 @@ def stored_config(folder: pathlib.Path) -> dict[str, Any] | None:
         check_free(folder)
         return None
 
-    return from_first(read)
+    return broadcast_from_first(read)
 
 
 def first_tokenizer(kind: type[Kind], make: Callable[[], Kind]) -> Kind:
@@ -83,7 +83,7 @@ def first_tokenizer(kind: type[Kind], make: Callable[[], Kind]) -> Kind:
     """
     if jax.process_count() == 1:
         return make()
-    return kind.from_text(from_first(lambda: make().text))
+    return kind.from_text(broadcast_from_first(lambda: make().text))
 
 
 def check_same_run(
@@ -277,7 +277,7 @@ class Trainer:
             self.state = fit(
                 self.state,
                 train_step,
-                (spread(b, self.mesh, micro_batches=config.accumulation) for b in batches(step)),
+                (place_batch(b, self.mesh, micro_batches=config.accumulation) for b in batches(step)),
                 steps=config.steps,
                 schedule=self.schedule,
                 log=log,

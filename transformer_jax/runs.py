@@ -18,16 +18,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from transformer_jax.data.text_tokenizer import TextTokenizer
-from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.decoding.translator import Alignment, Translator
+from transformer_jax.distributed.mesh import check_model
+from transformer_jax.distributed.sharding import model_shardings, placed_shapes
 from transformer_jax.errors import UserError
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS, TASKS, module_of
-from transformer_jax.sharding import model_shardings, placed_shapes
 from transformer_jax.training.checkpoints import Checkpoints, write_text_atomically
 
 FORMAT_VERSION = 1
@@ -139,13 +139,15 @@ def draw_losses(folder: pathlib.Path, record: Sequence[dict[str, Any]]) -> dict[
     return record[-1] if record else {}
 
 
-def make_model(config: Any, *, seed: int = 0, dials: Dials = Dials(), mesh: Mesh | None = None) -> Any:
+def make_model(
+    config: Any, *, seed: int = 0, compute: ComputeOptions = ComputeOptions(), mesh: Mesh | None = None
+) -> Any:
     """A freshly initialised model of its config, built in one compiled program, in its parts where there is a
     mesh."""
     module = module_of(config)
 
     def make(key: jax.Array) -> Any:
-        return module(config, rngs=nnx.Rngs(key), dials=dials)
+        return module(config, rngs=nnx.Rngs(key), compute=compute)
 
     key = jax.random.key(seed)
     shardings = None if mesh is None else model_shardings(jax.eval_shape(make, key), mesh)
@@ -275,7 +277,7 @@ def load_run(
     folder: str | pathlib.Path,
     *,
     weights: str | None = None,
-    dials: Dials = Dials(),
+    compute: ComputeOptions = ComputeOptions(),
     mesh: Mesh | None = None,
 ) -> Run | LanguageRun:
     """Reads a run.
@@ -284,7 +286,7 @@ def load_run(
       folder: the run's folder.
       weights: "averaged", or the step of a checkpoint; None takes the averaged parameters where the
         run is finished, else the newest checkpoint.
-      dials: how the model is computed.
+      compute: how the model is computed.
       mesh: that the parameters are spread over; None is the default device.
 
     Returns:
@@ -301,7 +303,7 @@ def load_run(
     if name not in TASKS[task]:
         raise UserError(f"{folder / CONFIG}: unknown model {name!r}; known are {', '.join(TASKS[task])}")
     model_config = TASKS[task][name].config(**config["model_config"])
-    target = jax.eval_shape(lambda: make_model(model_config, dials=dials))
+    target = jax.eval_shape(lambda: make_model(model_config, compute=compute))
     if mesh is not None:
         check_model(model_config, mesh)
         target = placed_shapes(target, model_shardings(target, mesh))

@@ -14,20 +14,27 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax import runs
-from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.distributed.mesh import check_model, check_rows, mesh_of, on_mesh, place_batch, rows_here
+from transformer_jax.distributed.processes import (
+    broadcast_from_first,
+    check_same,
+    is_first,
+    on_every_process,
+    on_first_then_every_process,
+    reporting_lost_process,
+)
+from transformer_jax.distributed.sharding import describe_sharding
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model, check_rows, mesh_of, on_mesh, rows_here, spread
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.processes import check_same, first_then_all, from_first, is_first, together, touch_told
 from transformer_jax.run_training import Trainer, check_same_run, first_tokenizer, machine, stored_config
-from transformer_jax.sharding import describe_sharding
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.hard_attention_loss import hard_attention_loss
 from transformer_jax.training.metrics import read_metrics
-from transformer_jax.training.state import Loss
+from transformer_jax.training.step import Loss
 from transformer_jax.training.step_watch import check_limit
 from transformer_jax.training.translation_loss import model_loss, token_loss
 from transformer_jax.translation_config import FREE_FIELDS, ResolvedConfig, TranslationConfig, resolve
@@ -48,7 +55,7 @@ _validation_loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:
 def _validate(
     model: Any, data: TranslationData, config: ResolvedConfig, mesh: Mesh | None
 ) -> Iterator[tuple[str, float]]:
-    totals = [_validation_loss(model, spread(batch, mesh)) for batch in data.valid]
+    totals = [_validation_loss(model, place_batch(batch, mesh)) for batch in data.valid]
     likelihood = sum(float(total) for total, _ in totals)
     loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
     yield "valid_loss", loss
@@ -105,7 +112,7 @@ def train_translator(
     config: TranslationConfig,
     run_dir: str | pathlib.Path,
     *,
-    dials: Dials = Dials(),
+    compute: ComputeOptions = ComputeOptions(),
     mesh: str | None = None,
     step_timeout: float | None = None,
     note: Callable[[str], None] = _log.info,
@@ -116,7 +123,7 @@ def train_translator(
     Args:
       config: what to train on and how.
       run_dir: the run's folder; a run of the same config that stands there is continued.
-      dials: how the model is computed.
+      compute: how the model is computed.
       mesh: that the run is spread over, as "data=2,fsdp=4", see `make_mesh`; None is one device, or all devices
         of several processes. It may be another each time that the run goes on.
       step_timeout: seconds that a step may take; None is half an hour where there are several processes, and
@@ -133,26 +140,26 @@ def train_translator(
       Stopped: interrupted and saved.
     """
     started = time.perf_counter() if started is None else started
-    resolved, devices = together(lambda: (resolve(config), mesh_of(mesh)))
-    together(lambda: check_limit(step_timeout))
+    resolved, devices = on_every_process(lambda: (resolve(config), mesh_of(mesh)))
+    on_every_process(lambda: check_limit(step_timeout))
     if devices is not None:
-        together(lambda: check_model(model_config(resolved, resolved.vocab_size), devices))
-    with on_mesh(devices), touch_told():
+        on_every_process(lambda: check_model(model_config(resolved, resolved.vocab_size), devices))
+    with on_mesh(devices), reporting_lost_process():
         note = note if is_first() else (lambda line: None)
-        return _train(resolved, pathlib.Path(run_dir), dials, devices, step_timeout, note, started)
+        return _train(resolved, pathlib.Path(run_dir), compute, devices, step_timeout, note, started)
 
 
 def _train(
     config: ResolvedConfig,
     folder: pathlib.Path,
-    dials: Dials,
+    compute: ComputeOptions,
     mesh: Mesh | None,
     step_timeout: float | None,
     note: Callable[[str], None],
     started: float,
 ) -> dict[str, Any]:
     stored = stored_config(folder)
-    corpus = first_then_all(lambda: load_corpus(config))
+    corpus = on_first_then_every_process(lambda: load_corpus(config))
     start = None if config.start_from is None else pathlib.Path(config.start_from)
 
     def make_tokenizer() -> BytePairTokenizer:
@@ -167,10 +174,10 @@ def _train(
         return BytePairTokenizer.train(texts, config.vocab_size)
 
     tokenizer = first_tokenizer(BytePairTokenizer, make_tokenizer)
-    data = together(lambda: prepare(config, corpus, tokenizer, note, runs.read_lengths(folder)))
+    data = on_every_process(lambda: prepare(config, corpus, tokenizer, note, runs.read_lengths(folder)))
     described_model = model_config(config, tokenizer.vocab_size)
     fewest = min(bucket.rows for bucket in data.train.buckets) // config.accumulation
-    together(lambda: check_rows(fewest, mesh, "--batch-tokens", whole=False))
+    on_every_process(lambda: check_rows(fewest, mesh, "--batch-tokens", whole=False))
     described = dict(
         format_version=runs.FORMAT_VERSION,
         task="translation",
@@ -180,14 +187,16 @@ def _train(
         training=dataclasses.asdict(config),
     )
     where = {} if mesh is None else dict(mesh.shape)
-    check_same(described | {"mesh": where, "run_dir": str(folder), "dials": dataclasses.asdict(dials)})
+    check_same(described | {"mesh": where, "run_dir": str(folder), "compute": dataclasses.asdict(compute)})
     if stored is not None:
         with Checkpoints(folder / runs.CHECKPOINTS) as checkpoints:
             done = max(checkpoints.steps(), default=0)
         defaults = dataclasses.asdict(resolve(TranslationConfig()))
-        from_first(lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS))
+        broadcast_from_first(
+            lambda: check_same_run(folder, stored, described, done, defaults=defaults, free=FREE_FIELDS)
+        )
 
-    model = runs.make_model(described_model, seed=config.seed, dials=dials, mesh=mesh)
+    model = runs.make_model(described_model, seed=config.seed, compute=compute, mesh=mesh)
     parameters = model.parameter_count
     with Checkpoints(
         folder / runs.CHECKPOINTS, keep_last=config.average, save_every=config.save_every
@@ -211,8 +220,8 @@ def _train(
                 runs.write_lengths(folder, data.lengths)
             runs.write_json(folder / runs.CONFIG, described)
 
-        from_first(write_config)
-        together(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
+        broadcast_from_first(write_config)
+        on_every_process(lambda: runs.read_config(folder))  # a folder that one process does not see is no run's
         shapes = ", ".join(f"{b.rows} x {b.length}" for b in data.train.buckets)
         note(f"{config.model} {config.preset}, {parameters:,} parameters, {config.batching} {shapes}")
         for line in describe_sharding(trainer.state, mesh):
@@ -225,10 +234,10 @@ def _train(
             best="valid_bleu",
             step_timeout=step_timeout,
         )
-    last = from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
+    last = broadcast_from_first(lambda: runs.draw_losses(folder, read_metrics(folder)))
     results, translations = _score(model, data, config, last, note)
     results |= {"parameters": parameters, "seconds": time.perf_counter() - started} | machine(mesh)
-    from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
+    broadcast_from_first(lambda: runs.write_json(folder / runs.RESULTS, results))
     return results | {"translations": translations}
 
 

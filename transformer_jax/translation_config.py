@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from transformer_jax.config_values import check_at_least, check_below_one, choose
-from transformer_jax.data import corpora
+from transformer_jax.data.corpora import parallel
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import check_bleu_tokenizer
 from transformer_jax.models.registry import TRANSLATORS
@@ -219,7 +219,7 @@ def _check(config: ResolvedConfig) -> None:
     if not config.train and (config.valid or config.test):
         raise UserError("--valid and --test need --train beside them")
     if not config.train and not config.corpus.startswith("tfds:"):
-        corpora.parse_phrases_name(config.corpus)
+        parallel.parse_phrases_name(config.corpus)
     check_at_least(
         config,
         steps=1, batch_tokens=1, buckets=1, accumulation=1, average=1, beam_size=1, save_every=1,

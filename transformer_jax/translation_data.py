@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from transformer_jax.data import corpora
-from transformer_jax.data.batching import Bucket, TranslationBatches, choose_buckets, packed_bucket
-from transformer_jax.data.encoded_pairs import EncodedPairs, token_lengths
-from transformer_jax.data.tokenizer import BytePairTokenizer
+from transformer_jax.data.batches.encoded_pairs import EncodedPairs, token_lengths
+from transformer_jax.data.batches.pair_batches import Bucket, TranslationBatches, choose_buckets, packed_bucket
+from transformer_jax.data.corpora import parallel
+from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.translation_config import ResolvedConfig
 
@@ -25,14 +25,14 @@ class TranslationData:
       lengths: of every training pair, see `token_lengths`.
     """
 
-    corpus: corpora.Corpus
+    corpus: parallel.Corpus
     tokenizer: BytePairTokenizer
     train: TranslationBatches
     valid: list[dict[str, np.ndarray]]
     lengths: np.ndarray
 
 
-def load_corpus(config: ResolvedConfig) -> corpora.Corpus:
+def load_corpus(config: ResolvedConfig) -> parallel.Corpus:
     """The pairs that a resolved config names.
 
     Raises:
@@ -41,10 +41,10 @@ def load_corpus(config: ResolvedConfig) -> corpora.Corpus:
     if config.recipe == "multi30k" and not config.train:
         raise UserError("the recipe multi30k trains on files: name them with --train, --valid and --test")
     if config.train:
-        return corpora.files_corpus(config.train, config.valid, config.test)
+        return parallel.files_corpus(config.train, config.valid, config.test)
     if config.corpus.startswith("tfds:"):
-        return corpora.tfds_corpus(config.corpus, config.direction, config.splits, config.data_dir)
-    return corpora.phrases_corpus(
+        return parallel.tfds_corpus(config.corpus, config.direction, config.splits, config.data_dir)
+    return parallel.phrases_corpus(
         config.corpus, config.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed
     )
 
@@ -59,7 +59,7 @@ def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
 
 def prepare(
     config: ResolvedConfig,
-    corpus: corpora.Corpus,
+    corpus: parallel.Corpus,
     tokenizer: BytePairTokenizer,
     note: Callable[[str], None],
     lengths: np.ndarray | None = None,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Generator, Sampling, continue_texts, prefill
 from transformer_jax.decoding.text_generation import TextGenerator
 from transformer_jax.errors import UserError

@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments.induction_heads import measure, repeated_words
 from tests.conftest import ROOT
-from transformer_jax.looking.induction import repeated_tokens
+from transformer_jax.interpretability.induction import repeated_tokens
 from transformer_jax.models.gpt import GPT, preset
 
 

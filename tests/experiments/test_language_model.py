@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.data.tfds_sets import SENTENCES, write_sets
+from tests.data.corpora.tfds_sets import SENTENCES, write_sets
 from transformer_jax import load_run
 from transformer_jax.errors import UserError
 from transformer_jax.language_config import LanguageConfig, resolve_language
 from transformer_jax.language_model import train_language_model
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
@@ -86,7 +86,7 @@ def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
 
 @pytest.mark.long
 def test_dials_change_no_score(text, whole, tmp_path):
-    results = train_language_model(config(text), tmp_path, dials=Dials(unroll=1, remat=True))
+    results = train_language_model(config(text), tmp_path, compute=ComputeOptions(unroll=1, remat=True))
     assert results["validation_loss"] == pytest.approx(whole[1]["validation_loss"], rel=1e-4)
 
 

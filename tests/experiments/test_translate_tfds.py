@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.data.tfds_sets import write_sets
+from tests.data.corpora.tfds_sets import write_sets
 from transformer_jax import load_run, translation_data
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves

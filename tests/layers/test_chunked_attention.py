@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.layers import attention, visibility
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import BucketedPositions, LinearBiasPositions
 from transformer_jax.layers.ring_attention import ring_attention
-from transformer_jax.mesh import make_mesh, on_mesh
 
 B, T, S, H, K, W = 2, 13, 17, 6, 5, 7
 SEGMENTS = jnp.array([[1] * 5 + [2] * 8, [1] * 9 + [0] * 4])

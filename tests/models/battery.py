@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.layers.dials import Dials
+from transformer_jax.distributed.sharding import rule_of
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.sharding import rule_of
 
 
 @functools.cache
-def make(module, config, dials):
+def make(module, config, compute):
     """A model, made once for all tests that ask for it."""
-    return jax.jit(lambda: module(config, rngs=nnx.Rngs(0), dials=dials))()
+    return jax.jit(lambda: module(config, rngs=nnx.Rngs(0), compute=compute))()
 
 
 # As users call a model: jitted, and compiled once for all tests with these shapes.
@@ -37,15 +37,15 @@ def step(model, cache, tokens, return_weights=False):
 
 
 @functools.cache
-def loss_and_gradient(battery, dials):
-    """Of a battery's model under dials, with dropout; what all dials are compared with is compiled once."""
+def loss_and_gradient(battery, compute):
+    """Of a battery's model under compute, with dropout; what all compute are compared with is compiled once."""
     source, target, mask = battery().draw()
 
     def loss(model):
         logits = model(source, target, source_mask=mask, dropout_key=jax.random.key(5))
         return jnp.square(logits).mean()
 
-    return jax.jit(jax.value_and_grad(loss))(battery().make(dials))
+    return jax.jit(jax.value_and_grad(loss))(battery().make(compute))
 
 
 class TranslatorBattery:
@@ -57,8 +57,8 @@ class TranslatorBattery:
     changes: dict = {}  # noqa: RUF012
     # Whether it has weights to return.
     attends = True
-    # What other dials are compared with.
-    usual_dials = Dials(unroll=8)
+    # What other compute are compared with.
+    usual_dials = ComputeOptions(unroll=8)
 
     # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
     B, S, T = 7, 13, 11
@@ -70,8 +70,8 @@ class TranslatorBattery:
             return forward(model, source, target, return_weights=True, **arguments)
         return forward(model, source, target, **arguments), None
 
-    def make(self, dials=Dials(), **changes):
-        return make(self.module, dataclasses.replace(self.config, **changes), dials)
+    def make(self, compute=ComputeOptions(), **changes):
+        return make(self.module, dataclasses.replace(self.config, **changes), compute)
 
     @pytest.fixture
     def inputs(self):
@@ -209,18 +209,18 @@ class TranslatorBattery:
 
     @pytest.mark.long
     @pytest.mark.parametrize(
-        "dials",
+        "compute",
         [
-            Dials(unroll=1),
-            Dials(unroll=2),
-            Dials(remat=True),
-            Dials(attention="fused"),
-            Dials(attention="chunked"),
+            ComputeOptions(unroll=1),
+            ComputeOptions(unroll=2),
+            ComputeOptions(remat=True),
+            ComputeOptions(attention="fused"),
+            ComputeOptions(attention="chunked"),
         ],
     )
-    def test_dials_change_no_result(self, dials):
+    def test_dials_change_no_result(self, compute):
         expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
-        value, gradient = loss_and_gradient(type(self), dials)
+        value, gradient = loss_and_gradient(type(self), compute)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 
 from tests.models.battery import make
-from transformer_jax.layers.dials import Dials
+from transformer_jax.distributed.sharding import rule_of
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.sharding import rule_of
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.language_loss import language_loss
-from transformer_jax.training.state import create_state, make_train_step
+from transformer_jax.training.step import create_state, make_train_step
 
 
 @functools.partial(jax.jit, static_argnames="return_weights")
@@ -30,14 +30,14 @@ def step(model, cache, tokens, return_weights=False):
 
 
 @functools.cache
-def loss_and_gradient(battery, dials):
-    """Of a battery's model under dials, with dropout; what all dials are compared with is compiled once."""
+def loss_and_gradient(battery, compute):
+    """Of a battery's model under compute, with dropout; what all compute are compared with is compiled once."""
     tokens = battery().draw()
 
     def loss(model):
         return jnp.square(model(tokens, dropout_key=jax.random.key(5))).mean()
 
-    return jax.jit(jax.value_and_grad(loss))(battery().make(dials))
+    return jax.jit(jax.value_and_grad(loss))(battery().make(compute))
 
 
 class DecoderBattery:
@@ -49,8 +49,8 @@ class DecoderBattery:
     changes: dict = {}  # noqa: RUF012
     # Whether it has weights to return.
     attends = True
-    # What other dials are compared with.
-    usual_dials = Dials(unroll=8)
+    # What other compute are compared with.
+    usual_dials = ComputeOptions(unroll=8)
     # After the first 40, in which one batch is learned by heart.
     further_steps = 60
 
@@ -62,9 +62,9 @@ class DecoderBattery:
             return forward(model, tokens, return_weights=True, **arguments)
         return forward(model, tokens, **arguments), None
 
-    def make(self, dials=Dials(), **changes):
+    def make(self, compute=ComputeOptions(), **changes):
         """The model, with values that initialisation leaves at 0 or 1 drawn too: zeros would hide an error."""
-        model = make(self.module, dataclasses.replace(self.config, **changes), dials)
+        model = make(self.module, dataclasses.replace(self.config, **changes), compute)
         key = jax.random.key(3)
         leaves, tree = jax.tree.flatten(model)
         noise = [jax.random.normal(jax.random.fold_in(key, n), x.shape) for n, x in enumerate(leaves)]
@@ -163,17 +163,17 @@ class DecoderBattery:
 
     @pytest.mark.long
     @pytest.mark.parametrize(
-        "dials",
+        "compute",
         [
-            Dials(unroll=1),
-            Dials(unroll=2, remat=True),
-            Dials(attention="fused"),
-            Dials(attention="chunked", remat=True),
+            ComputeOptions(unroll=1),
+            ComputeOptions(unroll=2, remat=True),
+            ComputeOptions(attention="fused"),
+            ComputeOptions(attention="chunked", remat=True),
         ],
     )
-    def test_dials_change_no_result(self, dials):
+    def test_dials_change_no_result(self, compute):
         expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
-        value, gradient = loss_and_gradient(type(self), dials)
+        value, gradient = loss_and_gradient(type(self), compute)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -225,9 +225,9 @@ class DecoderBattery:
         """Same logits and count of parameters whatever the table is padded to."""
         wide, narrow = (
             self.make(),
-            make(self.module, dataclasses.replace(self.config, vocab_multiple=1), Dials()),
+            make(self.module, dataclasses.replace(self.config, vocab_multiple=1), ComputeOptions()),
         )
-        plain = make(self.module, self.config, Dials())
+        plain = make(self.module, self.config, ComputeOptions())
         assert narrow.parameter_count == wide.parameter_count == sum(x.size for x in jax.tree.leaves(narrow))
         np.testing.assert_allclose(forward(plain, tokens), forward(narrow, tokens), atol=1e-6)
 
@@ -256,7 +256,7 @@ class DecoderBattery:
         train_step = make_train_step(language_loss(), optimizer)
 
         def fresh():
-            return create_state(make(self.module, self.config, Dials()), optimizer, jax.random.key(0))
+            return create_state(make(self.module, self.config, ComputeOptions()), optimizer, jax.random.key(0))
 
         def train(state, steps):
             for _ in range(steps):

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from tests.models.battery import TranslatorBattery, forward
-from transformer_jax.data.tokenizer import END, PAD
-from transformer_jax.layers.dials import Dials
+from transformer_jax.data.tokenizers.byte_pairs import END, PAD
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig, preset
 from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
@@ -24,7 +24,7 @@ CONFIG = HardAttentionConfig(
 @pytest.mark.long
 class TestHardAttention(TranslatorBattery):
     module = HardAttention
-    usual_dials = Dials()  # whose loops over time do not unroll
+    usual_dials = ComputeOptions()  # whose loops over time do not unroll
     config = CONFIG
     changes = dict(  # noqa: RUF012
         vocab_size=41, width=10, hidden=19, layers=3, dropout=0.2, max_length=6, tie="none", dtype="bfloat16",

@@ -6,7 +6,7 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
 from tests.oracles import recurrent as oracle
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig, gru_preset, preset
 
 CONFIG = RecurrentLMConfig(vocab_size=37, width=12, hidden=17, layers=2, max_length=23, dropout=0.1)
@@ -18,7 +18,7 @@ CHANGES = dict(
 
 class TestLSTM(DecoderBattery):
     module = RecurrentLM
-    usual_dials = Dials()  # whose loops over time do not unroll
+    usual_dials = ComputeOptions()  # whose loops over time do not unroll
     config = CONFIG
     changes = CHANGES
     attends = False
@@ -28,7 +28,7 @@ class TestLSTM(DecoderBattery):
 @pytest.mark.long
 class TestGRU(DecoderBattery):
     module = RecurrentLM
-    usual_dials = Dials()  # whose loops over time do not unroll
+    usual_dials = ComputeOptions()  # whose loops over time do not unroll
     config = RecurrentLMConfig(
         vocab_size=37, width=12, hidden=17, layers=1, cell="gru", max_length=23, dropout=0.1, tie=False
     )

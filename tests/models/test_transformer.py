@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from tests.models.battery import TranslatorBattery
+from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.models.transformer import PRESETS, Transformer, TransformerConfig, preset
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.sharding import rule_of
 
 CONFIG = TransformerConfig(
     vocab_size=37, width=48, feed_forward=61, heads=6, kv_heads=3, encoder_layers=2, decoder_layers=3,

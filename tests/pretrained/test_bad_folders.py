@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from transformer_jax import pretrained
-from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.models import gpt, llama, modern_gpt
 from transformer_jax.models.gpt import GPT

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_jax import pretrained
-from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.decoding.text_generation import TextGenerator
 

@@ -13,7 +13,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
-from transformer_jax.training.state import create_state
+from transformer_jax.training.step import create_state
 
 CONFIG = TransformerConfig(
     vocab_size=13,

@@ -14,7 +14,7 @@ from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import MOST_SKIPPED, Diverged, fit
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.spikes import SpikeWatch
-from transformer_jax.training.state import create_state, make_train_step
+from transformer_jax.training.step import create_state, make_train_step
 
 
 def loss(model, extra, batch, key):

@@ -7,12 +7,12 @@ import optax
 import pytest
 from flax import nnx
 
-from tests.data.listed_examples import ListedExamples
-from transformer_jax.data.batching import TranslationBatches, choose_buckets
+from tests.data.batches.listed_examples import ListedExamples
+from transformer_jax.data.batches.pair_batches import TranslationBatches, choose_buckets
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.optimizers import make_optimizer
-from transformer_jax.training.state import create_state, make_train_step
+from transformer_jax.training.step import create_state, make_train_step
 from transformer_jax.training.translation_loss import translation_loss
 
 CONFIG = TransformerConfig(

@@ -14,7 +14,7 @@ from tests.training.test_guards import loss
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import Stopped, fit
 from transformer_jax.training.metrics import MetricsLog
-from transformer_jax.training.state import create_state, make_train_step
+from transformer_jax.training.step import create_state, make_train_step
 
 STEPS = 12
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
-from transformer_jax.decoding.largest import largest_continuations
+from transformer_jax.decoding.top_k import top_k_continuations
 from transformer_jax.models.step import StepFunction
 
 _NEVER = -1e30  # finite, so that differences of two of them are not NaN
@@ -105,7 +105,7 @@ def beam_search(
         logits = output.logits[:, -1].reshape(B, W, -1)
         # Each open beam has one way to finish, so 2W candidates hold at least W that go on.
         count = min(2 * W, W * logits.shape[-1])
-        totals, parents, new_tokens = largest_continuations(logits, open_beams.scores, count)
+        totals, parents, new_tokens = top_k_continuations(logits, open_beams.scores, count)
 
         history, seen = _pick((open_beams.tokens, open_beams.weights), parents)
         history = jax.lax.dynamic_update_slice_in_dim(history, new_tokens[..., None], position, axis=2)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.sampling import draw, penalise_repetition, sampling_logits
+from transformer_jax.decoding.top_k import top_k
 from transformer_jax.decoding.translator import bucket_length
 from transformer_jax.errors import UserError
 
@@ -72,7 +72,7 @@ class Sampling:
         """A token of each row (B,) int32."""
         logits = self.logits(logits, seen)
         if self.temperature == 0:
-            return largest(logits, 1)[1][..., 0].astype(jnp.int32)  # XLA's argmax is one slow thread
+            return top_k(logits, 1)[1][..., 0].astype(jnp.int32)  # XLA's argmax is one slow thread
         return draw(logits, rngs, position)
 
 

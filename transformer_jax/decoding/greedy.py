@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.largest import largest, log_total
+from transformer_jax.decoding.top_k import log_total, top_k
 from transformer_jax.models.step import StepFunction
 
 
@@ -47,7 +47,7 @@ def greedy_search(
         position, last, tokens, done, score, weights, cache = carry
         output, cache = step(cache, last[:, None])
         logits = output.logits[:, -1]
-        value, place = largest(logits, 1)
+        value, place = top_k(logits, 1)
         best = place[:, 0].astype(jnp.int32)
         score = score + jnp.where(done, 0.0, (value - log_total(logits, value))[:, 0])
         best = jnp.where(done, end, best)

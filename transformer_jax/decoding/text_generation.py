@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.decoding.speculative import SpeculativeGenerator
 from transformer_jax.errors import UserError

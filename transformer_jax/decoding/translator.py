@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from transformer_jax.data.batching import pad
-from transformer_jax.data.tokenizer import BEGIN, END, PAD, BytePairTokenizer
+from transformer_jax.data.batches.pair_batches import pad
+from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, PAD, BytePairTokenizer
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
-from transformer_jax.mesh import ROWS, constrained, whole
 
 # Source lengths are rounded up to one of these, so that the search compiles once for each.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -47,8 +47,8 @@ def search(
         batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, return_weights=return_weights
     )
     if beam_size == 1:
-        return whole(greedy_search(step, cache, **options))
-    return whole(beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options))
+        return replicated(greedy_search(step, cache, **options))
+    return replicated(beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options))
 
 
 @jax.jit
@@ -57,7 +57,7 @@ def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Arra
     _, weights = model(
         source, target, source_mask=source != PAD, target_mask=target != PAD, return_weights=True
     )
-    return whole(weights)
+    return replicated(weights)
 
 
 def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> list[Hypotheses]:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.chunked_attention import chunked_attention
+from transformer_jax.layers.compute_options import Attention
 from transformer_jax.layers.dense import dense_dot_general
-from transformer_jax.layers.dials import Attention
-from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.named_points import HEADS, WEIGHTS, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.ring_attention import ring_attention, ring_size
@@ -60,7 +60,7 @@ def dot_product_attention(
       bias: added to the scaled logits, broadcastable to (B, H, T, S), or positions that it follows from.
       scale: factor of the logits; None is 1 / sqrt(K).
       return_weights: also return the weights; the plain form is used then.
-      implementation: see `Dials.attention`.
+      implementation: see `ComputeOptions.attention`.
 
     Returns:
       output (B, T, H, width) in the query's dtype, or (output, weights (B, H, T, S) float32).
@@ -218,7 +218,7 @@ class MultiHeadAttention(nnx.Module):
       kernel_init: initialiser of the projections.
       output_init: of the output's, where it is another.
       dtype: compute dtype; parameters are float32.
-      implementation: see `Dials.attention`.
+      implementation: see `ComputeOptions.attention`.
       rngs: source of the initial values.
 
     Raises:

@@ -19,7 +19,7 @@ from transformer_jax.layers.rotary import Rotation, rotate
 from transformer_jax.layers.visibility import Visibility
 
 
-class Places(NamedTuple):
+class AttentionContext(NamedTuple):
     """Where the N new tokens of a call stand among the S that they may see; the same for all layers.
 
     Attributes:
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     bias: jax.Array | PositionBias | None
 
 
-class CausalSelfAttention(MultiHeadAttention):
+class SelfAttention(MultiHeadAttention):
     """Attention of tokens to those before them, with what modern decoders add to it.
 
     Args:
@@ -89,7 +89,7 @@ class CausalSelfAttention(MultiHeadAttention):
     def attend(
         self,
         x: jax.Array,
-        places: Places,
+        places: AttentionContext,
         *,
         cache: KeyValueCache | None = None,
         at: jax.Array | None = None,
@@ -133,7 +133,7 @@ class CausalSelfAttention(MultiHeadAttention):
         return self._joined(mixed, rows, N), (separate_rows(weights, rows) if return_weights else None, cache)
 
 
-class JoinedSelfAttention(CausalSelfAttention):
+class JoinedSelfAttention(SelfAttention):
     """The same attention with one product for queries, keys and values: for decoding.
 
     A step of one token is bound by reading the weights, and each product hands its share of them out to
@@ -143,7 +143,7 @@ class JoinedSelfAttention(CausalSelfAttention):
       attention: whose parameters are taken over.
     """
 
-    def __init__(self, attention: CausalSelfAttention):
+    def __init__(self, attention: SelfAttention):
         parts = (attention.query, attention.key, attention.value)
         self.heads, self.kv_heads = (part.out_features[0] for part in parts[:2])
         self.dtype = attention.query.dtype
@@ -176,7 +176,7 @@ class CausalBlock(nnx.Module):
     def __init__(
         self,
         *,
-        attention: CausalSelfAttention,
+        attention: SelfAttention,
         feed_forward: nnx.Module,
         attention_norm: nnx.Module,
         feed_forward_norm: nnx.Module,
@@ -189,14 +189,14 @@ class CausalBlock(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        places: Places,
+        places: AttentionContext,
         *,
         cache: KeyValueCache | None = None,
         at: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """x (B, N, D) -> (x, (weights (B, H, N, S) or None, cache or None)); see `CausalSelfAttention`."""
+        """x (B, N, D) -> (x, (weights (B, H, N, S) or None, cache or None)); see `SelfAttention`."""
         attention_key, feed_forward_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
 
         def attend(x):

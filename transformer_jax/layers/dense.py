@@ -5,7 +5,7 @@ import math
 import jax
 from jax import lax
 
-from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.fusion_barrier import materialised
 
 # So few rows are a step of decoding: what is computed once more is less than the walls' own cost.
 _FEW = 8

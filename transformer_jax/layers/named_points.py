@@ -2,14 +2,14 @@
 
 Rematerialisation policies, activation sharding, looking inside and patching all hang on these names;
 model files only call `named`. Where a model has several of a kind, `jax.named_scope` says which one it is:
-`looking.activations` knows the weights of a translator's last kind of attention as
+`interpretability.activations` knows the weights of a translator's last kind of attention as
 "decoder/cross_attention/weights".
 """
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer_jax.mesh import ROWS, SEQUENCE, constrained
+from transformer_jax.distributed.mesh import ROWS, SEQUENCE, constrained
 
 EMBEDDING = "embedding"  # the stream in front of the first block, (B, T, D)
 RESIDUAL = "residual"  # the stream after a block, (B, T, D)

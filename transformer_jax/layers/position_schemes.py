@@ -106,7 +106,7 @@ class BucketedPositions(NoPositions):
         )
 
 
-# "shaw" stands in the attention of each layer, which has its tables; see `CausalSelfAttention`.
+# "shaw" stands in the attention of each layer, which has its tables; see `SelfAttention`.
 SCHEMES = ("learned", "sinusoidal", "rotary", "alibi", "bucketed", "shaw", "none")
 
 

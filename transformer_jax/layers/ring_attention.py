@@ -12,10 +12,10 @@ import functools
 import jax
 from jax.sharding import PartitionSpec
 
+from transformer_jax.distributed.mesh import SEQUENCE
 from transformer_jax.layers.chunked_attention import KEYS, QUERIES, Ring, chunked_attention
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.visibility import Visibility
-from transformer_jax.mesh import SEQUENCE
 
 
 def ring_size(queries: int, keys: int) -> int:

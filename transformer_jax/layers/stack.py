@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.named_points import EMBEDDING, named
 
 
@@ -35,7 +35,7 @@ def run_stack(
     blocks: Any,
     x: jax.Array,
     dropout_key: jax.Array | None,
-    dials: Dials,
+    compute: ComputeOptions,
 ) -> tuple[jax.Array, Any]:
     """Runs x through the blocks in order.
 
@@ -44,17 +44,17 @@ def run_stack(
       blocks: a stack made by `make_stack`.
       x: (B, T, D).
       dropout_key: split over the layers, or None.
-      dials: unrolling and rematerialisation.
+      compute: unrolling and rematerialisation.
 
     Returns:
       x after the last block, and what each block kept, stacked on a leading axis of L.
     """
     layers = stack_size(blocks)
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
-    function = jax.checkpoint(block_function) if dials.remat else block_function
+    function = jax.checkpoint(block_function) if compute.remat else block_function
 
     def step(x, block_and_key):
         block, key = block_and_key
         return function(block, x, key)
 
-    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys), unroll=dials.unroll_of(layers))
+    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys), unroll=compute.unroll_of(layers))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.alignment import additive_scores, attend
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import STATES, named
 from transformer_jax.layers.recurrent import choose, make_cell, on_projected_inputs, run_cell, zero_state
@@ -64,11 +64,11 @@ class Bahdanau(RecurrentTranslator):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: BahdanauConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        super().__init__(config, rngs=rngs, dials=dials)
+    def __init__(self, config: BahdanauConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
+        super().__init__(config, rngs=rngs, compute=compute)
         D, H, A = config.width, config.hidden, config.alignment
         dtype = jnp.dtype(config.dtype)
 
@@ -86,7 +86,7 @@ class Bahdanau(RecurrentTranslator):
         self.readout = linear(H + D + 2 * H, 2 * D, use_bias=True)  # U_o, V_o and C_o side by side
 
     def _read(self, x, valid, begins, ends, dropout_key):
-        rows, where = len(x), dict(valid=valid, unroll=self.dials.unroll_of_time(x.shape[1]))
+        rows, where = len(x), dict(valid=valid, unroll=self.compute.unroll_of_time(x.shape[1]))
         left, _ = run_cell(self.forward, x, zero_state(self.forward, rows), restart=begins, **where)
         right, _ = run_cell(
             self.backward, x, zero_state(self.backward, rows), restart=ends, reverse=True, **where
@@ -134,7 +134,7 @@ class Bahdanau(RecurrentTranslator):
             new, _ = cell(state, embedded + context @ kernel[D:])
             return new, (state, context, seen)
 
-        unroll = self.dials.unroll_of_time(N)
+        unroll = self.compute.unroll_of_time(N)
         state, kept = jax.lax.scan(step, state, (by_time, draws), unroll=unroll)
         before, contexts, seen = jax.tree.map(lambda a: a.swapaxes(0, 1), kept)
         before = named(before, STATES)

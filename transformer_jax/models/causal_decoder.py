@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention import settled
-from transformer_jax.layers.causal import CausalBlock, JoinedSelfAttention, Places
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.causal import AttentionContext, CausalBlock, JoinedSelfAttention
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
-from transformer_jax.layers.materialise import materialised
+from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import NoPositions
@@ -40,7 +40,7 @@ class CausalDecoder(nnx.Module):
       tied: logits are made with the embeddings (Press & Wolf 2017), else with a table of their own.
       unembedding_std: of that table's initial values.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CausalDecoder(nnx.Module):
         tied: bool,
         unembedding_std: float = 0.0,
         rngs: nnx.Rngs,
-        dials: Dials,
+        compute: ComputeOptions,
     ):
-        self.config, self.dials = config, dials
+        self.config, self.compute = config, compute
 
         def table(std: float) -> TokenEmbedding:
             return TokenEmbedding(
@@ -126,8 +126,8 @@ class CausalDecoder(nnx.Module):
             positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
         scheme = self.positions
         bias = PositionBias(scheme, positions, positions) if scheme.biases else None
-        mask, bias = (settled(whole, self.dials.attention, T, T) for whole in (seen, bias))
-        places = Places(mask, positions, positions, scheme.rotation(positions), bias)
+        mask, bias = (settled(whole, self.compute.attention, T, T) for whole in (seen, bias))
+        places = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
         places = jax.tree.map(materialised, places)
 
         def run_block(block, x, key):
@@ -136,7 +136,7 @@ class CausalDecoder(nnx.Module):
 
         with jax.named_scope("decoder"):
             x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
-            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.dials)
+            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
         logits = self.logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
 
@@ -184,7 +184,9 @@ class CausalDecoder(nnx.Module):
             queries = jnp.tile(coming, W)  # the beams of a row after each other
             extended, mask = cache.extended(N)
             extended, before = extended.with_tokens(tokens, cache.length)
-            places = Places(mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries))
+            places = AttentionContext(
+                mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries)
+            )
             with jax.named_scope("decoder"):
                 x = named(self._embed(tokens, before, own, None), EMBEDDING)
                 target, kept = [], []

@@ -60,7 +60,7 @@ class DecoderCache(flax.struct.PyTreeNode):
         coming, entries = self.length + jnp.arange(new), jnp.arange(T * W) // W
         if self.first is None:
             return coming, entries
-        # Places before a sentence's first token are masked; 0 keeps a table's index in range.
+        # AttentionContext before a sentence's first token are masked; 0 keeps a table's index in range.
         coming, entries = coming - self.first[:, None], entries - self.first[:, None]
         return jnp.maximum(coming, 0), jnp.maximum(entries, 0)
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from flax import nnx
 
 from transformer_jax.layers.blocks import layer_norm
-from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.causal import CausalBlock, SelfAttention
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
 from transformer_jax.layers.position_schemes import SCHEMES, make_positions
 from transformer_jax.layers.rotary import RotaryScaling
@@ -112,10 +112,10 @@ class GPT(CausalDecoder):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         std = 0.02
         dense: dict[str, Any] = dict(
             use_bias=config.use_bias,
@@ -126,12 +126,12 @@ class GPT(CausalDecoder):
 
         def block(rngs: nnx.Rngs) -> CausalBlock:
             return CausalBlock(
-                attention=CausalSelfAttention(
+                attention=SelfAttention(
                     config.width,
                     config.heads,
                     config.kv_heads,
                     shaw_limit=config.shaw_limit if config.positions == "shaw" else None,
-                    implementation=dials.attention,
+                    implementation=compute.attention,
                     rngs=rngs,
                     **dense,
                 ),
@@ -152,5 +152,5 @@ class GPT(CausalDecoder):
             tied=config.tie,
             unembedding_std=std,
             rngs=rngs,
-            dials=dials,
+            compute=compute,
         )

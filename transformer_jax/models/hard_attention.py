@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention import masked_softmax
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.named_points import CROSS_ATTENTION, WEIGHTS, named
 from transformer_jax.models.bahdanau import PRESETS as PRESETS
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
@@ -66,11 +66,13 @@ class HardAttention(Bahdanau):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: HardAttentionConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        super().__init__(config, rngs=rngs, dials=dials)
+    def __init__(
+        self, config: HardAttentionConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()
+    ):
+        super().__init__(config, rngs=rngs, compute=compute)
         self.baseline = nnx.Linear(config.hidden, 1, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def _look(self, state, scores, values, mask, draw):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from flax import nnx
 
 from transformer_jax.layers.blocks import rms_norm
-from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.causal import CausalBlock, SelfAttention
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.feed_forward import GatedFeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
@@ -136,22 +136,22 @@ class Llama(CausalDecoder):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         std = 0.02
         dense: dict[str, Any] = dict(kernel_init=nnx.initializers.normal(std), dtype=config.dtype)
 
         def block(rngs: nnx.Rngs) -> CausalBlock:
             return CausalBlock(
-                attention=CausalSelfAttention(
+                attention=SelfAttention(
                     config.width,
                     config.heads,
                     config.kv_heads,
                     head_width=config.head_width,
                     use_bias=config.attention_bias,
-                    implementation=dials.attention,
+                    implementation=compute.attention,
                     rngs=rngs,
                     **dense,
                 ),
@@ -179,5 +179,5 @@ class Llama(CausalDecoder):
             tied=config.tie,
             unembedding_std=std,
             rngs=rngs,
-            dials=dials,
+            compute=compute,
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.alignment import additive_scores, attend, dot_scores
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.recurrent import RecurrentStack, choose
 from transformer_jax.models.config_checks import check_choices
@@ -58,11 +58,11 @@ class Luong(RecurrentTranslator):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: LuongConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        super().__init__(config, rngs=rngs, dials=dials)
+    def __init__(self, config: LuongConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
+        super().__init__(config, rngs=rngs, compute=compute)
         self.input_feeding = config.input_feeding
         D, H = config.width, config.hidden
         dtype = jnp.dtype(config.dtype)
@@ -88,7 +88,7 @@ class Luong(RecurrentTranslator):
             valid=valid,
             restart=ends,
             reverse=True,
-            unroll=self.dials.unroll_of_time(x.shape[1]),
+            unroll=self.compute.unroll_of_time(x.shape[1]),
             dropout_key=dropout_key,
         )
         fed = jnp.zeros((*x.shape[:2], self.config.width), x.dtype)
@@ -117,7 +117,7 @@ class Luong(RecurrentTranslator):
         """No step waits for the attention of the one before: it is done for all at once."""
         states, fed = state
         stack_key, key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
+        where: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
         if restart is not None:
             where |= dict(restart=restart.at, fresh=restart.state[0])
         top, _, states = self.decoder(x, states, dropout_key=stack_key, **where)
@@ -143,6 +143,6 @@ class Luong(RecurrentTranslator):
             return (states, vector), (vector, weights[:, 0])
 
         state, (outputs, weights) = jax.lax.scan(
-            step, state, (by_time, keys), unroll=self.dials.unroll_of_time(x.shape[1])
+            step, state, (by_time, keys), unroll=self.compute.unroll_of_time(x.shape[1])
         )
         return outputs.swapaxes(0, 1), weights.swapaxes(0, 1), state

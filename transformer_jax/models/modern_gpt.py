@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.blocks import rms_norm
-from transformer_jax.layers.causal import CausalBlock, CausalSelfAttention
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.causal import CausalBlock, SelfAttention
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
@@ -108,10 +108,10 @@ class ModernGPT(CausalDecoder):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: ModernGPTConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
+    def __init__(self, config: ModernGPTConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         dense: dict[str, Any] = dict(
             use_bias=False,
             kernel_init=nnx.initializers.normal(0.5 * config.width**-0.5),
@@ -121,13 +121,13 @@ class ModernGPT(CausalDecoder):
 
         def block(rngs: nnx.Rngs) -> CausalBlock:
             return CausalBlock(
-                attention=CausalSelfAttention(
+                attention=SelfAttention(
                     config.width,
                     config.heads,
                     config.kv_heads,
                     query_key_norm=config.norm_epsilon,
                     norm_scale=False,
-                    implementation=dials.attention,
+                    implementation=compute.attention,
                     rngs=rngs,
                     **dense,
                 ),
@@ -149,7 +149,7 @@ class ModernGPT(CausalDecoder):
             tied=config.tie,
             unembedding_std=0.0,
             rngs=rngs,
-            dials=dials,
+            compute=compute,
         )
         self.embedding_norm = rms_norm(config, rngs, use_scale=False)
         self.smear = nnx.Param(jnp.zeros(config.width))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.recurrent import CELLS, RecurrentStack, segment_changes
@@ -120,13 +120,15 @@ class RecurrentLM(nnx.Module):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
     attends = False
 
-    def __init__(self, config: RecurrentLMConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        self.config, self.dials = config, dials
+    def __init__(
+        self, config: RecurrentLMConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()
+    ):
+        self.config, self.compute = config, compute
 
         def table(std: float) -> TokenEmbedding:
             return TokenEmbedding(
@@ -168,7 +170,7 @@ class RecurrentLM(nnx.Module):
             x,
             states,
             dropout_key=stack_key,
-            unroll=self.dials.unroll_of_time(x.shape[1]),
+            unroll=self.compute.unroll_of_time(x.shape[1]),
             **where,
         )
         return self.readout(dropout(outputs, self.config.dropout, out_key)), each, last

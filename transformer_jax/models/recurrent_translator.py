@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.recurrent import State, segment_changes
@@ -132,8 +132,8 @@ class RecurrentTranslator(nnx.Module):
     # Whether it has weights to return.
     attends = True
 
-    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs, dials: Dials):
-        self.config, self.dials = config, dials
+    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs, compute: ComputeOptions):
+        self.config, self.compute = config, compute
 
         def table() -> TokenEmbedding:
             return TokenEmbedding(

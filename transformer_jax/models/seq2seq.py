@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.dials import Dials
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.recurrent import CELLS, RecurrentStack
 from transformer_jax.models.config_checks import check_choices
@@ -60,13 +60,13 @@ class Seq2Seq(RecurrentTranslator):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
     attends = False
 
-    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        super().__init__(config, rngs=rngs, dials=dials)
+    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
+        super().__init__(config, rngs=rngs, compute=compute)
         options: dict[str, Any] = dict(dropout=config.dropout, dtype=config.dtype, rngs=rngs)
         self.encoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
         self.decoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
@@ -80,14 +80,14 @@ class Seq2Seq(RecurrentTranslator):
             valid=valid,
             restart=ends,
             reverse=True,
-            unroll=self.dials.unroll_of_time(x.shape[1]),
+            unroll=self.compute.unroll_of_time(x.shape[1]),
             dropout_key=dropout_key,
         )
         return Memory(), states
 
     def _unroll(self, x, state, memory, restart, dropout_key, draws):
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        where: dict[str, Any] = dict(unroll=self.dials.unroll_of_time(x.shape[1]))
+        where: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
         if restart is not None:
             where |= dict(restart=restart.at, fresh=restart.state)
         outputs, _, state = self.decoder(x, state, dropout_key=keys[0], **where)

@@ -9,12 +9,12 @@ from flax import nnx
 
 from transformer_jax.layers.attention import settled
 from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock, layer_norm
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
-from transformer_jax.layers.dials import Dials
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.masks import padding_mask
-from transformer_jax.layers.materialise import materialised
 from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
@@ -141,14 +141,16 @@ class Transformer(nnx.Module):
     Args:
       config: what it computes.
       rngs: source of the initial values, only used here.
-      dials: how it is computed.
+      compute: how it is computed.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, dials: Dials = Dials()):
-        self.config, self.dials = config, dials
+    def __init__(
+        self, config: TransformerConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()
+    ):
+        self.config, self.compute = config, compute
         options: dict[str, Any] = dict(
             kernel_init=nnx.initializers.xavier_uniform(),
-            implementation=dials.attention,
+            implementation=compute.attention,
         )
 
         def embedding():
@@ -263,7 +265,7 @@ class Transformer(nnx.Module):
         if source_segments is not None:
             seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
-        mask = settled(seen, self.dials.attention, S, S)
+        mask = settled(seen, self.compute.attention, S, S)
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
@@ -271,7 +273,7 @@ class Transformer(nnx.Module):
                 self.encoder,
                 x,
                 stack_key,
-                self.dials,
+                self.compute,
             )
             return x if self.encoder_norm is None else self.encoder_norm(x)
 
@@ -323,8 +325,8 @@ class Transformer(nnx.Module):
             seen = seen & same_segment(target_segments, target_segments)
             seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(target_segments)
-        mask = settled(seen, self.dials.attention, T, T)
-        memory_mask = settled(seen_source, self.dials.attention, T, S)
+        mask = settled(seen, self.compute.attention, T, T)
+        memory_mask = settled(seen_source, self.compute.attention, T, S)
 
         def run_block(block, x, key):
             x, (weights, _) = block(
@@ -339,7 +341,7 @@ class Transformer(nnx.Module):
 
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, self.target_positions, target, positions, embed_key)
-            x, weights = run_stack(run_block, self.decoder, x, stack_key, self.dials)
+            x, weights = run_stack(run_block, self.decoder, x, stack_key, self.compute)
         logits = self.logits(x)
         return (logits, weights.swapaxes(0, 1)) if return_weights else logits
 

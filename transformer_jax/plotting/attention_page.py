@@ -34,7 +34,7 @@ class AttentionPage:
 
     Args:
       maps: for each kind of attention its weights (L, H, T, S), T query tokens and S key tokens, as
-        `looking.sentence` makes them.
+        `interpretability.sentence` makes them.
       title: shown above.
 
     Raises:

@@ -24,7 +24,7 @@ def plot_logit_lens(
     are the lowest row.
 
     Args:
-      logits: (L + 1, T, V), see `looking.logit_lens`.
+      logits: (L + 1, T, V), see `interpretability.logit_lens`.
       tokens: the T tokens that were read.
       vocabulary: the V tokens as text.
       path: picture to write too; the ending chooses the format.

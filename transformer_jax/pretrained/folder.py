@@ -15,14 +15,14 @@ import numpy as np
 import safetensors
 from flax import nnx
 
-from transformer_jax.data.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.distributed.mesh import check_model
+from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
-from transformer_jax.layers.dials import Dials
-from transformer_jax.mesh import check_model
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.pretrained.families import Family, Tensor, family_of_config, family_of_model
 from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, write_tensors
-from transformer_jax.sharding import parameter_sharding
 
 _LARGEST_FILE = 5_000_000_000
 
@@ -32,7 +32,7 @@ def load(
     *,
     dtype: str | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    dials: Dials = Dials(),
+    compute: ComputeOptions = ComputeOptions(),
 ) -> tuple[Any, TextTokenizer]:
     """A published model and its tokenizer.
 
@@ -43,7 +43,7 @@ def load(
       folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
       dtype: of the parameters and of the computation, "float32" or "bfloat16"; None is float32.
       mesh: where the parameters go, see `parameter_sharding`; None is the default device.
-      dials: how the model is computed.
+      compute: how the model is computed.
 
     Returns:
       (the model, the tokenizer).
@@ -66,7 +66,7 @@ def load(
         check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, described, config.vocab_size)
     files = TensorFiles(folder)
-    shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), dials=dials))
+    shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
     named = named_leaves(shape)
     places = _places(family, config, files, named)
     leaves = {}

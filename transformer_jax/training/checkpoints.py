@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from transformer_jax.distributed.processes import broadcast_from_first, is_first, on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import map_names, named_leaves, nested, with_leaves
-from transformer_jax.processes import from_first, is_first, together
-from transformer_jax.training.state import TrainState
+from transformer_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Checkpoints:
                 shutil.rmtree(target, ignore_errors=True)
                 draft.rename(target)
 
-        from_first(replace)
+        broadcast_from_first(replace)
 
     def _write(self, name: str, parts: dict[str, Any], step: int) -> None:
         target = self.folder / name
@@ -192,8 +192,8 @@ class Checkpoints:
                 args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
                 self._orbax.save(target, args=ocp.args.Composite(**args))
 
-        from_first(make_room)
-        together(begin)
+        broadcast_from_first(make_room)
+        on_every_process(begin)
         self._finisher = threading.Thread(target=self._finish, args=(target, step), name="checkpoint-manifest")
         self._finisher.start()
 
@@ -236,7 +236,7 @@ class Checkpoints:
         Raises:
           UserError: it failed.
         """
-        together(self._wait)
+        on_every_process(self._wait)
 
     def _wait(self) -> None:
         if self._finisher is not None:
@@ -274,7 +274,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with a manifest, rising; their digests are not read."""
-        return from_first(self._steps)
+        return broadcast_from_first(self._steps)
 
     def _steps(self) -> list[int]:
         return sorted(int(p.parent.name) for p in self.folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
@@ -290,7 +290,7 @@ class Checkpoints:
 
     def step_of(self, name: str) -> int | None:
         """The step that a whole checkpoint of this name belongs to, or None where there is none."""
-        return from_first(lambda: self._step_of(name))
+        return broadcast_from_first(lambda: self._step_of(name))
 
     def _step_of(self, name: str) -> int | None:
         manifest = _read_manifest(self.folder / name) if self._is_whole(name) else None
@@ -298,7 +298,7 @@ class Checkpoints:
 
     def is_whole(self, name: int | str) -> bool:
         """Whether every file of a checkpoint, its manifest too, is there and as it was written."""
-        return from_first(lambda: self._is_whole(name))
+        return broadcast_from_first(lambda: self._is_whole(name))
 
     def _is_whole(self, name: int | str) -> bool:
         folder = self.folder / str(name)
@@ -317,7 +317,7 @@ class Checkpoints:
         Raises:
           UserError: folders of checkpoints are there but none is whole: never a silent step 0.
         """
-        step = from_first(self._newest)
+        step = broadcast_from_first(self._newest)
         if step is None:
             return None
         parts = _parts(target)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.data.tokenizer import END, PAD
-from transformer_jax.training.losses import smoothed_cross_entropy
-from transformer_jax.training.state import Loss
+from transformer_jax.data.tokenizers.byte_pairs import END, PAD
+from transformer_jax.layers.losses import smoothed_cross_entropy
+from transformer_jax.training.step import Loss
 from transformer_jax.training.translation_loss import where_of
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
-from transformer_jax.training.state import Loss, create_state, make_train_step
+from transformer_jax.training.step import Loss, create_state, make_train_step
 
 
 def leave_one_out_loss(*, classes: bool) -> Loss:

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from transformer_jax.training.losses import smoothed_cross_entropy
-from transformer_jax.training.state import Loss
+from transformer_jax.layers.losses import smoothed_cross_entropy
+from transformer_jax.training.step import Loss
 
 
 def next_token_loss(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None):

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import optax
 
-from transformer_jax.processes import SharedError, from_first
+from transformer_jax.distributed.processes import SharedError, broadcast_from_first
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.memory_errors import out_of_memory, reporting_out_of_memory
 from transformer_jax.training.metrics import MetricsLog
-from transformer_jax.training.out_of_memory import memory_told, out_of_memory
 from transformer_jax.training.progress import TrainingProgress
 from transformer_jax.training.spikes import SpikeWatch
-from transformer_jax.training.state import TrainState
+from transformer_jax.training.step import TrainState
 from transformer_jax.training.step_watch import StepWatch
 from transformer_jax.training.stopping import stop_requested
 
@@ -166,7 +166,7 @@ def fit(
         stop_requested() as stop,
         StepWatch(step_timeout) as watched,
         TrainingProgress(steps, step) as progress,
-        memory_told(lambda: out_of_memory(train_step, *shapes)),
+        reporting_out_of_memory(lambda: out_of_memory(train_step, *shapes)),
     ):
         batches = iter(batches)
         while step < steps:
@@ -189,7 +189,7 @@ def fit(
             if evaluating:
                 values = dict(evaluate(state))
                 better = values[best] < best_value if lower_is_better else values[best] > best_value
-                is_best = from_first(functools.partial(bool, better))  # of many processes one decides
+                is_best = broadcast_from_first(functools.partial(bool, better))  # of many processes one decides
                 if is_best:
                     best_value, checkpoints.best = values[best], step
                 log.write(step, **values, seconds=seconds, target_tokens=tokens, **so_far())

@@ -9,8 +9,8 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
-from transformer_jax.processes import from_first, is_first
 from transformer_jax.training.checkpoints import write_text_atomically
 
 FILE = "metrics.jsonl"
@@ -47,7 +47,7 @@ class MetricsLog:
 
     def __init__(self, folder: str | pathlib.Path, step: int = 0):
         self._path = pathlib.Path(folder) / FILE
-        self.last: dict[str, Any] = from_first(lambda: self._open(step))
+        self.last: dict[str, Any] = broadcast_from_first(lambda: self._open(step))
 
     def _open(self, step: int) -> dict[str, Any]:
         folder = self._path.parent

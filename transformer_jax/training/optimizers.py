@@ -5,7 +5,7 @@ from typing import Any
 import optax
 import optax.contrib
 
-from transformer_jax.sharding import decay_mask, muon_dimensions
+from transformer_jax.distributed.sharding import decay_mask, muon_dimensions
 
 OPTIMIZERS = ("adam", "muon")
 

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from transformer_jax.processes import is_first
+from transformer_jax.distributed.processes import is_first
 
 _SECONDS_BETWEEN_LINES = 15.0
 

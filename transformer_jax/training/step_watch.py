@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from transformer_jax.distributed.processes import is_first, new_name, publish, published
 from transformer_jax.errors import UserError
-from transformer_jax.processes import is_first, new_name, publish, published
 
 # Seconds that a step may take where several processes wait for each other and no limit is named.
 SEVERAL = 1800.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from transformer_jax.processes import new_name, publish, published
+from transformer_jax.distributed.processes import new_name, publish, published
 
 
 class StopRequest:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.data.tokenizer import PAD
-from transformer_jax.training.losses import smoothed_cross_entropy, symmetric_divergence
-from transformer_jax.training.state import Loss
+from transformer_jax.data.tokenizers.byte_pairs import PAD
+from transformer_jax.layers.losses import smoothed_cross_entropy, symmetric_divergence
+from transformer_jax.training.step import Loss
 
 
 def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,0 +1,77 @@
+"""What the walls of `layers/fusion_barrier.py` bring: a training step with and without them, in turn.
+
+    python -m experiments.bench_fusion_barrier [--preset tiny] [--rows 85] [--length 24] [--rounds 5]
+
+Prints the median step of each and their ratio. Walls do nothing but on a CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import tyro
+
+from transformer_jax import runs
+from transformer_jax.layers import fusion_barrier
+from transformer_jax.models.transformer import preset
+from transformer_jax.training.step import create_state, make_train_step
+from transformer_jax.training.translation_loss import translation_loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Median training step with walls and without."""
+
+    preset: str = "tiny"
+    """Size of the Transformer."""
+    rows: int = 85
+    """Sentences in a batch."""
+    length: int = 24
+    """Tokens a side in each."""
+    vocab_size: int = 1_500
+    """Vocabulary."""
+    rounds: int = 5
+    """Rounds, each of five steps with and five without."""
+
+
+def main() -> None:
+    """Runs the benchmark and prints its result."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    tokens = np.random.default_rng(0).integers(
+        3, arguments.vocab_size, (arguments.rows, arguments.length), np.int32
+    )
+    batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
+    model = runs.make_model(preset(arguments.preset, arguments.vocab_size, dropout=0.0))
+    optimizer = optax.adam(1e-3)
+    with_walls = fusion_barrier._identity
+    steps: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for name, wall in (("with walls", with_walls), ("without", lambda x: x)):
+        fusion_barrier._identity = wall  # read while the step is traced
+        states[name] = create_state(jax.tree.map(lambda x: x.copy(), model), optimizer, jax.random.key(0))
+        jax.clear_caches()  # a traced gradient rule would keep the other wall
+        step: Any = make_train_step(translation_loss(0.1), optimizer)
+        steps[name] = step.lower(states[name], batch).compile()
+    fusion_barrier._identity = with_walls
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(arguments.rounds):
+        for name, compiled in steps.items():
+            for _ in range(5):
+                began = time.perf_counter()
+                states[name], metrics = compiled(states[name], batch)
+                jax.block_until_ready(metrics)
+                seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, value in medians.items():
+        print(f"{name:12} {value:.3f} s a step")
+    print(f"ratio        {medians['without'] / medians['with walls']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

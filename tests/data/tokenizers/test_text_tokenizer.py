@@ -1,0 +1,164 @@
+"""Tokenizers of language models: lossless, and equal to the published ones."""
+
+import base64
+import itertools
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from transformer_jax.data import tiktoken_file
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.errors import UserError
+
+TEXT = "Hello  World, it's 12345\n\n  naïve 漢字 😀 <|endoftext|>\ttabs\r\nand more"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return TextTokenizer.byte_pairs([TEXT, "some more words, some more words"], 300)
+
+
+def test_characters():
+    tokenizer = TextTokenizer.characters(["ba\n", "ac😀"])
+    assert tokenizer.vocab_size == 5
+    assert tokenizer.encode(["\nabc😀", ""]) == [[0, 1, 2, 3, 4], []]
+    assert tokenizer.decode([[4, 0, 3]]) == ["😀\nc"]
+    assert tokenizer.end is None
+    assert tokenizer.begin is None
+    with pytest.raises(UserError, match=r"lacks 'x' \(U\+0078\), 'y' \(U\+0079\): leave them out"):
+        tokenizer.encode(["a", "xy"])
+    with pytest.raises(UserError, match="lacks 'x'"):
+        tokenizer.encode_prompts(["x"])
+
+
+def test_byte_pairs_lose_nothing(trained):
+    assert trained.vocab_size <= 300
+    assert trained.decode(trained.encode([TEXT, " ", ""])) == [TEXT, " ", ""]
+    assert max(trained.encode([TEXT])[0]) < trained.vocab_size
+    # A special token written in a text is text; in a prompt it is itself.
+    assert trained.end not in trained.encode([TEXT])[0]
+    assert trained.end in trained.encode_prompts([TEXT])[0]
+    shown = trained.tokens(trained.encode(["some 😀"])[0])
+    assert "".join(shown).startswith("some ")
+    assert "\ufffd" in shown[-1]  # a character cut into several tokens
+
+
+def test_the_space_in_front_of_a_word_is_part_of_its_token(shared):
+    """Llama's tokenizers take the first space off a decoded text, and so off each token decoded alone."""
+    tokenizer = TextTokenizer.open(shared / "weights/stories260K")
+    (ids,) = tokenizer.encode_prompts(["Once upon a girl"])
+    assert tokenizer.tokens(ids) == ["<s>", " Once", " upon", " a", " g", "ir", "l"]
+    learned = range(259, tokenizer.vocab_size)  # after the special tokens and the bytes
+    assert len(set(tokenizer.tokens(learned))) == len(learned)
+
+
+def test_a_vocabulary_below_the_bytes_is_refused():
+    with pytest.raises(UserError, match="a vocabulary of 256 cannot hold"):
+        TextTokenizer.byte_pairs(["a"], 256)
+
+
+def test_save_and_load(trained, tmp_path):
+    trained.save(tmp_path / "tokenizer.json")
+    for again in (TextTokenizer.load(tmp_path / "tokenizer.json"), TextTokenizer.open(tmp_path)):
+        assert again.encode([TEXT]) == trained.encode([TEXT])
+        assert again.ends == trained.ends == (0,)
+    characters = TextTokenizer.characters(["abc"])
+    characters.save(tmp_path / "characters.json")
+    with pytest.raises(UserError, match="lacks 'x'"):
+        TextTokenizer.load(tmp_path / "characters.json").encode(["x"])
+
+
+def test_cl100k(shared):
+    tokenizer = TextTokenizer.open(shared / "data/tokenizers/cl100k_base.tiktoken")
+    assert tokenizer.encode(["Once upon a time"]) == [[12805, 5304, 264, 892]]
+    # As tiktoken's own documentation and test suite give them.
+    assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
+    assert tokenizer.encode(["rer"]) == [[38149]]
+    assert tokenizer.encode(["'rer"]) == [[2351, 81]]
+    assert tokenizer.encode(["today\n "]) == [[31213, 198, 220]]
+    assert tokenizer.encode(["today\n \n"]) == [[31213, 27907]]
+    assert tokenizer.encode(["👍"]) == [[9468, 239, 235]]
+    assert tokenizer.encode_prompts(["hello <|endoftext|>"]) == [[15339, 220, 100257]]
+    assert tokenizer.end == 100_257
+    assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
+
+
+def test_a_cut_tiktoken_file(shared, tmp_path):
+    lines = (shared / "data/tokenizers/cl100k_base.tiktoken").read_bytes().splitlines(keepends=True)
+    (tmp_path / "cl100k_base.tiktoken").write_bytes(b"".join(lines[:2000]))
+    with pytest.raises(UserError, match="2,000 tokens, not 100,256; the file is cut short or damaged"):
+        TextTokenizer.open(tmp_path / "cl100k_base.tiktoken")
+
+
+def test_settings_of_a_published_file_cut_and_fill_nothing(trained, tmp_path):
+    trained.save(tmp_path / "plain.json")
+    settings = Tokenizer.from_file(str(tmp_path / "plain.json"))
+    settings.enable_truncation(4)
+    settings.enable_padding(length=8)
+    settings.save(str(tmp_path / "tokenizer.json"))
+    for again in (TextTokenizer.open(tmp_path), TextTokenizer.load(tmp_path / "tokenizer.json")):
+        assert again.encode([TEXT, "a"]) == trained.encode([TEXT, "a"])
+        assert again.encode_prompts([TEXT, "a"]) == trained.encode_prompts([TEXT, "a"])
+        assert again.begin is None
+
+
+def test_a_vocabulary_of_words_is_none_of_characters(tmp_path):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "hello": 1, "a": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert TextTokenizer.open(tmp_path).encode(["hello a world"]) == [[1, 2, 0]]
+
+
+def test_gpt2_files(shared, tmp_path):
+    (tmp_path / "vocab.json").write_bytes((shared / "data/tokenizers/gpt2_vocab.json").read_bytes())
+    (tmp_path / "merges.txt").write_bytes((shared / "data/tokenizers/gpt2_merges.txt").read_bytes())
+    tokenizer = TextTokenizer.open(tmp_path)
+    assert tokenizer.encode(["hello world"]) == [[31373, 995]]
+    assert tokenizer.vocab_size == 50_257
+    assert tokenizer.ends == (50_256,)
+    assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
+
+
+def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path, monkeypatch):
+    """A small vocabulary against merging by rank, written out."""
+    words = [b"ab", b"bc", b"abc", b"aa", b"aab", b"abab"]
+    ranks = {bytes([n]): n for n in range(256)} | {word: 256 + n for n, word in enumerate(words)}
+
+    def by_rank(text):
+        parts = [bytes([b]) for b in text]
+        while True:
+            pairs = [(ranks.get(a + b, 10**9), i) for i, (a, b) in enumerate(itertools.pairwise(parts))]
+            if not pairs or min(pairs)[0] == 10**9:
+                return [ranks[p] for p in parts]
+            _, i = min(pairs)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+    entry = (len(ranks), tiktoken_file._ENCODINGS["gpt2"][1], {})
+    monkeypatch.setitem(tiktoken_file._ENCODINGS, "small", entry)
+    path = tmp_path / "small.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % r for t, r in ranks.items()))
+    tokenizer = TextTokenizer.open(path)
+    for text in ("abc", "aabc", "ababab", "aaab", "cab", "bcabcaab"):
+        assert tokenizer.encode([text]) == [by_rank(text.encode())], text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("mine.tiktoken", b"", "unknown encoding 'mine': known are gpt2"),
+        ("cl100k_base.tiktoken", b"IQ== 0\n", "255 of the 256 bytes have no token; the file is cut short"),
+        ("cl100k_base.tiktoken", b"IQ== 0\n!!! x\n", "line 2: not a token in base64 and its rank"),
+        ("tokenizer.json", b"{", "not a tokenizer file"),
+    ],
+)
+def test_damaged_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        TextTokenizer.open(tmp_path / name)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(UserError, match=r"holds neither tokenizer\.json nor vocab\.json"):
+        TextTokenizer.open(tmp_path)
+    with pytest.raises(UserError, match="no such tokenizer file"):
+        TextTokenizer.open(tmp_path / "none.json")

@@ -1,0 +1,352 @@
+"""Eight devices against one: every model under every way of cutting it, and meshes that cannot be."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformer_jax import load_run
+from transformer_jax.distributed.mesh import (
+    check_model,
+    check_rows,
+    check_tokens,
+    make_mesh,
+    on_mesh,
+    parse_mesh,
+    place_batch,
+    replicated,
+    row_shards,
+)
+from transformer_jax.distributed.sharding import describe_sharding, model_shardings, state_shardings
+from transformer_jax.errors import UserError
+from transformer_jax.language_config import LanguageConfig
+from transformer_jax.language_model import train_language_model
+from transformer_jax.models import (
+    bahdanau,
+    gpt,
+    hard_attention,
+    llama,
+    luong,
+    modern_gpt,
+    recurrent_lm,
+    seq2seq,
+)
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.hard_attention_loss import hard_attention_loss
+from transformer_jax.training.language_loss import language_loss
+from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.optimizers import make_optimizer
+from transformer_jax.training.schedules import make_schedule
+from transformer_jax.training.step import create_state, make_train_step
+from transformer_jax.training.translation_loss import translation_loss
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
+
+V, D, T, S = 64, 16, 16, 8
+DECODER = dict(vocab_size=V, width=D, heads=4, layers=2, max_length=T, dropout=0.1, vocab_multiple=8)
+CELLS = dict(vocab_size=V, width=D, hidden=24, layers=1, dropout=0.1, max_length=T, vocab_multiple=8)
+TRANSLATORS = {
+    "transformer": (
+        Transformer,
+        TransformerConfig(
+            vocab_size=V, width=D, feed_forward=32, heads=4, kv_heads=4, encoder_layers=2, decoder_layers=2,
+            dropout=0.1, norm="pre", vocab_multiple=8,
+        ),
+    ),
+    "lstm": (seq2seq.Seq2Seq, seq2seq.Seq2SeqConfig(**CELLS)),
+    "bahdanau": (bahdanau.Bahdanau, bahdanau.BahdanauConfig(alignment=8, **CELLS)),
+    "luong": (luong.Luong, luong.LuongConfig(**CELLS)),
+    "hard_attention": (
+        hard_attention.HardAttention, hard_attention.HardAttentionConfig(alignment=8, **CELLS)
+    ),
+}  # fmt: skip
+DECODERS = {
+    "gpt": (gpt.GPT, gpt.GPTConfig(feed_forward=32, kv_heads=4, **DECODER)),
+    "llama": (llama.Llama, llama.LlamaConfig(feed_forward=32, kv_heads=2, **DECODER)),
+    "modern_gpt": (modern_gpt.ModernGPT, modern_gpt.ModernGPTConfig(feed_forward=32, kv_heads=4, **DECODER)),
+    "lstm_lm": (recurrent_lm.RecurrentLM, recurrent_lm.RecurrentLMConfig(**CELLS)),
+}
+MODELS = TRANSLATORS | DECODERS
+COMBINED = "data=2,fsdp=2,tensor=2"
+# Each way of cutting for a model of each kind of block, and one combination for every model.
+CASES = [(name, COMBINED) for name in MODELS] + [
+    (name, mesh)
+    for name in ("transformer", "llama", "bahdanau")
+    for mesh in ("data=8", "fsdp=8", "tensor=2,data=4", "sequence=2,data=4", "fsdp=2,tensor=2,sequence=2")
+]
+
+
+def batch_of(name):
+    rng = np.random.default_rng(0)
+    draw = functools.partial(rng.integers, 3, V, dtype=np.int32)
+    if name in DECODERS:
+        tokens = draw((8, T + 1))
+        weights = (np.arange(T) < rng.integers(4, T, 8)[:, None]).astype(np.float32)
+        return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+    source, target = draw((8, S)), draw((8, T + 1))
+    source[:, S - 2 :] = 0
+    target[5:, T - 4 :] = 0
+    return {"source": source, "target_in": target[:, :-1], "target_out": target[:, 1:]}
+
+
+@functools.cache
+def one_device(name):
+    """(loss, gradients, model after a step) without a mesh."""
+    module, config = MODELS[name]
+    model = module(config, rngs=nnx.Rngs(0))
+    return outcome(name, model, None)
+
+
+def outcome(name, model, mesh):
+    loss = language_loss() if name in DECODERS else translation_loss(0.1)
+    if name == "hard_attention":
+        loss = hard_attention_loss(0.1)
+    batch = place_batch(batch_of(name), mesh)
+
+    def objective(model, batch):
+        sums, weights, _ = loss(model, None, batch, jax.random.key(1))
+        return sums["loss"] / weights["loss"]
+
+    differentiated = jax.value_and_grad(objective)
+    value, gradient = jax.jit(lambda model, batch: replicated(differentiated(model, batch)))(model, batch)
+    return float(value), {n: np.asarray(g) for n, g in named_leaves(gradient).items()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "cut"), CASES)
+def test_a_mesh_changes_no_loss_and_no_gradient(name, cut):
+    assert_equals_one_device(name, *spread_out_outcome(name, cut))
+
+
+def spread_out_outcome(name, cut):
+    module, config = MODELS[name]
+    mesh = make_mesh(cut)
+
+    def make():
+        return module(config, rngs=nnx.Rngs(0))
+
+    with on_mesh(mesh):
+        shardings = model_shardings(jax.eval_shape(make), mesh)
+        model = jax.jit(make, out_shardings=shardings)()
+        return outcome(name, model, mesh)
+
+
+def assert_equals_one_device(name, value, gradient):
+    expected, expected_gradient = one_device(name)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for leaf, wanted in expected_gradient.items():
+        norm = np.linalg.norm(wanted)
+        assert np.linalg.norm(gradient[leaf] - wanted) <= 1e-5 * max(norm, 1e-2), leaf
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_a_state_is_made_and_kept_in_its_parts(optimizer):
+    """The optimizer's moments lie where their parameters do, before a step and after it."""
+    module, config = MODELS["llama"]
+    mesh = make_mesh(COMBINED)
+    with on_mesh(mesh):
+        make = lambda: module(config, rngs=nnx.Rngs(0))  # noqa: E731
+        shardings = model_shardings(jax.eval_shape(make), mesh)
+        model = jax.jit(make, out_shardings=shardings)()
+        schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
+        options = dict(weight_decay=0.1, clip=1.0, b1=0.9, b2=0.95, epsilon=1e-8)
+        chosen = make_optimizer(optimizer, schedule, model, **options)
+        create = lambda model, key: create_state(model, chosen, key, with_ema=True)  # noqa: E731
+        key = jax.random.key(1)
+        kept = state_shardings(jax.eval_shape(create, model, key), mesh)
+        state = jax.jit(create, out_shardings=kept)(model, key)
+        before = {n: leaf.sharding for n, leaf in named_leaves(state).items()}
+        lines = list(describe_sharding(state, mesh))
+        step = make_train_step(language_loss(), chosen, shardings=kept)
+        state, _ = step(state, place_batch(batch_of("llama"), mesh))
+        state, _ = step(state, place_batch(batch_of("llama"), mesh))
+    assert {n: leaf.sharding for n, leaf in named_leaves(state).items()} == before
+    expand = "blocks/feed_forward/expand/kernel"
+    moments = [n for n in before if n.startswith("optimizer_state") and n.endswith(expand)]
+    assert moments
+    for name in (*moments, f"ema/{expand}"):
+        assert before[name].spec == before[f"model/{expand}"].spec == jax.P(None, "fsdp", "tensor")
+    # A quarter of it is on each device.
+    leaf = named_leaves(state)[f"model/{expand}"]
+    assert leaf.addressable_shards[0].data.size * 4 == leaf.size
+    assert lines[0] == "mesh of 8 device(s): data 2, fsdp 2, tensor 2"
+    assert any(line.startswith("  parameters, axis 1 fsdp x 2 tensor: ") for line in lines)
+    assert not any("sequence" in line for line in lines)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    told = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
+    assert whole / 8e6 < told < whole / 3e6
+
+
+def state_on(cut):
+    """An Adam state of a small llama on a mesh, or on one device."""
+    module, config = MODELS["llama"]
+    mesh = None if cut is None else make_mesh(cut)
+    schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
+    model = module(config, rngs=nnx.Rngs(0))
+    options = dict(weight_decay=0.0, clip=0.0, b1=0.9, b2=0.95, epsilon=1e-8)
+    optimizer = make_optimizer("adam", schedule, model, **options)
+    step = make_train_step(language_loss(), optimizer)
+    state, _ = step(create_state(model, optimizer, jax.random.key(1)), batch_of("llama"))
+    return state if mesh is None else jax.device_put(state, state_shardings(state, mesh))
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
+    saved = state_on(COMBINED)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved)
+        checkpoints.wait()
+        for cut in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
+            target = state_on(cut)
+            restored = checkpoints.restore(
+                jax.tree.map(lambda x: x if x.dtype == jax.random.key(0).dtype else 0 * x, target)
+            )
+            for name, leaf in named_leaves(restored).items():
+                wanted = named_leaves(saved)[name]
+                assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
+                if leaf.dtype == jax.random.key(0).dtype:
+                    leaf, wanted = jax.random.key_data(leaf), jax.random.key_data(wanted)
+                np.testing.assert_array_equal(leaf, wanted, err_msg=name)
+            mean = checkpoints.average(target.model, [1])
+            jax.tree.map(np.testing.assert_array_equal, mean, saved.model)
+
+
+def test_rows_that_are_missing_are_added_empty():
+    mesh = make_mesh("data=4,fsdp=2")
+    batch = {"tokens": np.arange(1, 22, dtype=np.int32).reshape(7, 3), "weights": np.ones(7, np.float32)}
+    with on_mesh(mesh):
+        placed = place_batch(batch, mesh)
+    np.testing.assert_array_equal(placed["tokens"], np.pad(batch["tokens"], [(0, 1), (0, 0)]))
+    np.testing.assert_array_equal(placed["weights"], [1] * 7 + [0])
+    assert placed["tokens"].addressable_shards[0].data.shape == (1, 3)
+    assert place_batch(batch, None) is batch
+    # Of micro-batches each gets its own, so that every row stays in its micro-batch and place.
+    rows = {"weights": np.arange(1, 7, dtype=np.float32)}
+    placed = place_batch(rows, make_mesh("data=2"), micro_batches=2)
+    np.testing.assert_array_equal(placed["weights"], [1, 2, 3, 0, 4, 5, 6, 0])
+
+
+def test_meshes():
+    assert parse_mesh("data=2,tensor=4") == {"data": 2, "fsdp": 1, "tensor": 4, "sequence": 1}
+    assert dict(make_mesh("fsdp=4").shape) == {"data": 1, "fsdp": 4, "tensor": 1, "sequence": 1}
+    assert row_shards(make_mesh(COMBINED)) == 4
+    assert row_shards(None) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model=2", "unknown axis 'model'; write data=N, fsdp=N, tensor=N, sequence=N"),
+        ("", "unknown axis ''"),
+        ("data", "data= must be a number of at least 1"),
+        ("data=0", "data=0 must be a number of at least 1"),
+        ("data=-2", "data=-2 must be a number"),
+        ("data=two", "data=two must be a number"),
+        ("data=2,data=4", "data stands there twice"),
+        ("data=3", "is of 3 devices, which does not divide the 8 that there are"),
+        ("data=16", "is of 16 devices, which does not divide the 8"),
+    ],
+)
+def test_meshes_that_cannot_be(text, message):
+    with pytest.raises(UserError, match=message):
+        make_mesh(text)
+
+
+def test_what_does_not_divide_is_said():
+    mesh = make_mesh("tensor=4,data=2")
+    check_model(MODELS["gpt"][1], mesh)
+    check_model(MODELS["lstm"][1], mesh)
+    with pytest.raises(UserError, match="tensor=4 of --mesh does not divide the model's 2 kv_heads"):
+        check_model(MODELS["llama"][1], mesh)
+    check_rows(3, mesh, "--batch-tokens", whole=False)
+    with pytest.raises(UserError, match="into 2 parts, which does not divide its 3 rows: set --batch-size"):
+        check_rows(3, mesh, "--batch-size", whole=True)
+    with pytest.raises(UserError, match="does not divide its 1 rows"):
+        check_rows(1, mesh, "--batch-tokens", whole=False)
+    check_tokens(16, make_mesh("sequence=8"), "--context")
+    with pytest.raises(UserError, match="sequence=8 of --mesh does not divide --context 100"):
+        check_tokens(100, make_mesh("sequence=8"), "--context")
+    with pytest.raises(UserError, match="sequence of --mesh is for models of attention alone"):
+        check_model(MODELS["lstm"][1], make_mesh("sequence=2"))
+
+
+def test_a_program_without_a_mesh_is_left_alone():
+    from transformer_jax.layers.named_points import RESIDUAL, named
+
+    text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((2, 4, 4))))
+    assert "sharding_constraint" not in text
+    with on_mesh(make_mesh("data=2,fsdp=4")):
+        text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((8, 4, 4))))
+        assert "sharding_constraint" in text
+        # One row cannot be cut.
+        text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((1, 4, 4))))
+        assert "P(None, 'sequence', None)" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("axes", "kind"), [(("batch", "model"), "Auto"), (("fsdp", "tensor"), "Auto")])
+def test_a_mesh_of_another_make_is_left_alone(axes, kind):
+    mesh = jax.make_mesh((2, 2), axes, axis_types=(jax.sharding.AxisType[kind],) * 2, devices=jax.devices()[:4])
+    module, config = MODELS["gpt"]
+    with jax.set_mesh(mesh):
+        logits = module(config, rngs=nnx.Rngs(0))(jnp.ones((4, 3), jnp.int32))
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.long
+def test_a_translator_goes_on_over_another_mesh(tmp_path):
+    """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
+    config = TranslationConfig(
+        phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1, save_every=2,
+        evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
+    )  # fmt: skip
+    with_steps = lambda steps: dataclasses.replace(config, steps=steps)  # noqa: E731
+    expected = train_translator(with_steps(4), tmp_path / "one")
+    train_translator(with_steps(2), tmp_path / "many", mesh="data=2,fsdp=2")
+    found = train_translator(with_steps(4), tmp_path / "many", mesh="tensor=2")
+    assert found["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2, "sequence": 1}
+    assert (expected["mesh"], found["processes"]) == (None, 1)
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
+    ]
+    np.testing.assert_allclose(losses[1][-1], losses[0][-1], rtol=1e-4)
+    text = ["in 3 days", "Monday", "5 kilometers"] * 3
+    mesh = make_mesh("fsdp=2,tensor=2")
+    with on_mesh(mesh):
+        spread_out = load_run(tmp_path / "many", mesh=mesh)
+        assert len(jax.tree.leaves(spread_out.model)[0].sharding.device_set) == 4
+        assert spread_out.translate(text) == load_run(tmp_path / "many").translate(text)
+
+
+@pytest.mark.long
+def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 200)
+    config = LanguageConfig(
+        text=(str(text),), tokenizer="char", model="llama", context=32, batch_size=8, accumulation=2, steps=20,
+        save_every=20, evaluate_every=20, sample_tokens=8,
+    )  # fmt: skip
+    expected = train_language_model(config, tmp_path / "one")
+    found = train_language_model(config, tmp_path / "many", mesh="data=2,tensor=2,sequence=2")
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert found["sample"] == expected["sample"]
+    mesh, wanted = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
+    with on_mesh(mesh):
+        spread_out = load_run(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **wanted)
+    assert spread_out == load_run(tmp_path / "many").generate(["the cat", "a dog"], **wanted)
+    for mesh, message in (
+        ("data=8", "into 8 parts, which does not divide its 4 rows: set --batch-size"),
+        ("tensor=8", "tensor=8 of --mesh does not divide"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_language_model(config, tmp_path / "bad", mesh=mesh)
+    assert not (tmp_path / "bad").exists()

@@ -1,0 +1,351 @@
+"""Several processes on one machine: they learn what one learns, agree, stop together, say what is wrong."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_mesh import assert_equals_one_device, state_on
+from transformer_jax import load_run
+from transformer_jax.data.batches.pair_batches import Bucket, TranslationBatches
+from transformer_jax.distributed.mesh import make_mesh, rows_here
+from transformer_jax.distributed.processes import (
+    _launched,
+    broadcast_from_first,
+    check_same,
+    gather,
+    join,
+    on_every_process,
+)
+from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.step_watch import StepWatch, late
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
+
+
+def free_port():
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+def start(module, arguments, *, process, devices):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments(process))],
+        cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ends(processes, timeout=500):
+    """(status, standard output, standard error) of each."""
+    try:
+        texts = [process.communicate(timeout=timeout) for process in processes]
+        return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def command(count, devices, *arguments, module="experiments.translate", last=()):
+    """Processes of one command, `last` for the last of them alone."""
+    port = free_port()
+
+    def of(process):
+        own = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", count, "--process-id", process)
+        return (*arguments, *own, *(last if process == count - 1 else ()))
+
+    return [start(module, of, process=process, devices=devices) for process in range(count)]
+
+
+def pairs(folder, split, count):
+    words = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze", "big": "gross"}
+    rng = np.random.default_rng(0)
+    rows = [rng.choice(list(words), size=rng.integers(1, 6)) for _ in range(count)]
+    texts = {"en": [" ".join(r) for r in rows], "de": [" ".join(words[w] for w in r[::-1]) for r in rows]}
+    for language, lines in texts.items():
+        (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    return str(folder / f"{split}.en"), str(folder / f"{split}.de")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    splits = {
+        split: pairs(folder, split, count) for split, count in (("train", 300), ("valid", 8), ("test", 8))
+    }
+    return TranslationConfig(
+        **splits, preset="mini", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
+        save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1, schedule="inverse_sqrt",
+        warmup=10, beam_size=2,
+    )  # fmt: skip
+
+
+def flags(config, **changes):
+    given = dataclasses.asdict(dataclasses.replace(config, **changes))
+    written = []
+    for name, value in given.items():
+        if value != getattr(TranslationConfig(), name):
+            values = value if isinstance(value, tuple) else (value,)
+            written += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return written
+
+
+def losses(folder):
+    return np.array([row["loss"] for row in read_metrics(folder) if "loss" in row])
+
+
+@pytest.fixture(scope="module")
+def two(config, tmp_path_factory):
+    """(folder, ends) of a run of 20 steps over two processes."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    return folder, ends(command(2, 2, *flags(config), "--mesh", "data=2,fsdp=2", "--run-dir", folder))
+
+
+@pytest.mark.long
+def test_two_processes_learn_what_one_learns(config, two, tmp_path):
+    folder, ended = two
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    assert "BLEU" in ended[0][1]
+    assert ended[1][1] == ""
+    expected = train_translator(config, tmp_path / "one", mesh="data=2,fsdp=2")
+    np.testing.assert_allclose(losses(folder), losses(tmp_path / "one"), rtol=1e-4)
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["processes"], results["mesh"]["fsdp"]) == (2, 2)
+    assert results["bleu"] == pytest.approx(expected["bleu"], abs=1e-6)
+    # Read in one process, the averaged parameters translate alike.
+    texts = ["a dog sees a cat", "big red cat"]
+    assert load_run(folder).translate(texts) == load_run(tmp_path / "one").translate(texts)
+    assert not list(folder.glob("*.draft"))
+
+
+@pytest.mark.long
+def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
+    folder, _ = two
+    more = dataclasses.replace(config, steps=24)
+    for name in ("one", "four"):
+        shutil.copytree(folder, tmp_path / name)
+    ended = ends(
+        command(4, 2, *flags(more), "--mesh", "data=2,fsdp=2,tensor=2", "--run-dir", tmp_path / "four")
+    )
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    train_translator(more, tmp_path / "one")
+    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-4)
+    with Checkpoints(tmp_path / "four" / "checkpoints") as checkpoints:
+        assert checkpoints.step_of("averaged") == 24
+        assert all(checkpoints.is_whole(step) for step in checkpoints.steps())
+
+
+@pytest.mark.long
+def test_a_language_model_is_trained_and_continues_texts_over_two_processes(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
+    folder = tmp_path / "run"
+    ended = ends(
+        command(
+            2, 1, "--text", tmp_path / "text.txt", "--tokenizer", "char", "--model", "llama", "--context", 32,
+            "--batch-size", 8, "--steps", 12, "--sample-tokens", 8, "--run-dir", folder,
+            module="experiments.language_model",
+        )
+    )  # fmt: skip
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    assert "sample: " in ended[0][2]
+    assert "bits per byte" in ended[0][1]
+    assert json.loads((folder / "results.json").read_text())["mesh"]["data"] == 2
+    ended = ends(
+        command(
+            2, 1, "--run-dir", folder, "--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 6,
+            "--mesh", "tensor=2", "--json", module="experiments.generate",
+        )
+    )  # fmt: skip
+    for status, _, errors in ended:
+        assert status == 0, errors[-2000:]
+    ((expected,),) = load_run(folder).generate(["the cat"], max_new_tokens=6, temperature=0.0)
+    assert json.loads(ended[0][1])["text"] == expected.text
+    assert ended[1][1] == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 4])
+def test_gradients_over_processes_are_those_of_one_device(tmp_path, count):
+    names, port = ("transformer", "llama")[: 4 // count], free_port()
+    out = tmp_path / "found.npz"
+
+    def arguments(process):
+        return (port, count, process, "data=2,fsdp=2,tensor=2", out, *names)
+
+    for status, _, errors in ends(
+        [start("tests.process_worker", arguments, process=p, devices=8 // count) for p in range(count)]
+    ):
+        assert status == 0, errors[-2000:]
+    with np.load(out) as found:
+        for name in names:
+            own = {key.split(":")[1]: found[key] for key in found if key.startswith(f"{name}:")}
+            assert_equals_one_device(name, float(own.pop("loss")), own)
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_eight_devices_is_read_by_two_processes(tmp_path):
+    saved = state_on("data=2,fsdp=2,tensor=2")
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(saved)
+    port, out = free_port(), tmp_path / "found.npz"
+
+    def arguments(process):
+        return (port, 2, process, "fsdp=2,tensor=2", out, f"restore:{tmp_path / 'checkpoints'}")
+
+    for status, _, errors in ends(
+        [start("tests.process_worker", arguments, process=p, devices=2) for p in range(2)]
+    ):
+        assert status == 0, errors[-2000:]
+    wanted = {f"state:{name}": leaf for name, leaf in named_leaves(saved).items() if name != "key"}
+    wanted |= {f"mean:{name}": leaf for name, leaf in named_leaves(saved.model).items()}
+    with np.load(out) as found:
+        assert set(found) == wanted.keys()
+        for name, leaf in wanted.items():
+            np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+
+
+@pytest.mark.long
+def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
+    processes = command(2, 1, *flags(config, steps=5_000, save_every=5_000), "--run-dir", tmp_path / "run")
+    until(lambda: read_metrics(tmp_path / "run"), processes)
+    processes[1].send_signal(signal.SIGTERM)
+    ended = ends(processes)
+    assert [status for status, _, _ in ended] == [130, 130]
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        (step,) = checkpoints.steps()
+        assert checkpoints.is_whole(step)
+    assert f"stopped after step {step}, which is saved" in ended[0][2]
+
+
+@pytest.mark.long
+def test_a_process_that_hangs_is_named_and_one_that_dies_is_told(config, tmp_path):
+    for number, (kill, words) in enumerate(
+        ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost touch"))
+    ):
+        folder = tmp_path / str(number)
+        limit = ("--step-timeout", 8 if kill == signal.SIGSTOP else 300)
+        changes = dict(steps=5_000, save_every=5_000, evaluate_every=5_000)
+        processes = command(2, 1, *flags(config, **changes), *limit, "--run-dir", folder)
+        until(lambda folder=folder: read_metrics(folder), processes)
+        processes[1].send_signal(kill)
+        try:
+            _, errors = processes[0].communicate(timeout=200)
+        finally:
+            for process in processes:
+                process.kill()
+        assert processes[0].returncode == (1 if kill == signal.SIGSTOP else 2), errors[-3000:]
+        assert words in errors
+        assert "Traceback" not in errors
+        processes[1].communicate()
+
+
+def until(there, processes):
+    end = time.monotonic() + 300
+    while not there():
+        assert time.monotonic() < end
+        assert all(process.poll() is None for process in processes), ends(processes)
+        time.sleep(0.2)
+
+
+@pytest.mark.long
+def test_processes_of_different_configs_are_refused(config, tmp_path):
+    processes = command(2, 1, *flags(config), "--run-dir", tmp_path / "run", last=("--seed", 3))
+    ended = ends(processes)
+    assert [status for status, _, _ in ended] == [2, 2]
+    assert "error: process 1 has another config than process 0 (seed is 3 there, not 0)" in ended[0][2]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("127.0.0.1:9876", None, None), "--num-processes, --process-id must stand beside --coordinator"),
+        ((None, 2, 1), "--coordinator must stand beside --num-processes and --process-id"),
+        (("nowhere", 2, 1), "--coordinator nowhere is not HOST:PORT"),
+        (("host:port", 2, 1), "is not HOST:PORT"),
+        (("127.0.0.1:9876", 2, 2), "--process-id 2 is not one of 0 to 1"),
+        (("127.0.0.1:9876", 0, 0), "--num-processes 0 is below 1"),
+        (("127.0.0.1:1", 2, 1), "cannot be reached for 1 s .*: is process 0 running there"),
+    ],
+)
+def test_what_cannot_come_together(given, message):
+    with pytest.raises(UserError, match=message):
+        join(*given, timeout=1, environment={})
+
+
+def test_who_started_several():
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    assert _launched(slurm) == "SLURM"
+    assert _launched(slurm | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert _launched({"OMPI_COMM_WORLD_SIZE": "4"}) == "Open MPI"
+    assert _launched({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}) == "Kubernetes"
+    assert _launched({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
+    assert _launched({}) is None
+
+
+def test_one_process_agrees_with_itself():
+    assert gather("a") == ["a"]
+    assert broadcast_from_first(lambda: 3) == on_every_process(lambda: 3) == 3
+    check_same({"training": {"seed": 0}})
+
+
+def test_shares_make_up_the_batch():
+    class Numbers:
+        lengths = np.full((40, 2), 3)
+
+        def read(self, rows, room, seeds):
+            drawn = [np.random.default_rng(seed).integers(3, 90, 3).tolist() for seed in seeds]
+            return [[(ids, ids) for _ in row] for row, ids in zip(rows, drawn, strict=True)]
+
+    batches = TranslationBatches(Numbers(), [Bucket(4, 8)], 0)
+    first = np.arange(8) < 3
+    shares = [batches.share(lambda rows: first), batches.share(lambda rows: ~first)]
+    for step in range(7):
+        whole, parts = batches[step], [share[step] for share in shares]
+        for name, array in whole.items():
+            np.testing.assert_array_equal(sum(part[name] for part in parts), array)
+        assert not parts[0]["source"][3:].any()
+    assert rows_here(6, make_mesh("data=4"), micro_batches=2).all()
+
+
+def test_what_is_said_of_a_late_process():
+    places = {"0": "12 alpha", "1": "12 beta", "2": "10 gamma"}
+    assert late(12, 600, places, 3) == (
+        "step 12 takes longer than 600 s: process 2 (gamma) is at step 10, the others at 12"
+    )
+    assert "all 2 processes have begun it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"}, 2)
+    assert "process 1 (no step yet) is at step 0, the others at 1" in late(1, 600, {"0": "1 alpha"}, 2)
+    assert "process 0 does not answer" in late(12, 600, None, 2)
+    assert late(3, 1.5, {}) == "step 3 takes longer than 1.5 s"
+
+
+def test_a_step_that_hangs_ends_the_process():
+    said = []
+    with StepWatch(0.2, said.append) as watch:
+        watch.began(7)  # may take ten times as long
+        time.sleep(0.5)
+        watch.does_more()
+        time.sleep(0.5)
+        assert said == []
+        watch.began(8)
+        time.sleep(0.7)
+    assert said == ["step 8 takes longer than 0.2 s"]
+    with StepWatch(None, said.append) as watch:
+        assert watch.limit is None

@@ -1,0 +1,72 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.layers.losses import smoothed_cross_entropy, symmetric_divergence
+
+B, T, V = 3, 5, 11
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_equals_the_formula(rng, smoothing):
+    logits = rng.normal(size=(B, T, V)) * 3
+    labels = rng.integers(0, V, (B, T))
+    weights = (rng.random((B, T)) < 0.7).astype(float)
+    loss = likelihood = 0.0
+    for b in range(B):
+        for t in range(T):
+            log_p = logits[b, t] - np.log(np.exp(logits[b, t]).sum())
+            wanted = np.full(V, smoothing / V)
+            wanted[labels[b, t]] += 1 - smoothing
+            loss -= weights[b, t] * (wanted * log_p).sum()
+            likelihood -= weights[b, t] * log_p[labels[b, t]]
+    got = smoothed_cross_entropy(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(labels), jnp.asarray(weights), smoothing
+    )
+    np.testing.assert_allclose(got, (loss, likelihood, weights.sum()), rtol=1e-5)
+
+
+def test_equals_torch(rng):
+    torch = pytest.importorskip("torch", reason="a second implementation where torch is installed")
+    logits, labels = rng.normal(size=(B * T, V)).astype(np.float32), rng.integers(0, V, B * T)
+    theirs = torch.nn.functional.cross_entropy(
+        torch.tensor(logits), torch.tensor(labels), label_smoothing=0.1, reduction="sum"
+    )
+    ours, _, _ = smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), jnp.ones(B * T), 0.1)
+    np.testing.assert_allclose(ours, theirs.item(), rtol=1e-5)
+
+
+def test_padding_has_no_gradient(rng):
+    logits = jnp.asarray(rng.normal(size=(B, T, V)), jnp.float32)
+    weights = jnp.zeros((B, T)).at[0, 0].set(1)
+    labels = jnp.zeros((B, T), int)
+    gradient = jax.grad(lambda x: smoothed_cross_entropy(x, labels, weights, 0.1)[0])(logits)
+    assert (gradient[0, 0] != 0).any()
+    assert (np.asarray(gradient).reshape(-1, V)[1:] == 0).all()
+
+
+def test_divergence_equals_the_formula(rng):
+    a, b = rng.normal(size=(2, B, T, V)) * 3
+    weights = (rng.random((B, T)) < 0.7).astype(float)
+    p, q = (np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True) for x in (a, b))
+    expected = 0.5 * ((p * np.log(p / q) + q * np.log(q / p)).sum(axis=-1) * weights).sum()
+    first, second = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+    got = symmetric_divergence(first, second, jnp.asarray(weights))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    # Far-off logits neither overflow nor become NaN, and equal ones have no divergence and no gradient.
+    assert jnp.isfinite(symmetric_divergence(first * 1e4, second, jnp.asarray(weights)))
+    same, gradient = jax.value_and_grad(symmetric_divergence)(first, first, jnp.asarray(weights))
+    assert same == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_divergence_equals_torch(rng):
+    torch = pytest.importorskip("torch", reason="a second implementation where torch is installed")
+    a, b = rng.normal(size=(2, B * T, V)).astype(np.float32)
+    p, q = (torch.nn.functional.log_softmax(torch.tensor(x), -1) for x in (a, b))
+    theirs = sum(
+        torch.nn.functional.kl_div(x, y, log_target=True, reduction="sum") for x, y in ((p, q), (q, p))
+    )
+    ours = symmetric_divergence(jnp.asarray(a), jnp.asarray(b), jnp.ones(B * T))
+    np.testing.assert_allclose(ours, theirs.item() / 2, rtol=1e-5)

@@ -1,0 +1,1 @@
+"""Examples to batches of fixed shapes: buckets, packed rows, windows."""

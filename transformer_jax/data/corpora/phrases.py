@@ -1,0 +1,225 @@
+"""The embedded corpus: parallel phrases from Unicode CLDR through Babel, without a download.
+
+A phrase is a *template* (a date in long style, an amount of money, a list of countries) filled with
+*values* (a day, 1,234.50 and CHF, three territories) and rendered once in the source and once in the
+target locale. Both sides are made by CLDR's own rules, so word order, plural forms, digit grouping and
+month names are right in each language. Phrases are drawn from a seed and there is no end to them.
+
+Which split a phrase belongs to is a hash of its normalised source text. Train, validation and test are
+therefore disjoint whatever is drawn, in whatever number and order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import babel
+from babel import lists, localedata
+
+from transformer_jax.data.corpora import phrase_templates
+from transformer_jax.data.corpora.normalisation import normalise, plain_spaces
+from transformer_jax.data.corpora.phrase_templates import Template
+from transformer_jax.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+
+# One source text in 10 is for validation and one for test.
+_HASH_BUCKETS = 10
+
+# Longest source in characters; a list of combinations of lists would have no end.
+_LONGEST = 64
+
+
+# Draws of one name before it is given up; only a name that is longer than a phrase may be needs them all.
+_TRIES = 1_000
+
+
+class Pair(NamedTuple):
+    """One example: a source sentence and its one translation."""
+
+    source: str
+    target: str
+
+
+def split_of(source: str) -> str:
+    """The split that a source text belongs to, a pure function of its normalised form."""
+    digest = hashlib.blake2b(normalise(source).encode(), digest_size=8).digest()
+    bucket = int.from_bytes(digest, "big") % _HASH_BUCKETS
+    return {0: "test", 1: "valid"}.get(bucket, "train")
+
+
+def parse_locale(name: str) -> babel.Locale:
+    """The CLDR locale of this name ("de", "pt_BR", "zh_Hant").
+
+    Raises:
+      UserError: Babel has no such locale.
+    """
+    try:
+        return babel.Locale.parse(name)
+    except (ValueError, TypeError, babel.UnknownLocaleError):
+        known = localedata.locale_identifiers()
+        near = difflib.get_close_matches(name, known, n=3) or ["de", "fr", "ja"]
+        raise UserError(
+            f"unknown locale {name!r}: Babel knows {len(known)} locales; did you mean {', '.join(near)}?"
+        ) from None
+
+
+# The kinds of phrases that lists are made of.
+_LISTED = ("territory", "language", "quantity-long", "duration-long", "money-named", "date-yMMMM", "speed")
+
+# What the nested templates are made of: two phrases and a sign that every language reads alike.
+_CONNECTORS = ("{}: {}", "{} ({})", "{} – {}", "{} / {}")
+
+
+class PhraseBook:
+    """Phrases in two locales.
+
+    Args:
+      source: name of the source locale, as Babel writes it.
+      target: name of the target locale.
+
+    Raises:
+      UserError: an unknown locale, or the same one twice.
+    """
+
+    def __init__(self, source: str = "en", target: str = "de"):
+        self.source, self.target = parse_locale(source), parse_locale(target)
+        if self.source == self.target:
+            raise UserError(f"phrases:{source}-{target} translates {source!r} into itself; name two locales")
+        self._simple = phrase_templates.simple_templates(self.source, self.target)
+        self._cumulative_weights = list(itertools.accumulate(t.weight for t in self._simple))
+        self._listed = [t for t in self._simple if t.name in _LISTED]
+        self._list_styles = [
+            style
+            for style in ("standard", "or", "unit")
+            if all(
+                phrase_templates.works(
+                    lambda n, loc, style=style: lists.format_list(["x"] * n, style, loc), n, locale
+                )
+                for n in (2, 3, 4)
+                for locale in (self.source, self.target)
+            )
+        ]
+        if not (self._listed and self._list_styles):
+            raise UserError(
+                f"CLDR has too little in {source!r} or {target!r} for this corpus ({len(self._simple)} kinds "
+                "of phrases, no lists): choose a locale with more data, such as de, fr or ja"
+            )
+        self._nested = [
+            Template("list", 0.16, (), self._draw_list, self._render_list),
+            Template("combination", 0.16, (), self._draw_combination, self._render_combination),
+        ]
+
+    @property
+    def templates(self) -> list[Template]:
+        """All templates that both locales have, the nested ones last."""
+        return [*self._simple, *self._nested]
+
+    def _draw_simple(self, rng: random.Random) -> tuple[Template, Any]:
+        template = rng.choices(self._simple, cum_weights=self._cumulative_weights)[0]
+        return template, template.draw(rng, None)
+
+    def _draw_list(self, rng: random.Random, _: str | None) -> tuple:
+        # Lists are of one kind, as lists are, and of things that people list.
+        first = rng.choice(self._listed)
+        values = first.draw(rng, None)
+        rest = [first.draw(rng, None) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+        return rng.choice(self._list_styles), first, (values, *rest)
+
+    @staticmethod
+    def _render_list(values: tuple, locale: babel.Locale) -> str:
+        style, template, items = values
+        return lists.format_list([template.render(v, locale) for v in items], style, locale)
+
+    def _draw_combination(self, rng: random.Random, _: str | None) -> tuple:
+        parts: list[tuple[Template, Any]] = []
+        while len(parts) < 2:
+            in_list = rng.random() < 0.1
+            part = (self._nested[0], self._draw_list(rng, None)) if in_list else self._draw_simple(rng)
+            # Two kinds: nobody writes one date after another without a word between.
+            if part[0].name not in {template.name for template, _ in parts}:
+                parts.append(part)
+        return rng.choice(_CONNECTORS), tuple(parts)
+
+    @staticmethod
+    def _render_combination(values: tuple, locale: babel.Locale) -> str:
+        connector, parts = values
+        return connector.format(*(template.render(v, locale) for template, v in parts))
+
+    def _source(self, template: Template, values: Any) -> str:
+        return plain_spaces(template.render(values, self.source))
+
+    def _target(self, template: Template, values: Any) -> str:
+        return plain_spaces(template.render(values, self.target))
+
+    def _random_phrase(self, rng: random.Random) -> tuple[Template, Any]:
+        kind = rng.random()
+        for template in self._nested:
+            if kind < template.weight:
+                return template, template.draw(rng, None)
+            kind -= template.weight
+        return self._draw_simple(rng)
+
+    def _one_of_each_atom(self, rng: random.Random) -> Iterator[tuple[Template, Any]]:
+        """A training phrase for every name that any phrase can contain."""
+        for template in self._simple:
+            for atom in template.atoms:
+                phrase = template, template.draw(rng, atom)
+                for _ in range(_TRIES):
+                    source = self._source(*phrase)
+                    if split_of(source) == "train" and len(source) <= _LONGEST:
+                        break
+                    if template.name in ("territory", "language"):
+                        # A bare name is one text with one split: set it beside a phrase that can vary.
+                        pair = ((template, atom), self._draw_simple(rng))
+                        phrase = self._nested[1], (_CONNECTORS[0], pair)
+                    else:
+                        phrase = template, template.draw(rng, atom)
+                yield phrase
+
+    def draw(self, split: str, count: int, seed: int = 0) -> list[Pair]:
+        """Draws distinct phrases of one split.
+
+        Args:
+          split: "train", "valid" or "test".
+          count: how many; a larger count starts with the phrases of a smaller one, but for "train",
+            which is shuffled whole.
+          seed: another seed gives other phrases of the same split.
+
+        Returns:
+          `count` pairs with distinct normalised sources. "train" holds each atom at least once.
+
+        Raises:
+          UserError: an unknown split, or a training count below the number of atoms.
+        """
+        if split not in SPLITS:
+            raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+        rng = random.Random(f"{seed}/{split}/{self.source}/{self.target}")
+        drawn: dict[str, Pair] = {}
+
+        def keep(template: Template, values: Any) -> None:
+            source = self._source(template, values)
+            # Most draws for the small splits end here, before the costlier half of the rendering.
+            fits = len(source) <= _LONGEST and normalise(source) not in drawn
+            if fits and split_of(source) == split:
+                drawn[normalise(source)] = Pair(source, self._target(template, values))
+
+        if split == "train":
+            for phrase in self._one_of_each_atom(rng):
+                keep(*phrase)
+            if count < len(drawn):
+                raise UserError(
+                    f"{count} training phrases cannot hold all {len(drawn)} names of the corpus: "
+                    f"ask for at least {len(drawn)}"
+                )
+        while len(drawn) < count:
+            keep(*self._random_phrase(rng))
+        pairs = list(drawn.values())
+        if split == "train":
+            rng.shuffle(pairs)
+        return pairs

@@ -1,0 +1,128 @@
+"""All attention weights of one sentence, with its tokens, from any model that has attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END
+from transformer_jax.distributed.mesh import replicated
+from transformer_jax.errors import UserError
+from transformer_jax.interpretability.activations import activations
+
+
+class AttentionMap(NamedTuple):
+    """One kind of attention over one sentence.
+
+    Attributes:
+      weights: (L, H, T, S) float32; recurrent models have one layer with one head.
+      queries, keys: the T and S tokens.
+    """
+
+    weights: np.ndarray
+    queries: list[str]
+    keys: list[str]
+
+
+def check_attends(model: Any) -> None:
+    """That a model has attention to show.
+
+    Raises:
+      UserError: it has none.
+    """
+    if not getattr(model, "attends", True):
+        raise UserError(f"{type(model).__name__} has no attention, and so nothing to show")
+
+
+def attention_of_translation(
+    model: Any, tokenizer: Any, text: str, translation: str | Sequence[int]
+) -> dict[str, AttentionMap]:
+    """The weights with which a translator reads a sentence and writes a given translation.
+
+    Args:
+      model: an encoder-decoder of the zoo.
+      tokenizer: its `BytePairTokenizer`.
+      text: one sentence.
+      translation: of it, as text or as the token ids that were made, with their end token.
+
+    Returns:
+      By the path of the activation without its last name, as "decoder/cross_attention". A row of the decoder's
+      is from the step that wrote its token.
+
+    Raises:
+      UserError: an empty sentence, one longer than the model's limit, or a model without attention.
+    """
+    check_attends(model)
+    source = _encoded(model, tokenizer, "text", text)
+    if isinstance(translation, str):
+        target = _encoded(model, tokenizer, "translation", translation)
+    else:
+        target = list(translation)
+    inputs = [BEGIN, *target[:-1]]
+    found = _weights(model, jnp.asarray([source]), jnp.asarray([inputs]))
+    read, written, before = (tokenizer.tokens(ids) for ids in (source, target, inputs))
+    labels = {
+        "encoder/self_attention": (read, read),
+        "decoder/self_attention": (written, before),
+        "decoder/cross_attention": (written, read),
+    }
+    return {kind: AttentionMap(weights, *labels[kind]) for kind, weights in found.items()}
+
+
+def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> dict[str, AttentionMap]:
+    """The weights with which a language model reads a text: "decoder/self_attention".
+
+    Args:
+      model: a decoder of the zoo.
+      tokenizer: its `TextTokenizer`.
+      text: not empty; or its token ids, as they were made. Ids beyond the model's limit are left out.
+
+    Raises:
+      UserError: an empty text, one longer than the model's limit, or a model without attention.
+    """
+    check_attends(model)
+    limit = model.config.max_length
+    if isinstance(text, str):
+        (ids,) = tokenizer.encode_prompts([text])
+        if len(ids) > limit:
+            raise UserError(f"the text has {len(ids)} tokens, above the model's limit of {limit}")
+    else:
+        ids = list(text)[:limit]
+    if not ids:
+        raise UserError("the text is empty: give some words")
+    tokens = tokenizer.tokens(ids)
+    return {
+        kind: AttentionMap(weights, tokens, tokens)
+        for kind, weights in _weights(model, jnp.asarray([ids])).items()
+    }
+
+
+def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:
+    (ids,) = tokenizer.encode([text])
+    limit = model.config.max_length
+    if not text.strip():
+        raise UserError(f"the {name} is empty: give some words")
+    if len(ids) >= limit:
+        raise UserError(f"the {name} has {len(ids) + 1} tokens, above the model's limit of {limit}")
+    return [*ids, END]
+
+
+def _weights(model: Any, *inputs: Any) -> dict[str, np.ndarray]:
+    """(L, H, T, S) of the first row, by the path without its last name."""
+    _, seen = activations(model, *inputs, only="*/weights")
+    found = {}
+    # On a mesh of several processes none has them all.
+    for name, value in jax.jit(replicated)(seen).items():
+        weights = np.asarray(value)
+        if weights.ndim == 5:  # (L, B, H, T, S)
+            weights = weights[:, 0]
+        elif weights.ndim == 4:  # a recurrent decoder's (T, B, 1, S)
+            weights = weights[:, 0, 0][None, None]
+        else:  # one that looks for all steps at once: (B, T, S)
+            weights = weights[0][None, None]
+        found[name.rpartition("/")[0]] = weights
+    return found
