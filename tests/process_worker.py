@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 
-from tests.test_mesh import spread_out_outcome, state_on
+from tests.distributed.test_mesh import spread_out_outcome, state_on
 from transformer_jax.distributed.mesh import make_mesh, on_mesh, replicated
 from transformer_jax.distributed.processes import is_first, join
 from transformer_jax.distributed.sharding import state_shardings

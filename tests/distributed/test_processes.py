@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_mesh import assert_equals_one_device, state_on
+from tests.distributed.test_mesh import assert_equals_one_device, state_on
 from transformer_jax import load_run
 from transformer_jax.data.batches.pair_batches import Bucket, TranslationBatches
 from transformer_jax.distributed.mesh import make_mesh, rows_here

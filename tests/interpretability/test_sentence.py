@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.looking.test_activations import make
+from tests.interpretability.test_activations import make
 from transformer_jax.data.tokenizers.byte_pairs import END, BytePairTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError

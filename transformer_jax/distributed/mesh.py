@@ -173,7 +173,7 @@ def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
 
 
 def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.ndarray:
-    """(rows,) bool: which rows of a batch `place_batch` puts on this process's devices, so that it reads no others.
+    """(rows,) bool: the rows of a batch that `place_batch` puts on this process's devices.
 
     Args:
       rows: of the batch.

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests.data import tfds_sets
-from transformer_jax.data import tfds_sources
+from tests.data.corpora import tfds_sets
 from transformer_jax.data.batches.encoded_pairs import EncodedPairs
+from transformer_jax.data.corpora import tfds_sources
 from transformer_jax.data.corpora.parallel import tfds_corpus
 from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from transformer_jax.data import tiktoken_file
+from transformer_jax.data.tokenizers import tiktoken_file
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 
