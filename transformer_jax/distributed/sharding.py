@@ -79,19 +79,36 @@ RULES = (
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
     Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
-    _unstacked(r"(first_state|key|query|readout|baseline)/kernel"),
-    Rule(r"(first_state|key|readout|baseline)/bias", ("outputs",)),
+    _unstacked(r"(first_state|key|query|readout|baseline|head)/kernel"),
+    Rule(r"(first_state|key|readout|baseline|head)/bias", ("outputs",)),
     Rule(r"direction", ("alignment",)),
     Rule(r"log_width", ("coordinates",)),
 )
 
 
-def rule_of(name: str) -> Rule:
+def own_name(name: str, model: Any) -> str:
+    """The name of a parameter in the innermost model that it is part of.
+
+    A model made of models declares them as `children = ("encoder", ...)`, names of its attributes; exactly these
+    prefixes are taken off.
+    """
+    first, _, rest = name.partition("/")
+    if first in getattr(model, "children", ()):
+        return own_name(rest, getattr(model, first))
+    return name
+
+
+def rule_of(name: str, model: Any = None) -> Rule:
     """The one rule that a parameter's name matches.
+
+    Args:
+      name: canonical name of the parameter.
+      model: that the name is of, see `own_name`; None for a model that has no children.
 
     Raises:
       ValueError: no rule, or more than one: the table must be mended.
     """
+    name = own_name(name, model)
     matching = [rule for rule in RULES if re.fullmatch(rule.pattern, name)]
     if len(matching) != 1:
         raise ValueError(f"parameter {name} matches {len(matching)} rules of the table, not 1")
@@ -111,7 +128,7 @@ _MESH_AXES = {
 
 
 def parameter_sharding(
-    name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None
+    name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None, model: Any = None
 ) -> jax.sharding.Sharding:
     """Where a parameter's parts go: along the mesh's axes "tensor" and "fsdp" where they divide it.
 
@@ -119,11 +136,12 @@ def parameter_sharding(
       name: canonical name of the parameter.
       shape: of the parameter.
       mesh: None puts all of it on the default device.
+      model: see `rule_of`.
     """
     if mesh is None:
         return SingleDeviceSharding(jax.local_devices()[0])
     parts: list[str | None] = []
-    for axis, size in zip(rule_of(name).axes, shape, strict=True):
+    for axis, size in zip(rule_of(name, model).axes, shape, strict=True):
         target = _MESH_AXES.get(axis)
         if axis == "outputs" and mesh.shape.get("fsdp", 1) > 1:
             # Cut both ways, matrices of a loop over time have gradients that are wrong by their own size on a
@@ -147,14 +165,15 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
       every device.
     """
 
-    parameters = {name: leaf.shape for name, leaf in named_leaves(state.model).items()}
+    model = state.model
+    parameters = {name: leaf.shape for name, leaf in named_leaves(model).items()}
 
     def sharding(name: str, leaf: Any) -> NamedSharding:
         parts = name.split("/")
         for first in range(len(parts)):
             own = "/".join(parts[first:])
             if parameters.get(own) == leaf.shape:
-                found = parameter_sharding(own, leaf.shape, mesh)
+                found = parameter_sharding(own, leaf.shape, mesh, model)
                 assert isinstance(found, NamedSharding), "there is a mesh"
                 return found
         return NamedSharding(mesh, PartitionSpec())
@@ -164,7 +183,7 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def model_shardings(model: Any, mesh: Mesh) -> Any:
     """`parameter_sharding` of each leaf, in a tree like the model or its abstract shape."""
-    return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh), model)
+    return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh, model), model)
 
 
 def placed_shapes(tree: Any, shardings: Any) -> Any:
@@ -194,7 +213,7 @@ def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[
             if mesh.shape[axis] > 1
         ]
         cut = " x ".join(f"{number} {axis}" for number, axis in cuts)
-        part = "parameters" if name.startswith("model/") else "optimizer and others"
+        part = "parameters" if name.startswith(("trained/", "frozen/")) else "optimizer and others"
         own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'whole'}", [0, 0, 0])
         whole = leaf.size * leaf.dtype.itemsize
         own[0] += 1
@@ -206,16 +225,15 @@ def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[
     yield f"  state: {total / 1e6:,.2f} MB on each device"
 
 
-def decay_mask(model: Any) -> Any:
-    """A tree like the model, True where weight decay applies."""
-    return map_names(lambda name, _: rule_of(name).decays, model)
+def decay_mask(model: Any) -> dict[str, bool]:
+    """By canonical name, True for parameters that weight decay applies to."""
+    return {name: rule_of(name, model).decays for name in named_leaves(model)}
 
 
-def muon_dimensions(model: Any) -> Any:
-    """A tree like the model with the matrix axes that Muon orthogonalises, None where it does not."""
+def muon_dimensions(model: Any) -> dict[str, MuonDimensionNumbers | None]:
+    """By canonical name, the matrix axes that Muon orthogonalises, None for parameters that it leaves to Adam."""
 
-    def dimensions(name: str, _: Any) -> MuonDimensionNumbers | None:
-        rule = rule_of(name)
+    def dimensions(rule: Rule) -> MuonDimensionNumbers | None:
         if not rule.inputs:
             return None
         return MuonDimensionNumbers(
@@ -223,4 +241,4 @@ def muon_dimensions(model: Any) -> Any:
             tuple(rule.axes.index(axis) for axis in rule.outputs),
         )
 
-    return map_names(dimensions, model)
+    return {name: dimensions(rule_of(name, model)) for name in named_leaves(model)}

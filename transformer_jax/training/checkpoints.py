@@ -11,6 +11,7 @@ see. The first one alone writes manifests, removes what is old and says which ch
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -19,7 +20,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -30,7 +31,9 @@ import orbax.checkpoint as ocp
 from transformer_jax.distributed.processes import broadcast_from_first, is_first, on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import map_names, named_leaves, nested, with_leaves
+from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import TrainState
+from transformer_jax.training.totals import Totals
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +110,15 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    training = {field: getattr(state, field) for field in ("step", "optimizer_state", "key", "extra", "ema")}
-    return {"model": state.model, "training": training}
+    """What a checkpoint holds: its parts, each a folder that can be read alone."""
+    training = {field: getattr(state, field) for field in ("step", "optimizer_state", "key", "ema")}
+    parts = {"model": state.trained | state.frozen, "training": training}
+    return parts if state.extra is None else parts | {"extra": state.extra}
+
+
+def saved_steps(folder: pathlib.Path) -> list[int]:
+    """Steps with a manifest in a folder of checkpoints, rising; their digests are not read."""
+    return sorted(int(p.parent.name) for p in folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
 
 
 class Checkpoints:
@@ -130,13 +140,14 @@ class Checkpoints:
 
     # --- writing ------------------------------------------------------------
 
-    def save(self, state: TrainState, *, best: bool = False) -> None:
+    def save(self, state: TrainState, totals: Totals = Totals(), *, best: bool = False) -> None:
         """Starts writing a checkpoint; returns once the state may be changed.
 
         A checkpoint that already stands at this step is left as it is.
 
         Args:
           state: what to save.
+          totals: of the run so far; part of the manifest.
           best: keep this one until a better one comes.
 
         Raises:
@@ -149,7 +160,7 @@ class Checkpoints:
             self.best = step
         if self.is_whole(step):
             return
-        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step)
+        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step, totals)
 
     def save_model(self, name: str, model: Any, *, step: int) -> None:
         """Writes parameters alone, under a name ("averaged"), and waits for it.
@@ -176,7 +187,7 @@ class Checkpoints:
 
         broadcast_from_first(replace)
 
-    def _write(self, name: str, parts: dict[str, Any], step: int) -> None:
+    def _write(self, name: str, parts: dict[str, Any], step: int, totals: Totals | None = None) -> None:
         target = self.folder / name
 
         def make_room() -> None:
@@ -194,7 +205,7 @@ class Checkpoints:
 
         broadcast_from_first(make_room)
         on_every_process(begin)
-        self._finisher = threading.Thread(target=self._finish, args=(target, step), name="checkpoint-manifest")
+        self._finisher = threading.Thread(target=self._finish, args=(target, step, totals), name="checkpoint-manifest")
         self._finisher.start()
 
     def _check_room(self, parts: dict[str, Any]) -> None:
@@ -208,12 +219,14 @@ class Checkpoints:
         if free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free")
 
-    def _finish(self, target: pathlib.Path, step: int) -> None:
+    def _finish(self, target: pathlib.Path, step: int, totals: Totals | None) -> None:
         try:
             self._orbax.wait_until_finished()
             if not is_first():
                 return
-            manifest = {"format_version": 2, "step": step, "sha256": _digests(target)}
+            manifest: dict[str, Any] = {"format_version": 3, "step": step, "sha256": _digests(target)}
+            if totals is not None:
+                manifest["totals"] = dataclasses.asdict(totals)
             write_text_atomically(target / _MANIFEST, _manifest_text(manifest))
             for begun in self.folder.glob(f"*{_BEGUN}"):
                 begun.unlink()
@@ -277,7 +290,7 @@ class Checkpoints:
         return broadcast_from_first(self._steps)
 
     def _steps(self) -> list[int]:
-        return sorted(int(p.parent.name) for p in self.folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
+        return saved_steps(self.folder)
 
     def scheduled_steps(self) -> list[int]:
         """The steps of the schedule and the newest, rising: those that are averaged.
@@ -308,11 +321,11 @@ class Checkpoints:
         except (OSError, KeyError):
             return False
 
-    def restore(self, target: TrainState) -> TrainState | None:
-        """The newest whole checkpoint, in the shape of `target`.
+    def restore(self, target: TrainState) -> tuple[TrainState, Totals] | None:
+        """The newest complete checkpoint, in the shape of `target`.
 
         Returns:
-          The state, or None where nothing was ever saved.
+          (the state, the run's totals), or None if nothing was ever saved.
 
         Raises:
           UserError: folders of checkpoints are there but none is whole: never a silent step 0.
@@ -323,7 +336,16 @@ class Checkpoints:
         parts = _parts(target)
         stored = self._read(step, parts)
         restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
-        return target.replace(model=restored["model"], **restored["training"])
+        state = target.replace(**restored["training"], extra=restored.get("extra"))
+        return state.with_model(restored["model"]), self.totals(step)
+
+    def totals(self, step: int) -> Totals:
+        """The run's totals at a complete checkpoint."""
+
+        def read() -> dict[str, Any]:
+            return (_read_manifest(self.folder / str(step)) or {}).get("totals", {})
+
+        return Totals(**broadcast_from_first(read))
 
     def _newest(self) -> int | None:
         """The newest whole checkpoint; those after it are torn, and no longer count."""
@@ -358,32 +380,60 @@ class Checkpoints:
         """The parameters of one checkpoint, in the shape of `target`.
 
         Raises:
-          UserError: it is not whole, or belongs to a model of another shape.
+          UserError: it is not complete, or belongs to a model of another shape.
         """
+        return self._restore_parts({"model": target}, name)["model"]
+
+    def restore_kept(self, objective: Objective, model: Any, extra: Any, name: int | str) -> Any:
+        """The model that a run is for, from one checkpoint of its state.
+
+        Args:
+          objective: of the run; its `kept` is applied.
+          model, extra: of the state, or their abstract shapes.
+          name: of the checkpoint.
+
+        Raises:
+          UserError: see `restore_model`.
+        """
+        parts = {"model": model} if extra is None else {"model": model, "extra": extra}
+        found = self._restore_parts(parts, name)
+        return objective.kept(found["model"], found.get("extra"))
+
+    def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
         if not self.is_whole(name):
             raise UserError(f"{self.folder / str(name)}: not a complete checkpoint")
         try:
-            return _restored(target, self._read(name, {"model": target})["model"])
+            stored = self._read(name, parts)
+            return {part: _restored(target, stored[part]) for part, target in parts.items()}
         except ValueError as error:
             raise UserError(f"{self.folder / str(name)} holds another model: {error}") from None
 
-    def average(self, target: Any, steps: Iterable[int]) -> Any:
-        """The mean of the parameters of several checkpoints, added up in float64.
+    def average(self, restore: Callable[[int], Any], steps: Iterable[int]) -> Any:
+        """The mean of the models of several checkpoints, added up in float64.
 
         Averaging the last checkpoints is what the paper evaluates (Vaswani et al. 2017, section 6.1).
+
+        Args:
+          restore: from a step to its model, see `restore_model` and `restore_kept`.
+          steps: of the checkpoints; those that are not complete are left out.
+
+        Raises:
+          UserError: none is complete.
         """
         steps = [step for step in steps if self.is_whole(step)]
         if not steps:
             raise UserError(f"{self.folder}: no complete checkpoint to average")
         total: dict[str, dict[Any, np.ndarray]] = {}
+        model = None
         for step in steps:
-            for name, leaf in named_leaves(self.restore_model(target, step)).items():
+            model = restore(step)
+            for name, leaf in named_leaves(model).items():
                 so_far = total.setdefault(name, {})
                 for device, part in _held(leaf).items():
                     so_far[device] = so_far.get(device, 0) + part.astype(np.float64)
-        own = named_leaves(target)
+        own = named_leaves(model)
         means = {name: {d: part / len(steps) for d, part in parts.items()} for name, parts in total.items()}
-        return _restored(target, {name: _joined(own[name], parts) for name, parts in means.items()})
+        return _restored(model, {name: _joined(own[name], parts) for name, parts in means.items()})
 
     def _read(self, name: int | str, targets: dict[str, Any]) -> dict[str, Any]:
         """The parts of a checkpoint as nested dictionaries: arrays of NumPy, or where a leaf of the target is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -20,6 +21,7 @@ from transformer_jax.training.spikes import SpikeWatch
 from transformer_jax.training.step import TrainState
 from transformer_jax.training.step_watch import StepWatch
 from transformer_jax.training.stopping import stop_requested
+from transformer_jax.training.totals import Totals
 
 # The record has a line at least this often, and at most this many steps are in flight unchecked.
 LOG_EVERY = 10
@@ -61,8 +63,10 @@ def fit(
     evaluate_every: int,
     best: str,
     lower_is_better: bool = False,
+    totals: Totals = Totals(),
+    unit: str = "tokens",
     step_timeout: float | None = None,
-) -> TrainState:
+) -> tuple[TrainState, Totals]:
     """Trains until `steps` steps are done.
 
     Args:
@@ -71,7 +75,7 @@ def fit(
       batches: those of the steps after `state.step`, in order.
       steps: number of steps in all, the ones already done included.
       schedule: learning rate of a step, for the record.
-      log: receives a line every `LOG_EVERY` steps, with `seconds` of training and `target_tokens` so
+      log: receives a line every `LOG_EVERY` steps, with `seconds` of training and the number of units so
         far (evaluations and saves not counted), and one for each evaluation.
       checkpoints: receives the state every `save_every` steps, at evaluations that are the best so
         far, at the end, and when asked to stop.
@@ -80,10 +84,12 @@ def fit(
       evaluate_every: in steps; the last step is always evaluated.
       best: name of the value that says which checkpoint is best.
       lower_is_better: of that value; otherwise larger is.
+      totals: of the steps before.
+      unit: what the weight of the loss counts: tokens, rows, images.
       step_timeout: seconds that a step may take, see `StepWatch`.
 
     Returns:
-      The state after the last step.
+      (the state after the last step, its totals).
 
     Raises:
       Diverged: NaN or infinite losses `MOST_SKIPPED` times in a row; those steps changed nothing.
@@ -91,11 +97,10 @@ def fit(
       UserError: a checkpoint or the record cannot be written, or a step does not fit in memory.
     """
     step = int(state.step)
-    seconds, tokens = log.last.get("seconds", 0.0), log.last.get("target_tokens", 0.0)
     worst = math.inf if lower_is_better else -math.inf
-    best_value = log.last.get(f"best_{best}", worst)
-    checkpoints.best = log.last.get("best_step", checkpoints.best)
-    skipped, spikes, in_a_row = int(log.last.get("skipped_steps", 0)), int(log.last.get("loss_spikes", 0)), 0
+    best_value = worst if totals.best_value is None else totals.best_value
+    checkpoints.best = totals.best_step
+    in_a_row = 0
     watch, several = SpikeWatch(), jax.process_count() > 1
     pending: list[dict[str, jax.Array]] = []
     metrics: dict[str, jax.Array] = {}
@@ -103,7 +108,7 @@ def fit(
 
     def record(progress: TrainingProgress) -> None:
         """Fetches the metrics of the steps in flight, checks them and writes one line."""
-        nonlocal seconds, tokens, started, skipped, in_a_row, spikes
+        nonlocal totals, started, in_a_row
         if not pending:
             return
         rows = jax.device_get(pending)
@@ -113,10 +118,11 @@ def fit(
             if not row["skipped"]:
                 in_a_row = 0
                 if watch.is_spike(float(row["loss"])):
-                    spikes += 1
+                    totals = totals.after(loss_spikes=1)
                     progress.note(f"step {first + offset}: the loss jumps to {float(row['loss']):.4g}")
                 continue
-            skipped, in_a_row = skipped + 1, in_a_row + 1
+            in_a_row += 1
+            totals = totals.after(skipped_steps=1)
             value = row["loss"] if not math.isfinite(row["loss"]) else row["gradient_norm"]
             if in_a_row < MOST_SKIPPED:
                 progress.note(f"step {first + offset}: skipped, its loss or gradient is {value}")
@@ -132,7 +138,7 @@ def fit(
         spent = time.perf_counter() - started
         rows = [row for row in rows if not row["skipped"]]
         weight = sum(float(row["weight"]) for row in rows)
-        seconds, tokens = seconds + spent, tokens + weight
+        totals = totals.after(seconds=spent, weight=weight)
         values = {
             name: sum(float(row[name]) * float(row["weight"]) for row in rows) / max(weight, 1.0)
             for name in metrics
@@ -140,10 +146,8 @@ def fit(
         }
         values |= {
             # A step that was skipped did not move the schedule.
-            "learning_rate": float(schedule(max(0, step - 1 - skipped))),
-            "tokens_per_second": weight / spent,
-            "seconds": seconds,
-            "target_tokens": tokens,
+            "learning_rate": float(schedule(max(0, step - 1 - totals.skipped_steps))),
+            f"{unit}_per_second": weight / spent,
         }
         values |= so_far()
         log.write(step, **values)
@@ -152,12 +156,12 @@ def fit(
         started = time.perf_counter()
 
     def so_far() -> dict[str, float]:
-        """What a resumed run reads again from the last line."""
-        values: dict[str, float] = {}
-        if skipped or spikes:
-            values |= {"skipped_steps": skipped, "loss_spikes": spikes}
-        if checkpoints.best is not None:
-            values |= {f"best_{best}": best_value, "best_step": checkpoints.best}
+        """The totals, as the record shows them."""
+        values: dict[str, float] = {"seconds": totals.seconds, unit: totals.weight}
+        if totals.skipped_steps or totals.loss_spikes:
+            values |= {"skipped_steps": totals.skipped_steps, "loss_spikes": totals.loss_spikes}
+        if totals.best_step is not None:
+            values |= {f"best_{best}": best_value, "best_step": totals.best_step}
         return values
 
     # Of the first step: its arguments are given away when it fails.
@@ -165,7 +169,7 @@ def fit(
     with (
         stop_requested() as stop,
         StepWatch(step_timeout) as watched,
-        TrainingProgress(steps, step) as progress,
+        TrainingProgress(steps, step, unit) as progress,
         reporting_out_of_memory(lambda: out_of_memory(train_step, *shapes)),
     ):
         batches = iter(batches)
@@ -192,16 +196,17 @@ def fit(
                 is_best = broadcast_from_first(functools.partial(bool, better))  # of many processes one decides
                 if is_best:
                     best_value, checkpoints.best = values[best], step
-                log.write(step, **values, seconds=seconds, target_tokens=tokens, **so_far())
+                    totals = dataclasses.replace(totals, best_step=step, best_value=float(best_value))
+                log.write(step, **values, **so_far())
                 progress.note(
                     f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items())
                 )
             if saving or is_best:
-                checkpoints.save(state, best=is_best)
+                checkpoints.save(state, totals, best=is_best)
             if stopping:
                 checkpoints.wait()
                 raise Stopped(step)
             if evaluating or saving:
                 started = time.perf_counter()
         checkpoints.wait()
-    return state
+    return state, totals

@@ -1,5 +1,6 @@
 """Optimizers by name, from Optax, with masks from the name table."""
 
+from collections.abc import Container
 from typing import Any
 
 import optax
@@ -15,19 +16,21 @@ def make_optimizer(
     schedule: optax.Schedule,
     model: Any,
     *,
+    trained: Container[str] | None = None,
     weight_decay: float,
     clip: float,
     b1: float,
     b2: float,
     epsilon: float,
 ) -> optax.GradientTransformation:
-    """Clipping by the global norm, then the optimizer.
+    """Clipping by the global norm, then the optimizer, for parameters by canonical name.
 
     Args:
       name: "adam" (AdamW where `weight_decay` is not 0; Loshchilov & Hutter 2019) or "muon" (Jordan et
         al. 2024: matrices orthogonalised, with updates scaled to Adam's size; Adam for the rest).
       schedule: learning rate of a step.
-      model: the model, or its abstract shape; only names and axes are read.
+      model: the module, or its abstract shape; only names and axes are read.
+      trained: names of the parameters that are trained; None is all.
       weight_decay: decoupled decay of the matrices.
       clip: largest global norm of the gradient; 0 is no clipping.
       b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9. Muon's Adam shares them but
@@ -36,15 +39,17 @@ def make_optimizer(
     Raises:
       ValueError: an unknown name.
     """
-    # A module is callable, so Optax would call a module-shaped mask: hand it a function instead.
     decays, dimensions = decay_mask(model), muon_dimensions(model)
+    if trained is not None:
+        decays = {name: value for name, value in decays.items() if name in trained}
+        dimensions = {name: value for name, value in dimensions.items() if name in trained}
     if name == "adam":
-        optimizer = optax.adamw(schedule, b1, b2, epsilon, weight_decay=weight_decay, mask=lambda _: decays)
+        optimizer = optax.adamw(schedule, b1, b2, epsilon, weight_decay=weight_decay, mask=decays)
     elif name == "muon":
         optimizer = optax.contrib.muon(
             schedule,
             weight_decay=weight_decay,
-            weight_decay_mask=lambda _: decays,
+            weight_decay_mask=decays,
             adam_b1=b1,
             adam_b2=b2,
             eps=1e-8,

@@ -27,9 +27,11 @@ class TrainingProgress:
     Args:
       steps: number of steps in all.
       done: steps done before.
+      unit: what is counted a second.
     """
 
-    def __init__(self, steps: int, done: int = 0):
+    def __init__(self, steps: int, done: int = 0, unit: str = "tokens"):
+        self._unit = unit
         self._console = Console(stderr=True, quiet=not is_first())
         self._steps, self._first = steps, done
         self._started = self._last_line = time.perf_counter()
@@ -54,8 +56,8 @@ class TrainingProgress:
         self._bar.stop()
 
     def update(self, step: int, figures: Mapping[str, float]) -> None:
-        """Shows the state after `step`; `figures` are loss and tokens per second."""
-        shown = f"loss {figures['loss']:.3f}  {figures['tokens_per_second']:,.0f} tokens/s"
+        """Shows the state after `step`; `figures` are loss and units per second."""
+        shown = f"loss {figures['loss']:.3f}  {figures[f'{self._unit}_per_second']:,.0f} {self._unit}/s"
         self._bar.update(self._task, completed=step, figures=shown)
         now = time.perf_counter()
         if not self._console.is_terminal and (

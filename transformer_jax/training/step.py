@@ -1,7 +1,10 @@
 """The training state and the one step that changes it: the only place where gradients are taken."""
 
+from __future__ import annotations
+
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -9,11 +12,28 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.distributed.mesh import ROWS, constrained
+from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.objective import FunctionObjective, Loss, Objective
 
-Sums = Mapping[str, jax.Array]
-# `loss(model, extra, batch, key) -> (sums, weights, extra)`: each metric as a sum and its weight; the
-# metric called "loss" is the one that is minimised.
-Loss = Callable[[Any, Any, Any, jax.Array], tuple[Sums, Sums, Any]]
+Leaves = dict[str, Any]
+
+
+class ModelStructure(NamedTuple):
+    """A model without its parameters.
+
+    Attributes:
+      treedef: of the module.
+      names: canonical names of its leaves, in the tree's order.
+    """
+
+    treedef: Any
+    names: tuple[str, ...]
+
+    def joined(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Any:
+        """The module with these leaves."""
+        leaves = [trained[name] if name in trained else frozen[name] for name in self.names]
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -21,19 +41,58 @@ class TrainState(flax.struct.PyTreeNode):
 
     Attributes:
       step: number of steps done.
-      model: the parameters, as a module.
-      optimizer_state: Optax's.
+      trained: the parameters that are trained, by canonical name.
+      frozen: the other parameters; they are constants of the loss and have no optimizer state.
+      optimizer_state: Optax's, of the trained parameters.
       key: base key; everything random is folded from it, the step and a purpose.
-      extra: what a task keeps beside the model (a teacher, running centres), or None.
-      ema: exponential moving average of the model, or None.
+      extra: what an objective keeps beside the model (a teacher, running centres), or None.
+      ema: exponential moving average of the trained parameters, or None.
+      structure: of the model.
     """
 
     step: jax.Array
-    model: Any
+    trained: Leaves
+    frozen: Leaves
     optimizer_state: Any
     key: jax.Array
     extra: Any = None
-    ema: Any = None
+    ema: Leaves | None = None
+    structure: ModelStructure = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def model(self) -> Any:
+        """The module with the newest parameters."""
+        return self.structure.joined(self.trained, self.frozen)
+
+    @property
+    def averaged(self) -> Any:
+        """The module with the moving average if the run has one, else the newest parameters."""
+        return self.structure.joined(self.trained if self.ema is None else self.ema, self.frozen)
+
+    def with_model(self, leaves: Mapping[str, Any]) -> TrainState:
+        """The state with other parameters, by canonical name."""
+        trained, frozen = ({name: leaves[name] for name in own} for own in (self.trained, self.frozen))
+        return self.replace(trained=trained, frozen=frozen)
+
+
+def parted(model: Any, trainable: str = ".*") -> tuple[Leaves, Leaves]:
+    """The leaves of a model, (trained, frozen), by canonical name.
+
+    Args:
+      model: a module, or its abstract shape.
+      trainable: regular expression that the names of trained parameters match completely.
+
+    Raises:
+      UserError: it matches no parameter.
+    """
+    leaves = named_leaves(model)
+    trained = {name: leaf for name, leaf in leaves.items() if re.fullmatch(trainable, name)}
+    if not trained:
+        raise UserError(
+            f"`trainable` {trainable!r} matches no parameter, so nothing would be trained; names are as "
+            f"{', '.join(list(leaves)[:3])}"
+        )
+    return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
 
 
 def create_state(
@@ -41,23 +100,39 @@ def create_state(
     optimizer: optax.GradientTransformation,
     key: jax.Array,
     *,
-    extra: Any = None,
+    objective: Objective | None = None,
+    trainable: str = ".*",
     with_ema: bool = False,
 ) -> TrainState:
-    """The state before the first step."""
+    """The state before the first step.
+
+    Args:
+      model: the module to start from.
+      optimizer: of the trained parameters by canonical name.
+      key: base key.
+      objective: gives the extra state; None has none.
+      trainable: see `parted`.
+      with_ema: keep a moving average.
+
+    Raises:
+      UserError: see `parted`.
+    """
+    trained, frozen = parted(model, trainable)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        model=model,
-        optimizer_state=optimizer.init(model),
+        trained=trained,
+        frozen=frozen,
+        optimizer_state=optimizer.init(trained),
         key=key,
-        extra=extra,
-        # A copy: a buffer that stands in the state twice cannot be donated.
-        ema=jax.tree.map(jnp.copy, model) if with_ema else None,
+        extra=None if objective is None else objective.initial_extra(model, jax.random.fold_in(key, 1)),
+        # A copy: a buffer that occurs in the state twice cannot be donated.
+        ema=jax.tree.map(jnp.copy, trained) if with_ema else None,
+        structure=ModelStructure(jax.tree.structure(model), tuple(named_leaves(model))),
     )
 
 
 def make_train_step(
-    loss: Loss,
+    objective: Objective | Loss,
     optimizer: optax.GradientTransformation,
     *,
     accumulation: int = 1,
@@ -67,30 +142,40 @@ def make_train_step(
     """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
     Args:
-      loss: the task, see `Loss`.
-      optimizer: what `create_state` was given.
-      accumulation: the batch is cut into this many micro-batches along its rows. Sums and weights are
-        added up and divided once, so the result is that of the whole batch, whatever the padding.
-      ema_decay: decay of the moving average, where the state has one.
+      objective: what is learned, or its loss function alone.
+      optimizer: the argument of `create_state`.
+      accumulation: number of micro-batches that the batch is cut into along its rows. Sums and weights are
+        added up and divided once, so the result is that of the complete batch, whatever the padding.
+      ema_decay: decay of the moving average, if the state has one.
       shardings: of the state on a mesh, which every step keeps; None lets the compiler choose.
 
     Returns:
-      The step. Metrics are the task's, divided by their weights, with `gradient_norm` (before
-      clipping), `weight`, the weight of the loss, and `skipped`: 1 where the loss or its gradient is not
-      finite. Such a step is counted and changes nothing else.
+      The step. Metrics are the scalar means of the objective, with `gradient_norm` (before clipping), `weight`,
+      the weight of the loss, and `skipped`: 1 if the loss or its gradient is not finite. Such a step is
+      counted and changes nothing else.
+
+    Raises:
+      UserError: micro-batches of an objective that is no sum over rows.
     """
+    learned = objective if isinstance(objective, Objective) else FunctionObjective(objective)
+    if accumulation > 1 and not learned.additive:
+        raise UserError(
+            f"`accumulation` {accumulation}: this loss compares the rows of a batch with each other, so a batch "
+            "cannot be cut into micro-batches"
+        )
 
-    def gradients(state: TrainState, batch: Any, key: jax.Array, extra: Any):
-        def objective(model):
-            sums, weights, new_extra = loss(model, extra, batch, key)
-            return sums["loss"], (sums, weights, new_extra)
+    def gradients(state: TrainState, batch: Any, key: jax.Array):
+        def total(trained: Leaves):
+            model = state.structure.joined(trained, state.frozen)
+            sums, weights = learned.loss(model, state.extra, batch, key)
+            return sums["loss"], (dict(sums), dict(weights))
 
-        return jax.value_and_grad(objective, has_aux=True)(state.model)
+        (_, (sums, weights)), gradient = jax.value_and_grad(total, has_aux=True)(state.trained)
+        return gradient, sums, weights
 
     def accumulated(state: TrainState, batch: Any, key: jax.Array):
         if accumulation == 1:
-            (_, (sums, weights, extra)), gradient = gradients(state, batch, key, state.extra)
-            return gradient, sums, weights, extra
+            return gradients(state, batch, key)
 
         def cut(x: jax.Array) -> jax.Array:
             x = x.reshape(accumulation, x.shape[0] // accumulation, *x.shape[1:])
@@ -98,40 +183,38 @@ def make_train_step(
 
         micro_batches = jax.tree.map(cut, batch)
 
-        def add(carry, micro):
-            total, extra = carry
+        def add(totals, micro):
             micro_batch, index = micro
-            (_, (sums, weights, extra)), gradient = gradients(
-                state, micro_batch, jax.random.fold_in(key, index), extra
-            )
-            return (jax.tree.map(jnp.add, total, (gradient, sums, weights)), extra), None
+            found = gradients(state, micro_batch, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, totals, found), None
 
         first = jax.tree.map(lambda x: x[0], micro_batches)
-        shapes = jax.eval_shape(lambda: gradients(state, first, key, state.extra))
-        (_, (sums, weights, _)), gradient = shapes
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradient, sums, weights))
-        ((gradient, sums, weights), extra), _ = jax.lax.scan(
-            add, (zeros, state.extra), (micro_batches, jnp.arange(accumulation))
-        )
-        return gradient, sums, weights, extra
+        shapes = jax.eval_shape(lambda: gradients(state, first, key))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        totals, _ = jax.lax.scan(add, zeros, (micro_batches, jnp.arange(accumulation)))
+        return totals
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(state.key, state.step)
-        gradient, sums, weights, extra = accumulated(state, batch, key)
+        gradient, sums, weights = accumulated(state, batch, key)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.model)
-        model = optax.apply_updates(state.model, updates)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.trained)
+        trained = optax.apply_updates(state.trained, updates)
+        means = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
+        extra = learned.after_update(
+            state.structure.joined(trained, state.frozen), state.extra, means, state.step
+        )
         ema = state.ema
         if ema is not None:
-            ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, model)
-        metrics = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
+            ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, trained)
+        metrics = {name: mean for name, mean in means.items() if mean.ndim == 0}
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         metrics["weight"] = weights["loss"]
         finite = jnp.isfinite(metrics["gradient_norm"]) & jnp.isfinite(metrics["loss"])
         metrics["skipped"] = 1.0 - finite
-        changed = dict(model=model, optimizer_state=optimizer_state, extra=extra, ema=ema)
-        kept = {name: getattr(state, name) for name in changed}
-        changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, kept)
+        changed = dict(trained=trained, optimizer_state=optimizer_state, extra=extra, ema=ema)
+        before = {name: getattr(state, name) for name in changed}
+        changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
         return state.replace(step=state.step + 1, **changed), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

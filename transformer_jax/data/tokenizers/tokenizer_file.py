@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from tokenizers import Tokenizer
 
@@ -26,7 +27,9 @@ def read_tokenizer(path: str | pathlib.Path) -> Tokenizer:
 
 
 class TokenizerFile:
-    """A tokenizer that can be read from a file and written to one."""
+    """A tokenizer that can be read from a file and written to one; a `Processor` of tasks."""
+
+    FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -41,9 +44,20 @@ class TokenizerFile:
         return cls(read_tokenizer(path))
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
-        """From what `text` gave."""
-        return cls(Tokenizer.from_str(text))
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+        """The tokenizer of what `files` gave.
+
+        Raises:
+          UserError: not a tokenizer.
+        """
+        try:
+            return cls(Tokenizer.from_str(files[cls.FILES[0]].decode("utf-8")))
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            raise UserError(f"{cls.FILES[0]}: not a tokenizer file ({error})") from None
+
+    def files(self) -> dict[str, bytes]:
+        """Its file by name, in the library's JSON format."""
+        return {self.FILES[0]: self.text.encode("utf-8")}
 
     @property
     def text(self) -> str:

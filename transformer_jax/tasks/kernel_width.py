@@ -1,4 +1,4 @@
-"""The task of a kernel regression: a width at which each example is best answered by the others."""
+"""Kernel regression: a width at which each example is best answered by the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
-from transformer_jax.training.step import Loss, create_state, make_train_step
+from transformer_jax.training.objective import Loss
+from transformer_jax.training.step import create_state, make_train_step
 
 
 def leave_one_out_loss(*, classes: bool) -> Loss:
@@ -32,7 +33,7 @@ def leave_one_out_loss(*, classes: bool) -> Loss:
             errors = -jnp.log(((0.99 * means + 0.01 * others) * value).sum(axis=-1))
         else:
             errors = jnp.square(means - value).mean(axis=-1)
-        return {"loss": errors.sum()}, {"loss": jnp.asarray(float(len(value)))}, extra
+        return {"loss": errors.sum()}, {"loss": jnp.asarray(float(len(value)))}
 
     return loss
 
@@ -80,6 +81,6 @@ def best_width(
     for width in widths:
         model = KernelRegression(config)
         model.log_width[...] = jnp.log(jnp.full(model.log_width[...].shape, width))
-        sums, _, _ = loss(model, None, {"key": key, "value": value}, None)
+        sums, _ = loss(model, None, {"key": key, "value": value}, None)
         losses.append(float(sums["loss"]))
     return float(widths[int(np.argmin(losses))])

@@ -1,4 +1,4 @@
-"""The task of a translator with hard attention: cross-entropy where it has gradients, REINFORCE where not."""
+"""The objective of hard attention: cross-entropy for what has gradients, REINFORCE for the drawn positions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
 from transformer_jax.layers.losses import smoothed_cross_entropy
-from transformer_jax.training.step import Loss
-from transformer_jax.training.translation_loss import where_of
+from transformer_jax.training.objective import Objective
+from transformer_jax.tasks.translation_losses import where_of
 
 
-def earnings(rewards: jax.Array, last: jax.Array, discount: float) -> jax.Array:
-    """What each step earns to its sentence's end: r_t + discount r_{t+1} + discount^2 r_{t+2} ...
+def returns(rewards: jax.Array, last: jax.Array, discount: float) -> jax.Array:
+    """The return of each step until its sentence's end: r_t + discount r_{t+1} + discount^2 r_{t+2} ...
 
     Args:
       rewards: (B, T).
@@ -34,51 +34,54 @@ def earnings(rewards: jax.Array, last: jax.Array, discount: float) -> jax.Array:
     return totals.T
 
 
-def hard_attention_loss(
-    label_smoothing: float,
-    *,
-    discount: float = 0.5,
-    entropy: float = 0.01,
-    share: float = 1.0,
-    soft: float = 0.5,
-) -> Loss:
+class HardAttentionTraining(Objective):
     """Cross-entropy of each target token along one drawn path of positions, and the policy gradient of the
-    path (Williams 1992; Xu et al. 2015, equation 13), which earns the log-likelihood of its tokens.
+    path (Williams 1992; Xu et al. 2015, equation 13), whose return is the log-likelihood of its tokens.
 
     Args:
       label_smoothing: of the cross-entropy.
-      discount: of later tokens' log-likelihood in what a step earns: where it looks shapes them too.
-      entropy: weight of the entropy of where each step looks, which keeps it from settling early.
+      discount: of later tokens' log-likelihood in the return of a step.
+      entropy: weight of the entropy of each step's positions, which keeps it from settling early.
       share: weight of the policy gradient.
-      soft: share of the rows that look at the mean of all positions, see `HardAttention.sampled`: they teach
-        the scores by their own gradient, with none of the noise.
+      soft: share of the rows that attend to the mean of all positions, see `HardAttention.sampled`: they train
+        the scores by their own gradient, without noise.
     """
 
-    def loss(model: Any, extra: Any, batch: Any, key: jax.Array):
+    def __init__(
+        self,
+        label_smoothing: float,
+        *,
+        discount: float = 0.5,
+        entropy: float = 0.01,
+        share: float = 1.0,
+        soft: float = 0.5,
+    ):
+        self.label_smoothing, self.discount, self.entropy = label_smoothing, discount, entropy
+        self.share, self.soft = share, soft
+
+    def loss(self, model: Any, extra: Any, batch: Any, key: jax.Array):
         rng, dropout_key = jax.random.split(key)
         logits, glances = model.sampled(
             batch["source"],
             batch["target_in"],
             rng=rng,
-            soft=soft,
+            soft=self.soft,
             dropout_key=dropout_key,
             **where_of(batch),
         )
         labels, weights = batch["target_out"], batch["target_out"] != PAD
-        total, likelihood, weight = smoothed_cross_entropy(logits, labels, weights, label_smoothing)
+        total, likelihood, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
         chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         rewards = (chosen - jax.nn.logsumexp(logits, axis=-1)) * weights
-        earned = jax.lax.stop_gradient(earnings(rewards, labels == END, discount))
+        earned = jax.lax.stop_gradient(returns(rewards, labels == END, self.discount))
         advantage = earned - jax.lax.stop_gradient(glances.baseline)
         policy = -(advantage * glances.log_probability * weights).sum()
         spread = (glances.entropy * weights).sum()
         missed = (jnp.square(earned - glances.baseline) * weights).sum()
         sums = {
-            "loss": total + share * policy - entropy * spread + 0.5 * missed,
+            "loss": total + self.share * policy - self.entropy * spread + 0.5 * missed,
             "nll": likelihood,
             "entropy": spread,
             "baseline_error": missed,
         }
-        return sums, dict.fromkeys(sums, weight), extra
-
-    return loss
+        return sums, dict.fromkeys(sums, weight)

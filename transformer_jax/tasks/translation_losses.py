@@ -1,0 +1,64 @@
+"""Losses of a translator: the next target token, given the source and the target so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.data.tokenizers.byte_pairs import PAD
+from transformer_jax.layers.losses import smoothed_cross_entropy, symmetric_divergence
+from transformer_jax.training.objective import Objective
+
+
+def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arguments that show a model where sentences are in a batch, rows of one sentence or packed."""
+    if "source_segments" in batch:
+        return {name: batch[name] for name in ("source_segments", "target_segments")}
+    # Padding follows the sentence and a decoder looks back, so no target mask is needed.
+    return {"source_mask": batch["source"] != PAD}
+
+
+def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None) -> jax.Array:
+    """Logits (B, T, V) of a batch of `TranslationBatches`."""
+    return model(batch["source"], batch["target_in"], **where_of(batch), dropout_key=dropout_key)
+
+
+def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
+    """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
+    logits = batch_logits(model, batch, dropout_key)
+    return smoothed_cross_entropy(logits, batch["target_out"], batch["target_out"] != PAD, label_smoothing)
+
+
+class TokenLoss(Objective):
+    """Smoothed cross-entropy of each target token, with or without R-Drop (Liang et al. 2021).
+
+    With R-Drop two passes with dropout of their own are to agree: half of the paper's equation 4, so that the
+    loss compares with that of one pass, which is the mean of the two cross-entropies plus alpha / 2 times the
+    symmetric divergence of the two predictions. A step costs two; without dropout it changes nothing.
+
+    Args:
+      label_smoothing: of the cross-entropy.
+      r_drop: alpha, the weight of the divergence, 5 for the paper's translators; 0 is one pass.
+    """
+
+    def __init__(self, label_smoothing: float, r_drop: float = 0.0):
+        self.label_smoothing, self.alpha = label_smoothing, r_drop
+
+    def loss(self, model, extra, batch, key):
+        if self.alpha:
+            return self._two_passes(model, batch, key)
+        total, likelihood, weight = token_loss(model, batch, self.label_smoothing, dropout_key=key)
+        return {"loss": total, "nll": likelihood}, {"loss": weight, "nll": weight}
+
+    def _two_passes(self, model, batch, key):
+        # The rows twice in one batch: dropout draws by position, so the two passes differ.
+        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+        logits, labels = batch_logits(model, twice, key), twice["target_out"]
+        total, likelihood, weight = smoothed_cross_entropy(logits, labels, labels != PAD, self.label_smoothing)
+        total, likelihood, weight = total / 2, likelihood / 2, weight / 2
+        first, second = jnp.split(logits, 2)
+        divergence = symmetric_divergence(first, second, batch["target_out"] != PAD)
+        sums = {"loss": total + self.alpha / 2 * divergence, "nll": likelihood, "divergence": divergence}
+        return sums, dict.fromkeys(sums, weight)

@@ -1,0 +1,102 @@
+"""Models: fresh ones of a config, and the trained one of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from transformer_jax.distributed.mesh import check_model
+from transformer_jax.distributed.sharding import model_shardings, placed_shapes
+from transformer_jax.errors import UserError
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.run_folder import AVERAGED, CHECKPOINTS, Stored, checkpoint_names, models_of
+from transformer_jax.training.task import TaskEntry
+
+
+def module_of(entry: TaskEntry, config: Any) -> Any:
+    """The module that a model's config is of."""
+    return next(model.module for model in models_of(entry).values() if model.config is type(config))
+
+
+def make_model(
+    module: Any,
+    config: Any,
+    *,
+    seed: int = 0,
+    compute: ComputeOptions = ComputeOptions(),
+    mesh: Mesh | None = None,
+) -> Any:
+    """A freshly initialised model, made in one compiled program, its parameters sharded over the mesh.
+
+    Args:
+      module: the model's class.
+      config: the model's config.
+      seed: of the initial values.
+      compute: how the model is computed.
+      mesh: None is the default device.
+    """
+
+    def make(key: jax.Array) -> Any:
+        return module(config, rngs=nnx.Rngs(key), compute=compute)
+
+    key = jax.random.key(seed)
+    shardings = None if mesh is None else model_shardings(jax.eval_shape(make, key), mesh)
+    return jax.jit(make, out_shardings=shardings)(key)
+
+
+def read_trained(
+    folder: str | pathlib.Path,
+    entry: TaskEntry,
+    stored: Stored,
+    *,
+    weights: str | None = None,
+    dtype: str | None = None,
+    compute: ComputeOptions = ComputeOptions(),
+    mesh: Mesh | None = None,
+) -> tuple[Any, str]:
+    """The model that a run is for, with its trained parameters.
+
+    Args:
+      folder: of the run.
+      entry: of its task.
+      stored: what its config says.
+      weights: "averaged", or the step of a checkpoint; None takes the averaged parameters if the run is
+        finished, else the newest checkpoint.
+      dtype: of the computation; None is the run's own.
+      compute: how the model is computed.
+      mesh: over which the parameters are sharded; None is the default device.
+
+    Returns:
+      (the model, which checkpoint its parameters are from).
+
+    Raises:
+      UserError: no such checkpoint, a damaged one, or one of another model.
+    """
+    config = stored.model_config if dtype is None else dataclasses.replace(stored.model_config, dtype=dtype)
+    objective = entry.objective(stored.run, config)
+    if mesh is not None:
+        check_model(config, mesh)
+
+    def whole() -> tuple[Any, Any]:
+        model = module_of(entry, config)(config, rngs=nnx.Rngs(0), compute=compute)
+        return model, objective.initial_extra(model, jax.random.key(0))
+
+    def on_mesh(tree: Any) -> Any:
+        return tree if mesh is None else placed_shapes(tree, model_shardings(tree, mesh))
+
+    model, extra = jax.eval_shape(whole)
+    with Checkpoints(pathlib.Path(folder) / CHECKPOINTS) as checkpoints:
+        if weights is None:
+            weights = next(iter(checkpoint_names(checkpoints)), None)
+        if weights is None:
+            raise UserError(f"{folder}: no complete checkpoint yet: train first")
+        if weights == AVERAGED:
+            kept = jax.eval_shape(objective.kept, model, extra)
+            return checkpoints.restore_model(on_mesh(kept), weights), weights
+        return checkpoints.restore_kept(objective, on_mesh(model), extra, weights), weights
