@@ -66,7 +66,7 @@ def weights(preset: str, folder: str) -> int:
     from transformer_jax.models import gpt
     from transformer_jax.pretrained import save
 
-    model = runs.make_model(gpt.preset(preset))
+    model = runs.make_model(gpt.GPTConfig.preset(preset))
     save(folder, model, TextTokenizer.characters(["a"]))
     return 4 * (model.parameter_count - model.config.max_length * model.config.width)
 

@@ -19,7 +19,7 @@ import tyro
 
 from transformer_jax import runs
 from transformer_jax.layers import fusion_barrier
-from transformer_jax.models.transformer import preset
+from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.training.step import create_state, make_train_step
 from transformer_jax.training.translation_loss import translation_loss
 
@@ -47,7 +47,7 @@ def main() -> None:
         3, arguments.vocab_size, (arguments.rows, arguments.length), np.int32
     )
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
-    model = runs.make_model(preset(arguments.preset, arguments.vocab_size, dropout=0.0))
+    model = runs.make_model(TransformerConfig.preset(arguments.preset, arguments.vocab_size, dropout=0.0))
     optimizer = optax.adam(1e-3)
     with_walls = fusion_barrier._identity
     steps: dict[str, Any] = {}

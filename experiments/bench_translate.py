@@ -73,9 +73,9 @@ def source_batches(path: str | None) -> list[np.ndarray]:
 def our_model(dropout: float) -> Any:
     """The preset, with biases in the attention as torch has them."""
     from transformer_jax import runs
-    from transformer_jax.models.transformer import preset
+    from transformer_jax.models.transformer import TransformerConfig
 
-    return runs.make_model(preset("tiny", VOCAB, dropout=dropout, attention_bias=True))
+    return runs.make_model(TransformerConfig.preset("tiny", VOCAB, dropout=dropout, attention_bias=True))
 
 
 # --- this package ------------------------------------------------------------

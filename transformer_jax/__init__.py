@@ -1,33 +1,74 @@
 """A functional model zoo in JAX and Flax, from the LSTM translator to today's decoder.
 
-Importing this package imports model definitions only; data sets, tokenizers and command lines are
-imported by the functions that need them.
+Importing this package imports nothing else: each name imports its module on first use.
 """
 
-from transformer_jax.models.gpt import GPT, GPTConfig
-from transformer_jax.models.llama import Llama, LlamaConfig
-from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+    from transformer_jax.models.gpt import GPT, GPTConfig
+    from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
+    from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
+    from transformer_jax.models.llama import Llama, LlamaConfig
+    from transformer_jax.models.luong import Luong, LuongConfig
+    from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
+    from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
+    from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+    from transformer_jax.models.transformer import Transformer, TransformerConfig
+    from transformer_jax.runs import load_run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GPT",
+    "Bahdanau",
+    "BahdanauConfig",
     "GPTConfig",
+    "HardAttention",
+    "HardAttentionConfig",
+    "KernelRegression",
+    "KernelRegressionConfig",
     "Llama",
     "LlamaConfig",
+    "Luong",
+    "LuongConfig",
     "ModernGPT",
     "ModernGPTConfig",
+    "RecurrentLM",
+    "RecurrentLMConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
     "load_run",
 ]
 
+# The module of each name; a model's config is in its model's module.
+_MODULES = {
+    "Bahdanau": "models.bahdanau",
+    "GPT": "models.gpt",
+    "HardAttention": "models.hard_attention",
+    "KernelRegression": "models.kernel_regression",
+    "Llama": "models.llama",
+    "Luong": "models.luong",
+    "ModernGPT": "models.modern_gpt",
+    "RecurrentLM": "models.recurrent_lm",
+    "Seq2Seq": "models.seq2seq",
+    "Transformer": "models.transformer",
+    "load_run": "runs",
+}
 
-def __getattr__(name: str):
-    # A run needs a tokenizer and a checkpoint reader, which the model definitions do not.
-    if name == "load_run":
-        from transformer_jax.runs import load_run
 
-        return load_run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name.removesuffix("Config"))
+    if module is None or name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,14 +8,14 @@ import pytest
 from transformer_jax import runs
 from transformer_jax.decoding import translator
 from transformer_jax.decoding.translator import search, search_all
-from transformer_jax.models.transformer import preset
+from transformer_jax.models.transformer import TransformerConfig
 
 OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return runs.make_model(preset("mini", 53, dropout=0.0))
+    return runs.make_model(TransformerConfig.preset("mini", 53, dropout=0.0))
 
 
 def test_many_batches(model, rng):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_jax import runs
-from transformer_jax.models.transformer import preset
+from transformer_jax.models.transformer import TransformerConfig
 
 torch = pytest.importorskip("torch", reason="the benchmark's other side is torch")
 pytest.importorskip("transformers", reason="the benchmark's other side is transformers")
@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 def test_marian_with_our_weights_computes_our_logits(rng):
     from experiments.bench_translate import marian_of
 
-    config = dataclasses.replace(preset("tiny", 211, attention_bias=True, dropout=0.0), norm_epsilon=1e-5)
+    config = dataclasses.replace(
+        TransformerConfig.preset("tiny", 211, attention_bias=True, dropout=0.0), norm_epsilon=1e-5
+    )
     model = runs.make_model(config)
     model = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(scale=0.1, size=x.shape), x.dtype), model)
     source, target = (rng.integers(3, 211, (5, n)).astype(np.int32) for n in (11, 7))

@@ -12,7 +12,7 @@ from flax import nnx
 from experiments.induction_heads import measure, repeated_words
 from tests.conftest import ROOT
 from transformer_jax.interpretability.induction import repeated_tokens
-from transformer_jax.models.gpt import GPT, preset
+from transformer_jax.models.gpt import GPT, GPTConfig
 
 
 def test_words_stand_four_times_in_a_line(rng):
@@ -23,7 +23,7 @@ def test_words_stand_four_times_in_a_line(rng):
 
 
 def test_heads_are_measured_and_taken_out(rng):
-    model = GPT(preset("micro", 26, max_length=64), rngs=nnx.Rngs(0))
+    model = GPT(GPTConfig.preset("micro", 26, max_length=64), rngs=nnx.Rngs(0))
     # A first layer that writes nothing is not missed, whichever head is taken out.
     kernel = model.blocks.attention.output.kernel
     kernel[...] = 20 * kernel[...].at[0].set(0.0)

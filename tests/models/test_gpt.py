@@ -7,7 +7,7 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
 from transformer_jax.layers.rotary import RotaryScaling
-from transformer_jax.models.gpt import GPT, PRESETS, GPTConfig, preset
+from transformer_jax.models.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(
     vocab_size=37, width=48, layers=3, heads=6, kv_heads=3, feed_forward=61, max_length=23, dropout=0.1,
@@ -75,14 +75,14 @@ COUNTS = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1558M"
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published(name):
-    assert jax.eval_shape(lambda: GPT(preset(name), rngs=nnx.Rngs(0))).parameter_count == COUNTS[name]
+    assert jax.eval_shape(lambda: GPT(GPTConfig.preset(name), rngs=nnx.Rngs(0))).parameter_count == COUNTS[name]
 
 
 def test_presets():
-    assert set(COUNTS) | {"micro", "mini"} == set(PRESETS)
+    assert set(COUNTS) | {"micro", "mini"} == set(GPTConfig.presets)
     with pytest.raises(ValueError, match="unknown preset 'huge': choose one of"):
-        preset("huge")
+        GPTConfig.preset("huge")
     with pytest.raises(ValueError, match="positions='up' is not one of learned"):
-        preset("mini", positions="up")
+        GPTConfig.preset("mini", positions="up")
     with pytest.raises(ValueError, match="width 128 must be a multiple of heads 5"):
-        preset("mini", heads=5)
+        GPTConfig.preset("mini", heads=5)

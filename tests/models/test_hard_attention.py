@@ -13,7 +13,7 @@ from tests.models.battery import TranslatorBattery, forward
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
-from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig, preset
+from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
 from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
 
 CONFIG = HardAttentionConfig(
@@ -183,6 +183,6 @@ def test_the_likeliest_position_is_taken_without_a_key(model):
 
 
 def test_presets():
-    config = preset("tiny", 100)
+    config = HardAttentionConfig.preset("tiny", 100)
     assert isinstance(config, HardAttentionConfig)
     assert config.hidden == 256

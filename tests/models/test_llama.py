@@ -4,7 +4,7 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery
 from transformer_jax.layers.rotary import RotaryScaling
-from transformer_jax.models.llama import PRESETS, Llama, LlamaConfig, preset
+from transformer_jax.models.llama import Llama, LlamaConfig
 
 CONFIG = LlamaConfig(
     vocab_size=37, width=48, layers=3, heads=6, kv_heads=3, feed_forward=61, max_length=23, dropout=0.1,
@@ -31,19 +31,18 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published(name):
-    assert jax.eval_shape(lambda: Llama(preset(name), rngs=nnx.Rngs(0))).parameter_count == COUNTS[name]
+    model = jax.eval_shape(lambda: Llama(LlamaConfig.preset(name), rngs=nnx.Rngs(0)))
+    assert model.parameter_count == COUNTS[name]
 
 
 def test_presets():
-    assert set(COUNTS) | {"mini"} == set(PRESETS)
+    assert set(COUNTS) | {"mini"} == set(LlamaConfig.presets)
     with pytest.raises(ValueError, match="unknown preset '4': choose one of"):
-        preset("4")
-    assert preset("3.2-1B", 100).vocab_size == 100
+        LlamaConfig.preset("4")
+    assert LlamaConfig.preset("3.2-1B", 100).vocab_size == 100
 
 
 def test_a_scaling_from_json_is_what_it_says():
     scaling = RotaryScaling("llama3", 8.0, original_length=64)
-    assert (
-        preset("mini", rotary_scaling=dict(kind="llama3", factor=8.0, original_length=64)).rotary_scaling
-        == scaling
-    )
+    stored = dict(kind="llama3", factor=8.0, original_length=64)
+    assert LlamaConfig.preset("mini", rotary_scaling=stored).rotary_scaling == scaling

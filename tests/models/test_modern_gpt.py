@@ -5,7 +5,7 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
 from transformer_jax.layers.rotary import RotaryScaling
-from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig, preset
+from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
 
 CONFIG = ModernGPTConfig(
     vocab_size=37, width=48, layers=3, heads=6, kv_heads=3, feed_forward=61, max_length=23, dropout=0.1,
@@ -38,10 +38,12 @@ def test_logits_stay_below_the_cap():
 
 def test_no_more_parameters_than_nanogpt_on_shakespeare():
     """nanoGPT's model of the CPU budget has 804,096, its positions not counted."""
-    model = jax.eval_shape(lambda: ModernGPT(preset("mini", 65, max_length=64), rngs=nnx.Rngs(0)))
+    model = jax.eval_shape(
+        lambda: ModernGPT(ModernGPTConfig.preset("mini", 65, max_length=64), rngs=nnx.Rngs(0))
+    )
     assert model.parameter_count == 803_200 <= 804_096
 
 
 def test_an_unknown_preset():
     with pytest.raises(ValueError, match="unknown preset '1T'"):
-        preset("1T")
+        ModernGPTConfig.preset("1T")

@@ -7,7 +7,7 @@ from flax import nnx
 from tests.models.decoder_battery import DecoderBattery, forward
 from tests.oracles import recurrent as oracle
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig, gru_preset, preset
+from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 
 CONFIG = RecurrentLMConfig(vocab_size=37, width=12, hidden=17, layers=2, max_length=23, dropout=0.1)
 CHANGES = dict(
@@ -51,10 +51,9 @@ def test_it_is_the_formula():
 
 
 def test_presets():
-    assert preset("medium", 10_000).hidden == 650
-    assert gru_preset("mini", 100).cell == "gru"
+    assert RecurrentLMConfig.preset("medium", 10_000).hidden == 650
     with pytest.raises(ValueError, match="unknown preset 'huge': choose one of mini, small"):
-        preset("huge", 100)
+        RecurrentLMConfig.preset("huge", 100)
 
 
 def test_no_weights():

@@ -13,7 +13,6 @@ from tests.oracles import recurrent as oracle
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.recurrent import run_cell, zero_state
 from transformer_jax.models import bahdanau, luong, seq2seq
-from transformer_jax.models.recurrent_translator import RecurrentConfig
 
 COMMON = dict(vocab_size=37, width=12, hidden=17, dropout=0.1, max_length=23)
 CHANGES = dict(
@@ -161,13 +160,18 @@ def test_no_attention_is_said():
         model(jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), jnp.int32), return_weights=True)
 
 
-@pytest.mark.parametrize("module", [seq2seq, bahdanau, luong])
-def test_presets(module):
-    config = module.preset("tiny", 100, dropout=0.5)
-    assert (config.vocab_size, config.width, config.dropout) == (100, 256, 0.5)
-    assert isinstance(config, RecurrentConfig)
+@pytest.mark.parametrize(
+    "config", [seq2seq.Seq2SeqConfig, bahdanau.BahdanauConfig, luong.LuongConfig], ids=lambda c: c.__name__
+)
+def test_presets(config):
+    tiny = config.preset("tiny", 100, dropout=0.5)
+    assert (tiny.vocab_size, tiny.width, tiny.dropout) == (100, 256, 0.5)
+    assert isinstance(tiny, config)
+    assert tiny.layers == (1 if config is bahdanau.BahdanauConfig else 2)
     with pytest.raises(ValueError, match="unknown preset 'base': choose one of mini, tiny, small"):
-        module.preset("base", 100)
+        config.preset("base", 100)
+    with pytest.raises(ValueError, match="has no vocabulary of its own: give vocab_size"):
+        config.preset("tiny")
 
 
 @pytest.mark.parametrize(

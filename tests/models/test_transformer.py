@@ -9,7 +9,7 @@ from flax import nnx
 
 from tests.models.battery import TranslatorBattery
 from transformer_jax.distributed.sharding import rule_of
-from transformer_jax.models.transformer import PRESETS, Transformer, TransformerConfig, preset
+from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 
 CONFIG = TransformerConfig(
@@ -53,7 +53,7 @@ def test_parameter_counts_against_the_paper(name, published, difference):
     shared matrix is what section 3.4 describes. The formulas are the paper's, so its figures must count
     something else.
     """
-    config = preset(name, 37_000)
+    config = TransformerConfig.preset(name, 37_000)
     D, F, L, V = config.width, config.feed_forward, config.encoder_layers, 37_000
     feed_forward = 2 * D * F + F + D
     norm = 2 * D
@@ -65,7 +65,7 @@ def test_parameter_counts_against_the_paper(name, published, difference):
 
 
 def test_presets_are_the_papers():
-    base, big = preset("base", 100), preset("big", 100)
+    base, big = TransformerConfig.preset("base", 100), TransformerConfig.preset("big", 100)
     assert (base.encoder_layers, base.decoder_layers, base.width, base.feed_forward, base.heads) == (
         6, 6, 512, 2048, 8,
     )  # fmt: skip
@@ -76,13 +76,13 @@ def test_presets_are_the_papers():
         "post", "all", "sinusoidal", 0.1, 0.3,
     )  # fmt: skip
     with pytest.raises(ValueError, match="unknown preset 'huge': choose one of"):
-        preset("huge", 100)
+        TransformerConfig.preset("huge", 100)
 
 
 @pytest.mark.parametrize("tie", ["all", "decoder", "none"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TransformerConfig.presets)
 def test_every_parameter_matches_one_rule_of_its_rank(name, tie):
-    config = preset(name, 100, tie=tie, positions="learned", norm="pre", attention_bias=True)
+    config = TransformerConfig.preset(name, 100, tie=tie, positions="learned", norm="pre", attention_bias=True)
     for parameter, leaf in named_leaves(abstract(config)).items():
         assert len(rule_of(parameter).axes) == leaf.ndim, parameter
 
@@ -110,7 +110,7 @@ def test_the_vocabulary_is_padded_inside_only():
 
 
 def test_initial_values_are_the_documented_ones():
-    model = Transformer(preset("small", 5000), rngs=nnx.Rngs(0))
+    model = Transformer(TransformerConfig.preset("small", 5000), rngs=nnx.Rngs(0))
     leaves = named_leaves(model)
     assert abs(np.std(leaves["target_embedding/table/embedding"][:5000]) - 256**-0.5) < 1e-3
     assert (leaves["target_embedding/table/embedding"][5000:] == 0).all()

@@ -24,7 +24,7 @@ def tokenizer():
 
 
 def small(tokenizer):
-    config = llama.preset(
+    config = llama.LlamaConfig.preset(
         "mini", tokenizer.vocab_size, width=16, layers=2, heads=2, kv_heads=1, feed_forward=24
     )
     return jax.jit(lambda: Llama(config, rngs=nnx.Rngs(0)))()
@@ -159,13 +159,15 @@ def test_a_tokenizer_of_another_vocabulary(folder):
 def test_what_is_not_written(tokenizer, good, tmp_path):
     with pytest.raises(UserError, match="exists and is not empty: name another folder"):
         pretrained.save(good / "one", small(tokenizer), tokenizer)
-    config = modern_gpt.preset("mini", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, layers=1)
+    config = modern_gpt.ModernGPTConfig.preset(
+        "mini", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, layers=1
+    )
     model = jax.jit(lambda: ModernGPT(config, rngs=nnx.Rngs(0)))()
     with pytest.raises(
         UserError, match=r"ModernGPT has no published format: known are GPT \(gpt2\), Llama \(llama\)"
     ):
         pretrained.save(tmp_path / "modern", model, tokenizer)
-    rotary = gpt.preset(
+    rotary = gpt.GPTConfig.preset(
         "mini", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, layers=1, positions="rotary"
     )
     model = jax.jit(lambda: GPT(rotary, rngs=nnx.Rngs(0)))()

@@ -1,7 +1,7 @@
 """Learning to align and translate (Bahdanau et al. 2015): additive attention over a bidirectional GRU."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import STATES, named
 from transformer_jax.layers.recurrent import choose, make_cell, on_projected_inputs, run_cell, zero_state
-from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
-from transformer_jax.models.recurrent_translator import (
-    Memory,
-    RecurrentConfig,
-    RecurrentTranslator,
-    sizes,
-)
+from transformer_jax.models.recurrent_translator import SIZES, Memory, RecurrentConfig, RecurrentTranslator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,22 +28,16 @@ class BahdanauConfig(RecurrentConfig):
 
     alignment: int = 128
 
+    preset_fields: ClassVar = {
+        name: size | dict(layers=1, alignment=size["width"]) for name, size in SIZES.items()
+    }
+
     def __post_init__(self):
         super().__post_init__()
         if self.layers != 1:
             raise ValueError(f"layers={self.layers}: the model has one layer of cells on each side")
         if self.alignment < 1:
             raise ValueError(f"alignment={self.alignment} must be at least 1")
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> BahdanauConfig:
-    """The config of a size.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    values = sizes(name) | dict(vocab_size=vocab_size, layers=1)
-    return BahdanauConfig(**(values | dict(alignment=values["width"]) | changes))
 
 
 class Bahdanau(RecurrentTranslator):

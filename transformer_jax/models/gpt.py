@@ -1,7 +1,7 @@
 """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019): a causal decoder."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flax import nnx
 
@@ -13,10 +13,18 @@ from transformer_jax.layers.position_schemes import SCHEMES, make_positions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
 from transformer_jax.models.config_checks import check_choices, check_sizes
+from transformer_jax.models.presets import Presets
+
+
+def gpt_size(layers: int, width: int, heads: int) -> dict[str, Any]:
+    """The fields of a decoder with GPT-2's proportions and vocabulary."""
+    return dict(
+        vocab_size=50_257, width=width, layers=layers, heads=heads, kv_heads=heads, feed_forward=4 * width
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(Presets):
     """What the model computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -64,42 +72,20 @@ class GPTConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
+    # Layers, width and heads of table 2 of the paper, by parameters in millions; the paper's own counts (117 to
+    # 1542) were corrected by its authors. micro and mini are for two CPU cores.
+    preset_fields: ClassVar = {
+        "micro": gpt_size(2, 128, 4),
+        "mini": gpt_size(4, 128, 4),
+        "124M": gpt_size(12, 768, 12),
+        "355M": gpt_size(24, 1024, 16),
+        "774M": gpt_size(36, 1280, 20),
+        "1558M": gpt_size(48, 1600, 25),
+    }
+
     def __post_init__(self):
         check_choices(self, positions=SCHEMES, activation=tuple(ACTIVATIONS))
         check_sizes(self)
-
-
-# Layers, width and heads of table 2 of the paper, by parameters in millions; the paper's own counts (117 to
-# 1542) were corrected by its authors. micro and mini are for two CPU cores.
-_SIZES = {
-    "micro": (2, 128, 4),
-    "mini": (4, 128, 4),
-    "124M": (12, 768, 12),
-    "355M": (24, 1024, 16),
-    "774M": (36, 1280, 20),
-    "1558M": (48, 1600, 25),
-}
-PRESETS = tuple(_SIZES)
-
-
-def preset(name: str, vocab_size: int = 50_257, **changes: Any) -> GPTConfig:
-    """The config of a published size.
-
-    Args:
-      name: one of `PRESETS`.
-      vocab_size: V; GPT-2's by default.
-      **changes: any other field of the config.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in _SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    layers, width, heads = _SIZES[name]
-    sizes: dict[str, Any] = dict(
-        vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=heads, feed_forward=4 * width
-    )
-    return GPTConfig(**(sizes | changes))
 
 
 class GPT(CausalDecoder):

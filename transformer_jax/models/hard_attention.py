@@ -11,23 +11,12 @@ from flax import nnx
 from transformer_jax.layers.attention import masked_softmax
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.named_points import CROSS_ATTENTION, WEIGHTS, named
-from transformer_jax.models.bahdanau import PRESETS as PRESETS
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
-from transformer_jax.models.bahdanau import preset as soft_preset
 
 
 @dataclasses.dataclass(frozen=True)
 class HardAttentionConfig(BahdanauConfig):
     """What the model computes: as `BahdanauConfig`."""
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> HardAttentionConfig:
-    """The config of a size.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    return HardAttentionConfig(**dataclasses.asdict(soft_preset(name, vocab_size, **changes)))
 
 
 class Glances(flax.struct.PyTreeNode):

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023; Grattafiori et al. 2024): RMS norms, rotary positions, SwiGLU, grouped heads."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flax import nnx
 
@@ -13,10 +13,55 @@ from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
 from transformer_jax.models.config_checks import check_choices, check_sizes, head_width
+from transformer_jax.models.presets import Presets
+
+# Of the third generation's context: "llama3" slows rotary frequencies from 8,192 tokens on.
+_LONG = RotaryScaling("llama3", 8.0, original_length=8_192, low_factor=1.0, high_factor=4.0)
+_LONG_SMALL = dataclasses.replace(_LONG, factor=32.0)
+
+# The published sizes, with the generation in front; mini is for two CPU cores.
+_SIZES: dict[str, dict[str, Any]] = {
+    "mini": dict(vocab_size=32_000, width=128, layers=4, heads=4, kv_heads=2, feed_forward=352),
+    "7B": dict(
+        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, norm_epsilon=1e-6
+    ),
+    "13B": dict(
+        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, norm_epsilon=1e-6
+    ),
+    "2-7B": dict(
+        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, max_length=4096
+    ),
+    "2-13B": dict(
+        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, max_length=4096
+    ),
+    "2-70B": dict(
+        vocab_size=32_000, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=4096
+    ),
+    "3-8B": dict(
+        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336, max_length=8192,
+        rotary_theta=500_000.0,
+    ),
+    "3-70B": dict(
+        vocab_size=128_256, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=8192,
+        rotary_theta=500_000.0,
+    ),
+    "3.1-8B": dict(
+        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG,
+    ),
+    "3.2-1B": dict(
+        vocab_size=128_256, width=2048, layers=16, heads=32, kv_heads=8, feed_forward=8_192, tie=True,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
+    ),
+    "3.2-3B": dict(
+        vocab_size=128_256, width=3072, layers=28, heads=24, kv_heads=8, feed_forward=8_192, tie=True,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Presets):
     """What the model computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -59,72 +104,11 @@ class LlamaConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
+    preset_fields: ClassVar = _SIZES
+
     def __post_init__(self):
         check_choices(self)
         check_sizes(self, head_width=self.head_width)
-
-
-# Of the third generation's context: "llama3" slows rotary frequencies from 8,192 tokens on.
-_LONG = RotaryScaling("llama3", 8.0, original_length=8_192, low_factor=1.0, high_factor=4.0)
-_LONG_SMALL = dataclasses.replace(_LONG, factor=32.0)
-
-# mini is for two CPU cores; the others are the published sizes.
-_SIZES: dict[str, dict[str, Any]] = {
-    "mini": dict(vocab_size=32_000, width=128, layers=4, heads=4, kv_heads=2, feed_forward=352),
-    "7B": dict(
-        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, norm_epsilon=1e-6
-    ),
-    "13B": dict(
-        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, norm_epsilon=1e-6
-    ),
-    "2-7B": dict(
-        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, max_length=4096
-    ),
-    "2-13B": dict(
-        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, max_length=4096
-    ),
-    "2-70B": dict(
-        vocab_size=32_000, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=4096
-    ),
-    "3-8B": dict(
-        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336, max_length=8192,
-        rotary_theta=500_000.0,
-    ),
-    "3-70B": dict(
-        vocab_size=128_256, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=8192,
-        rotary_theta=500_000.0,
-    ),
-    "3.1-8B": dict(
-        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336,
-        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG,
-    ),
-    "3.2-1B": dict(
-        vocab_size=128_256, width=2048, layers=16, heads=32, kv_heads=8, feed_forward=8_192, tie=True,
-        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
-    ),
-    "3.2-3B": dict(
-        vocab_size=128_256, width=3072, layers=28, heads=24, kv_heads=8, feed_forward=8_192, tie=True,
-        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
-    ),
-}  # fmt: skip
-PRESETS = tuple(_SIZES)
-
-
-def preset(name: str, vocab_size: int | None = None, **changes: Any) -> LlamaConfig:
-    """The config of a published size.
-
-    Args:
-      name: one of `PRESETS`; a number in front of the size is the generation.
-      vocab_size: V; None is the published one.
-      **changes: any other field of the config.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in _SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    own = {} if vocab_size is None else {"vocab_size": vocab_size}
-    return LlamaConfig(**(_SIZES[name] | own | changes))
 
 
 class Llama(CausalDecoder):

@@ -1,7 +1,7 @@
 """Global attention over a deep LSTM, with input feeding (Luong et al. 2015)."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.recurrent import RecurrentStack, choose
 from transformer_jax.models.config_checks import check_choices
-from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
-from transformer_jax.models.recurrent_translator import (
-    Memory,
-    RecurrentConfig,
-    RecurrentTranslator,
-    sizes,
-)
+from transformer_jax.models.recurrent_translator import DEEP_SIZES, Memory, RecurrentConfig, RecurrentTranslator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +30,11 @@ class LuongConfig(RecurrentConfig):
     score: Literal["dot", "general", "concat"] = "general"
     input_feeding: bool = True
 
+    preset_fields: ClassVar = DEEP_SIZES
+
     def __post_init__(self):
         super().__post_init__()
         check_choices(self, score=("dot", "general", "concat"))
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> LuongConfig:
-    """The config of a size; two layers at least, as in the paper's deep models.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    values = sizes(name)
-    return LuongConfig(**(values | dict(vocab_size=vocab_size, layers=2 * values["layers"]) | changes))
 
 
 class Luong(RecurrentTranslator):

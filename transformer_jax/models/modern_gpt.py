@@ -1,7 +1,7 @@
 """A causal decoder with what the speed-run community found to learn fastest per token (Jordan et al. 2024)."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,12 @@ from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
 from transformer_jax.models.config_checks import check_choices, check_sizes
+from transformer_jax.models.gpt import gpt_size
+from transformer_jax.models.presets import Presets
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernGPTConfig:
+class ModernGPTConfig(Presets):
     """What the model computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -58,34 +60,16 @@ class ModernGPTConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
+    # Layers, width and heads of GPT-2's sizes. mini is for two CPU cores.
+    preset_fields: ClassVar = {
+        "mini": gpt_size(4, 128, 4),
+        "124M": gpt_size(12, 768, 6),
+        "355M": gpt_size(24, 1024, 8),
+    }
+
     def __post_init__(self):
         check_choices(self)
         check_sizes(self)
-
-
-# Layers, width and heads of GPT-2's sizes. mini is for two CPU cores.
-_SIZES = {"mini": (4, 128, 4), "124M": (12, 768, 6), "355M": (24, 1024, 8)}
-PRESETS = tuple(_SIZES)
-
-
-def preset(name: str, vocab_size: int = 50_257, **changes: Any) -> ModernGPTConfig:
-    """The config of a size.
-
-    Args:
-      name: one of `PRESETS`.
-      vocab_size: V; GPT-2's by default.
-      **changes: any other field of the config.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in _SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    layers, width, heads = _SIZES[name]
-    sizes: dict[str, Any] = dict(
-        vocab_size=vocab_size, width=width, layers=layers, heads=heads, kv_heads=heads, feed_forward=4 * width
-    )
-    return ModernGPTConfig(**(sizes | changes))
 
 
 class ModernGPT(CausalDecoder):

@@ -1,7 +1,7 @@
 """Recurrent language models (Mikolov et al. 2010; Zaremba et al. 2014): one state for all that was."""
 
 import dataclasses
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import flax.struct
 import jax
@@ -14,11 +14,12 @@ from transformer_jax.layers.embedding import TokenEmbedding, count_without_paddi
 from transformer_jax.layers.recurrent import CELLS, RecurrentStack, segment_changes
 from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
 from transformer_jax.models.input_checks import check_length
+from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentLMConfig:
+class RecurrentLMConfig(Presets):
     """What the model computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -49,41 +50,17 @@ class RecurrentLMConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
+    # mini is for two CPU cores; medium and large are Zaremba et al.'s.
+    preset_fields: ClassVar = {
+        "mini": dict(width=128, hidden=256, layers=2, dropout=0.0),
+        "small": dict(width=512, hidden=512, layers=2, dropout=0.2),
+        "medium": dict(width=650, hidden=650, layers=2, dropout=0.5),
+        "large": dict(width=1_500, hidden=1_500, layers=2, dropout=0.65),
+    }
+
     def __post_init__(self):
         check_choices(self, cell=CELLS)
         check_recurrent_sizes(self)
-
-
-# Width, hidden, layers and dropout. mini is for two CPU cores; medium and large are Zaremba et al.'s.
-_SIZES = {
-    "mini": (128, 256, 2, 0.0),
-    "small": (512, 512, 2, 0.2),
-    "medium": (650, 650, 2, 0.5),
-    "large": (1_500, 1_500, 2, 0.65),
-}
-PRESETS = tuple(_SIZES)
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> RecurrentLMConfig:
-    """The config of a size, of LSTMs.
-
-    Args:
-      name: one of `PRESETS`.
-      vocab_size: V.
-      **changes: any other field of the config.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in _SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    values: dict[str, Any] = dict(zip(("width", "hidden", "layers", "dropout"), _SIZES[name], strict=True))
-    return RecurrentLMConfig(**(values | dict(vocab_size=vocab_size) | changes))
-
-
-def gru_preset(name: str, vocab_size: int, **changes: Any) -> RecurrentLMConfig:
-    """`preset` with GRUs (Cho et al. 2014)."""
-    return preset(name, vocab_size, **(dict(cell="gru") | changes))
 
 
 class RecurrentTextCache(flax.struct.PyTreeNode):

@@ -16,11 +16,12 @@ from transformer_jax.layers.embedding import TokenEmbedding, count_without_paddi
 from transformer_jax.layers.recurrent import State, segment_changes
 from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
 from transformer_jax.models.input_checks import check_length, check_where
+from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Presets):
     """What every recurrent translator computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -55,21 +56,14 @@ class RecurrentConfig:
         check_recurrent_sizes(self)
 
 
-# Width of the embeddings, width of the cells, layers, dropout. mini is for the embedded phrases and two CPU
-# cores.
-SIZES = {"mini": (128, 192, 1, 0.1), "tiny": (256, 256, 1, 0.3), "small": (512, 512, 2, 0.3)}
-PRESETS = tuple(SIZES)
-
-
-def sizes(name: str) -> dict[str, Any]:
-    """The fields that a preset stands for.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    return dict(zip(("width", "hidden", "layers", "dropout"), SIZES[name], strict=True))
+# mini is for the embedded phrases and two CPU cores.
+SIZES: dict[str, dict[str, Any]] = {
+    "mini": dict(width=128, hidden=192, layers=1, dropout=0.1),
+    "tiny": dict(width=256, hidden=256, layers=1, dropout=0.3),
+    "small": dict(width=512, hidden=512, layers=2, dropout=0.3),
+}
+# Two layers at least: Sutskever et al. 2014 and Luong et al. 2015 found deep models to be better.
+DEEP_SIZES = {name: size | dict(layers=2 * size["layers"]) for name, size in SIZES.items()}
 
 
 class Memory(flax.struct.PyTreeNode):

@@ -1,63 +1,72 @@
-"""Models by the name that configs and run folders carry."""
+"""The models by kind and name, as configs and run folders name them."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from transformer_jax.models import (
-    bahdanau,
-    gpt,
-    hard_attention,
-    llama,
-    luong,
-    modern_gpt,
-    recurrent_lm,
-    seq2seq,
-    transformer,
-)
+from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
+from transformer_jax.models.llama import Llama, LlamaConfig
+from transformer_jax.models.luong import Luong, LuongConfig
+from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
+from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
+from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig
 
 
-class Entry(NamedTuple):
-    """A model's config, its module and its presets."""
+class ModelEntry(NamedTuple):
+    """A model's config and module.
 
-    config: type
-    module: type
-    preset: Any
-    presets: tuple[str, ...]
+    Attributes:
+      config: dataclass with presets; see `Presets`.
+      module: what the config configures.
+      changes: fields in which this name differs from the config's defaults.
+    """
+
+    config: Any
+    module: Any
+    changes: Mapping[str, Any] = {}
+
+    def preset(self, name: str, vocab_size: int | None = None, **changes: Any) -> Any:
+        """The config of a named size; see `Presets.preset`.
+
+        Raises:
+          ValueError: an unknown name, or no vocabulary size where none is published.
+        """
+        return self.config.preset(name, vocab_size, **{**self.changes, **changes})
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Names of the presets."""
+        return self.config.presets
 
 
-TRANSLATORS = {
-    "transformer": Entry(
-        transformer.TransformerConfig, transformer.Transformer, transformer.preset, transformer.PRESETS
-    ),
-    "lstm": Entry(seq2seq.Seq2SeqConfig, seq2seq.Seq2Seq, seq2seq.preset, seq2seq.PRESETS),
-    "gru": Entry(seq2seq.Seq2SeqConfig, seq2seq.Seq2Seq, seq2seq.gru_preset, seq2seq.PRESETS),
-    "bahdanau": Entry(bahdanau.BahdanauConfig, bahdanau.Bahdanau, bahdanau.preset, bahdanau.PRESETS),
-    "hard_attention": Entry(
-        hard_attention.HardAttentionConfig,
-        hard_attention.HardAttention,
-        hard_attention.preset,
-        hard_attention.PRESETS,
-    ),
-    "luong": Entry(luong.LuongConfig, luong.Luong, luong.preset, luong.PRESETS),
+# A name such as "lstm" is a model of both kinds.
+MODELS: dict[str, dict[str, ModelEntry]] = {
+    "translator": {
+        "transformer": ModelEntry(TransformerConfig, Transformer),
+        "lstm": ModelEntry(Seq2SeqConfig, Seq2Seq),
+        "gru": ModelEntry(Seq2SeqConfig, Seq2Seq, {"cell": "gru"}),
+        "bahdanau": ModelEntry(BahdanauConfig, Bahdanau),
+        "hard_attention": ModelEntry(HardAttentionConfig, HardAttention),
+        "luong": ModelEntry(LuongConfig, Luong),
+    },
+    "decoder": {
+        "gpt": ModelEntry(GPTConfig, GPT),
+        "llama": ModelEntry(LlamaConfig, Llama),
+        "modern_gpt": ModelEntry(ModernGPTConfig, ModernGPT),
+        "lstm": ModelEntry(RecurrentLMConfig, RecurrentLM),
+        "gru": ModelEntry(RecurrentLMConfig, RecurrentLM, {"cell": "gru"}),
+    },
 }
+TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 
-DECODERS = {
-    "gpt": Entry(gpt.GPTConfig, gpt.GPT, gpt.preset, gpt.PRESETS),
-    "llama": Entry(llama.LlamaConfig, llama.Llama, llama.preset, llama.PRESETS),
-    "modern_gpt": Entry(
-        modern_gpt.ModernGPTConfig, modern_gpt.ModernGPT, modern_gpt.preset, modern_gpt.PRESETS
-    ),
-    "lstm": Entry(
-        recurrent_lm.RecurrentLMConfig, recurrent_lm.RecurrentLM, recurrent_lm.preset, recurrent_lm.PRESETS
-    ),
-    "gru": Entry(
-        recurrent_lm.RecurrentLMConfig, recurrent_lm.RecurrentLM, recurrent_lm.gru_preset, recurrent_lm.PRESETS
-    ),
-}
-
-# What a run's `config.json` calls its kind of model: a name such as "lstm" is a model of both.
+# What a run's `config.json` calls its kind of model.
 TASKS = {"translation": TRANSLATORS, "language": DECODERS}
 
 
 def module_of(config: Any) -> type:
     """The module that a model's config is of."""
-    return next(e.module for models in TASKS.values() for e in models.values() if e.config is type(config))
+    return next(e.module for models in MODELS.values() for e in models.values() if e.config is type(config))

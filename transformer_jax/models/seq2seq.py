@@ -1,7 +1,7 @@
 """Sequence to sequence with one fixed vector (Sutskever et al. 2014): a deep LSTM reads, another one writes."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.recurrent import CELLS, RecurrentStack
 from transformer_jax.models.config_checks import check_choices
-from transformer_jax.models.recurrent_translator import PRESETS as PRESETS
-from transformer_jax.models.recurrent_translator import (
-    Memory,
-    RecurrentConfig,
-    RecurrentTranslator,
-    sizes,
-)
+from transformer_jax.models.recurrent_translator import DEEP_SIZES, Memory, RecurrentConfig, RecurrentTranslator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +27,11 @@ class Seq2SeqConfig(RecurrentConfig):
 
     cell: Literal["lstm", "gru"] = "lstm"
 
+    preset_fields: ClassVar = DEEP_SIZES
+
     def __post_init__(self):
         super().__post_init__()
         check_choices(self, cell=CELLS)
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> Seq2SeqConfig:
-    """The config of a size; two layers at least, as the paper found deep ones to be better.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    values = sizes(name)
-    return Seq2SeqConfig(**(values | dict(vocab_size=vocab_size, layers=2 * values["layers"]) | changes))
-
-
-def gru_preset(name: str, vocab_size: int, **changes: Any) -> Seq2SeqConfig:
-    """`preset` with GRUs (Cho et al. 2014)."""
-    return preset(name, vocab_size, **(dict(cell="gru") | changes))
 
 
 class Seq2Seq(RecurrentTranslator):

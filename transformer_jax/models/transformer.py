@@ -1,7 +1,7 @@
 """The Transformer ("Attention Is All You Need", Vaswani et al. 2017): an encoder-decoder translator."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,25 @@ from transformer_jax.layers.positions import learned_positions, segment_position
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, real, same_segment
 from transformer_jax.models.input_checks import check_length, check_where
+from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
 from transformer_jax.models.transformer_cache import TransformerCache
 
 
+def _size(layers: int, width: int, feed_forward: int, heads: int, dropout: float) -> dict[str, Any]:
+    return dict(
+        width=width,
+        feed_forward=feed_forward,
+        heads=heads,
+        kv_heads=heads,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        dropout=dropout,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Presets):
     """What the model computes. Sizes default to nothing: take a preset, or name them.
 
     Attributes:
@@ -71,6 +84,16 @@ class TransformerConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
+    # base and big are table 3 of the paper, tiny is the size that the literature uses for Multi30k
+    # (Wu et al. 2021), small doubles its width, mini is for the embedded phrases and two CPU cores.
+    preset_fields: ClassVar = {
+        "mini": _size(2, 128, 512, 4, 0.1),
+        "tiny": _size(4, 128, 256, 4, 0.3),
+        "small": _size(4, 256, 1024, 4, 0.3),
+        "base": _size(6, 512, 2048, 8, 0.1),
+        "big": _size(6, 1024, 4096, 16, 0.3),
+    }
+
     def __post_init__(self):
         choices = {
             "norm": ("post", "pre"),
@@ -89,46 +112,6 @@ class TransformerConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
-
-
-# (layers, width, feed-forward, heads, dropout); base and big are table 3 of the paper, tiny is the
-# size the literature uses for Multi30k (Wu et al. 2021), small doubles its width, mini is for the
-# embedded phrases and two CPU cores.
-_SIZES = {
-    "mini": (2, 128, 512, 4, 0.1),
-    "tiny": (4, 128, 256, 4, 0.3),
-    "small": (4, 256, 1024, 4, 0.3),
-    "base": (6, 512, 2048, 8, 0.1),
-    "big": (6, 1024, 4096, 16, 0.3),
-}
-PRESETS = tuple(_SIZES)
-
-
-def preset(name: str, vocab_size: int, **changes) -> TransformerConfig:
-    """The config of a published size.
-
-    Args:
-      name: one of `PRESETS`.
-      vocab_size: V.
-      **changes: any other field of the config.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in _SIZES:
-        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-    layers, width, feed_forward, heads, rate = _SIZES[name]
-    sizes: dict[str, Any] = dict(
-        vocab_size=vocab_size,
-        width=width,
-        feed_forward=feed_forward,
-        heads=heads,
-        kv_heads=heads,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        dropout=rate,
-    )
-    return TransformerConfig(**(sizes | changes))
 
 
 class Transformer(nnx.Module):
