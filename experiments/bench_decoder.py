@@ -77,10 +77,10 @@ def weights(preset: str, folder: str) -> int:
 def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
+    from transformer_jax.training.language_loss import language_loss
 
     from transformer_jax import runs
     from transformer_jax.models.gpt import GPTConfig
-    from transformer_jax.training.language_loss import language_loss
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step

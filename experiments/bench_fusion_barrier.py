@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import optax
 import tyro
+from transformer_jax.training.translation_loss import translation_loss
 
 from transformer_jax import runs
 from transformer_jax.layers import fusion_barrier
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.training.step import create_state, make_train_step
-from transformer_jax.training.translation_loss import translation_loss
 
 
 @dataclasses.dataclass(frozen=True)

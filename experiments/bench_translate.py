@@ -84,11 +84,11 @@ def our_model(dropout: float) -> Any:
 def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
+    from transformer_jax.training.translation_loss import translation_loss
 
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
-    from transformer_jax.training.translation_loss import translation_loss
 
     model = our_model(DROPOUT)
     schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
     from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
     from transformer_jax.models.transformer import Transformer, TransformerConfig
-    from transformer_jax.runs import load_run
+    from transformer_jax.tasks import configure, load, train
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,10 @@ __all__ = [
     "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
+    "configure",
+    "load",
     "load_run",
+    "train",
 ]
 
 # The module of each name; a model's config is in its model's module.
@@ -57,8 +60,18 @@ _MODULES = {
     "RecurrentLM": "models.recurrent_lm",
     "Seq2Seq": "models.seq2seq",
     "Transformer": "models.transformer",
-    "load_run": "runs",
+    "configure": "tasks",
+    "load": "tasks",
+    "train": "tasks",
 }
+
+
+def load_run(folder: Any, **options: Any) -> Any:
+    """The former name of `load`."""
+    import warnings
+
+    warnings.warn("load_run is now transformer_jax.load", DeprecationWarning, stacklevel=2)
+    return __getattr__("load")(folder, **options)
 
 
 def __getattr__(name: str) -> Any:

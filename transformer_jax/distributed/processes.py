@@ -9,11 +9,13 @@ the same order; one process alone calls them for nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import json
 import os
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +81,35 @@ def connected() -> bool:
 def is_first() -> bool:
     """Whether this is the process that writes what one process writes."""
     return own_number() == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes of one run, each started with the same command."""
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0, for a run over several processes. SLURM, Open MPI, Kubernetes and TPU pods are
+    detected and need none of these three flags."""
+    num_processes: int | None = None
+    """Number of processes, with --coordinator."""
+    process_id: int | None = None
+    """Number of this process, from 0, with --coordinator."""
+    join_timeout: float = 300.0
+    """Seconds to wait for the other processes at the start."""
+
+    def join(self) -> None:
+        """Makes this process one of several if it is one; the first one alone prints results.
+
+        Raises:
+          UserError: see `join`.
+        """
+        join(self.coordinator, self.num_processes, self.process_id, timeout=self.join_timeout)
+        if jax.process_count() == 1:
+            return
+        # Libraries below Python report their connections on standard output, which is for results.
+        results = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
+        os.dup2(2, 1)
+        sys.stdout = open(results, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
 
 def _launched(environment: Mapping[str, str]) -> str | None:

@@ -63,10 +63,26 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 
-# What a run's `config.json` calls its kind of model.
-TASKS = {"translation": TRANSLATORS, "language": DECODERS}
 
 
 def module_of(config: Any) -> type:
     """The module that a model's config is of."""
     return next(e.module for models in MODELS.values() for e in models.values() if e.config is type(config))
+
+
+def name_of(models: Mapping[str, ModelEntry], config: Any) -> str:
+    """The name of the model that a config is of.
+
+    Args:
+      models: of one kind, by name.
+      config: of one of them; where several names share a config, their `changes` tell them apart.
+
+    Raises:
+      ValueError: a config of none of the models.
+    """
+    own = {name: entry for name, entry in models.items() if entry.config is type(config)}
+    if not own:
+        raise ValueError(f"{type(config).__name__} is the config of none of {', '.join(models)}")
+    # The name with the most changes that the config has.
+    fitting = [n for n, e in own.items() if all(getattr(config, f) == v for f, v in e.changes.items())]
+    return max(fitting or own, key=lambda name: len(own[name].changes) if fitting else 0)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
 from transformer_jax.layers.losses import smoothed_cross_entropy
-from transformer_jax.training.objective import Objective
 from transformer_jax.tasks.translation_losses import where_of
+from transformer_jax.training.objective import Objective
 
 
 def returns(rewards: jax.Array, last: jax.Array, discount: float) -> jax.Array:

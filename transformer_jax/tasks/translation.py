@@ -24,8 +24,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import bleu_signature, translation_scores
 from transformer_jax.models.hard_attention import HardAttentionConfig
 from transformer_jax.tasks.hard_attention import HardAttentionTraining
-from transformer_jax.tasks.translation_losses import TokenLoss, token_loss
 from transformer_jax.tasks.translation_config import TranslationConfig
+from transformer_jax.tasks.translation_losses import TokenLoss, token_loss
 from transformer_jax.tasks.translation_recipes import RECIPES
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
@@ -330,11 +330,6 @@ class TrainedTranslator:
         return self.translator(beam_size=beam_size, alpha=alpha).align(text, translation)
 
 
-def trained(model: Any, processor: Any, config: RunConfig | None = None) -> TrainedTranslator:
-    """What `transformer_jax.load` returns for a translator."""
-    return TrainedTranslator(model, processor, config)
-
-
 def default_recipe(values: Mapping[str, Any]) -> str:
     """The recipe of values that name none: phrases for the embedded corpus, else files."""
     embedded = not values.get("train") and str(values.get("corpus") or "phrases:").startswith("phrases:")
@@ -350,6 +345,6 @@ ENTRY = TaskEntry(
     abstract_batch,
     objective,
     prepare,
-    trained,
+    TrainedTranslator,
     files=(_LENGTHS,),
 )

@@ -143,6 +143,8 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
     objective = entry.objective(config, config.model)
     if mesh is not None:
         check_model(config.model, mesh)
+        if entry.check_mesh is not None:
+            entry.check_mesh(config, mesh)
     return objective
 
 

@@ -103,7 +103,10 @@ class TaskEntry(NamedTuple):
       objective: from a config and a model's config to the objective; checks across fields raise here.
       prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files of
         the run that exists in the folder, or None.
-      trained: from a model, its processor and the config to an object that can do what the task is for.
+      trained: (model, processor, config or None, weights) -> an object with these attributes and methods for what
+        the task is for.
+      check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan), or
+        raises `UserError`; None checks nothing.
       files: names of the other files that a task of it may keep in a run folder.
       models: of the kind, in place of the registry's; for models that are not in it.
     """
@@ -116,7 +119,8 @@ class TaskEntry(NamedTuple):
     abstract_batch: Callable[[RunConfig], Mapping[str, jax.ShapeDtypeStruct]]
     objective: Callable[[RunConfig, Any], Objective]
     prepare: Callable[..., Task]
-    trained: Callable[[Any, Any, RunConfig | None], Any]
+    trained: Callable[[Any, Any, RunConfig | None, str], Any]
+    check_mesh: Callable[[RunConfig, Any], None] | None = None
     files: tuple[str, ...] = ()
     models: Mapping[str, Any] | None = None
 
@@ -132,12 +136,14 @@ class TaskEntry(NamedTuple):
         """
         choose("recipe", recipe, tuple(self.recipes))
         function = self.recipes[recipe]
-        own = {name: values.pop(name) for name in recipe_keywords(function) if name in values}
+        own = {name: values[name] for name in recipe_keywords(function) if name in values}
         try:
             config = function(**own)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return config.with_values(**values)
+        # A keyword that is a field as well (`train`, `corpus`) has its value there.
+        fields = config.names()
+        return config.with_values(**{n: v for n, v in values.items() if n not in own or n in fields})
 
 
 def recipe_keywords(recipe: Callable[..., RunConfig]) -> dict[str, inspect.Parameter]:

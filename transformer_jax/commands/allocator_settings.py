@@ -1,5 +1,4 @@
-"""Memory that a process keeps, in large pages: a command on Linux that starts once more for it trains faster
-on a CPU.
+"""Settings of glibc's allocator that make training on a CPU faster: memory is kept, in large pages.
 
 Each training step allocates its activations anew. glibc gives so large a block back to the kernel when the
 step ends, and the next step faults it in again, page by page; on a virtual machine whose host has taken the
@@ -14,6 +13,10 @@ import os
 import pathlib
 import platform
 import sys
+import time
+
+# Commands import this module first: `seconds` of a run is the complete command's.
+STARTED = time.perf_counter()
 
 _TUNABLES = "GLIBC_TUNABLES"
 # Blocks of every size from one heap, which never shrinks: arenas of other threads hold 64 MiB at most, and
@@ -41,7 +44,7 @@ def wished_environment(environment: dict[str, str], kernel: str, libc: str) -> d
     return environment | {_TUNABLES: ":".join(filter(None, (tunables, *missing)))}
 
 
-def restart_with_kept_memory() -> None:
+def restart_with_allocator_settings() -> None:
     """Starts the running command again with memory kept, once; elsewhere it returns at once.
 
     To be called before anything is read, written or printed. A value of one's own for a tunable of glibc's

@@ -1,0 +1,192 @@
+"""Continue texts with a trained run or with published weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from transformer_jax.decoding.generation import Sampling
+from transformer_jax.decoding.text_generation import Generated, TextGenerator
+from transformer_jax.distributed.mesh import mesh_of, on_mesh
+from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
+from transformer_jax.errors import UserError
+from transformer_jax.tasks import load
+from transformer_jax.tasks.language_modeling import TrainedLanguageModel
+
+DESCRIPTION = "Continue texts with a causal decoder; the text streams to the terminal as it is made."
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Continue texts with a causal decoder; the text streams to the terminal as it is made."""
+
+    prompt: tuple[str, ...] = ()
+    """What the text begins with; several prompts are continued together, each as if it were alone."""
+    weights: str | None = None
+    """Hugging Face folder of a GPT-2 or a Llama."""
+    run_dir: str | None = None
+    """Folder of a run of a language model."""
+    max_new_tokens: int = 100
+    """Largest number of new tokens."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Draw from the K likeliest tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that hold this share of the probability."""
+    min_p: float | None = None
+    """Draw from tokens that are at least this many times as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Makes tokens that came before less likely; 1 changes nothing."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are cut off."""
+    ignore_end: bool = False
+    """Go on behind an end-of-text token."""
+    samples: int = 1
+    """Continuations of each prompt."""
+    seed: int = 0
+    """Of all draws."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the computation; None: the run's own, float32 for --weights."""
+    draft_weights: str | None = None
+    """Folder of a smaller model with the same tokenizer that proposes tokens: speculative decoding, which
+    changes the speed and not the distribution."""
+    draft_run_dir: str | None = None
+    """The same, from a run."""
+    draft_tokens: int = 4
+    """Tokens that the small model proposes at a time."""
+    html: str | None = None
+    """Write all attention over the prompt and its continuation, every layer and head, as an interactive page;
+    of one prompt and one sample."""
+    mesh: str | None = None
+    """Devices of the model by axis, as tensor=2; None: one device."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
+    json: bool = False
+    """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
+
+
+def _model(weights: str | None, run_dir: str | None, dtype: str | None, mesh: Any) -> tuple[Any, Any]:
+    if weights is not None and not pathlib.Path(weights).is_dir():
+        raise UserError(f"{weights}: no such folder of weights")
+    folder = run_dir if weights is None else weights
+    assert folder is not None, "one of the two is given"
+    loaded = load(folder, dtype=dtype, mesh=mesh)
+    if not isinstance(loaded, TrainedLanguageModel):
+        raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which translates: use translate")
+    return loaded.model, loaded.tokenizer
+
+
+def _check(arguments: Arguments) -> Sampling:
+    """What can be said before anything is read.
+
+    Raises:
+      UserError: flags that are missing or contradict each other.
+    """
+    if (arguments.weights is None) == (arguments.run_dir is None):
+        raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
+    if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
+        raise UserError("`draft_weights` and `draft_run_dir` contradict each other: give one of them")
+    if not arguments.prompt or not all(arguments.prompt):
+        raise UserError("the prompt is empty: give some text with `prompt`")
+    for name in ("max_new_tokens", "samples", "draft_tokens"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
+    if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
+        raise UserError("`html` shows one text: give one `prompt` and no `samples`")
+    if arguments.html is not None:
+        from transformer_jax.plotting.attention_page import check_writable
+
+        check_writable(arguments.html)
+    if arguments.seed < 0:
+        raise UserError(f"`seed` {arguments.seed} is below 0")
+    try:
+        "".join((*arguments.prompt, *arguments.stop)).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("`prompt` is not UTF-8: convert it first") from None
+    return Sampling(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+    )
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax generate") -> None:
+    """The command."""
+    arguments = tyro.cli(
+        Arguments, prog=prog, description=DESCRIPTION, args=argv, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    arguments.processes.join()
+    sampling = _check(arguments)
+    mesh = on_every_process(lambda: mesh_of(arguments.mesh))
+    with on_mesh(mesh), reporting_lost_process():
+        generate(arguments, sampling, mesh)
+
+
+def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
+    """Reads the model and continues the prompts."""
+    model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype, mesh)
+    draft = None
+    if arguments.draft_weights is not None or arguments.draft_run_dir is not None:
+        draft, _ = _model(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype, mesh)
+    generator = TextGenerator(
+        model,
+        tokenizer,
+        sampling=sampling,
+        ends=() if arguments.ignore_end else None,
+        draft=draft,
+        draft_tokens=arguments.draft_tokens,
+    )
+    inspected = model if arguments.html is not None else None
+    if inspected is not None:
+        from transformer_jax.interpretability.sentence import check_attends
+
+        check_attends(inspected)
+    del model, draft  # the generator has its own, cut into blocks
+    single = len(arguments.prompt) * arguments.samples == 1
+    streams = single and not arguments.json
+    started = time.perf_counter()
+    found = generator(
+        arguments.prompt,
+        max_new_tokens=arguments.max_new_tokens,
+        samples=arguments.samples,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        on_text=(lambda _, text: print(text, end="", flush=True)) if streams else None,
+    )
+    spent = time.perf_counter() - started
+    texts: list[Generated] = [one for samples in found for one in samples]
+    if arguments.json:
+        objects = [{"text": one.text, "token_ids": one.token_ids} for one in texts]
+        print(json.dumps(objects[0] if single else objects, ensure_ascii=False), flush=True)
+    elif streams:
+        print(flush=True)
+    else:
+        for number, one in enumerate(texts, 1):
+            print(f"--- {number}\n{one.text}", flush=True)
+    if inspected is not None:
+        show_page(arguments, inspected, tokenizer, texts[0].token_ids)
+    if arguments.json:
+        return
+    new = sum(one.new_tokens for one in texts)
+    if is_first():
+        print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
+
+
+def show_page(arguments: Arguments, model: Any, tokenizer: Any, ids: Sequence[int]) -> None:
+    """Writes `--html`."""
+    from transformer_jax.interpretability.sentence import attention_of_text
+    from transformer_jax.plotting.attention_page import AttentionPage
+
+    assert arguments.html is not None
+    maps = attention_of_text(model, tokenizer, ids)
+    if is_first():
+        AttentionPage(maps).save(arguments.html)
