@@ -5,19 +5,10 @@ import math
 import jax
 from jax import lax
 
-from transformer_jax.layers.fusion_barrier import materialised
+from transformer_jax.layers.fusion_barrier import materialised, with_materialised_cotangent
 
-# So few rows are a step of decoding: what is computed once more is less than the walls' own cost.
+# So few rows are a step of decoding: what is computed once more is less than the barriers' own cost.
 _FEW = 8
-
-
-@jax.custom_vjp
-def _wall_behind(x):
-    """x, whose gradient is stored before it is used."""
-    return x
-
-
-_wall_behind.defvjp(lambda x: (x, None), lambda _, gradient: (materialised(gradient),))
 
 
 def dense_dot_general(
@@ -36,7 +27,7 @@ def dense_dot_general(
         return lax.dot_general(
             x, kernel, dimension_numbers, precision=precision, preferred_element_type=preferred_element_type
         )
-    return _wall_behind(
+    return with_materialised_cotangent(
         lax.dot_general(
             materialised(x),
             kernel,
