@@ -1,6 +1,7 @@
 """Attention in chunks against the plain form: values, gradients, masks and biases of every kind."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -219,3 +220,74 @@ def test_a_device_needs_no_more_memory_in_a_larger_ring():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert needed(8) < 1.05 * needed(2)
+
+
+@pytest.mark.parametrize("form", ["chunked", pytest.param("ring", marks=pytest.mark.long)])
+def test_forward_mode_equals_that_of_the_plain_form(rng, form):
+    """Tangents of query, key, value and an array of biases, and forward over reverse."""
+    length = 8
+    shapes = (2, length, 4, K), (2, length, 2, K), (2, length, 2, W), (1, 4, length, length)
+    given, tangents = (
+        tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes) for _ in "ab"
+    )
+    seen = visibility.causal(length, length) & visibility.real(jnp.arange(length)[None] > 0)
+
+    def plain(query, key, value, bias):
+        return dot_product_attention(query, key, value, mask=seen, bias=bias, scale=0.5, implementation="plain")
+
+    def ours(query, key, value, bias):
+        attend = ring_attention if form == "ring" else chunked_attention
+        return attend(query, key, value, mask=seen, bias=bias, scale=0.5, queries=3, keys=3)
+
+    def derivatives(attend, *tangents):
+        def total(*given):
+            return jnp.sin(attend(*given)).sum()
+
+        first = jax.jvp(attend, given, tangents)
+        second = jax.jvp(jax.grad(total, argnums=(0, 1, 2, 3)), given, tangents)
+        return first, second
+
+    expected = derivatives(plain, *tangents)
+    with on_mesh(make_mesh("sequence=2")) if form == "ring" else contextlib.nullcontext():
+        found = jax.jit(derivatives, static_argnums=0)(ours, *tangents)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_derivatives_of_a_batch_of_attentions(rng):
+    """`jax.vmap` outside and inside of both modes, over queries and keys but not over values."""
+    query, key, value = arrays(rng, 3)
+    query, key = jnp.stack([query, -query]), jnp.stack([key, 2 * key])
+
+    def in_chunks(*given, **options):
+        return chunked_attention(*given, queries=4, keys=5, **options)
+
+    def plain(*given, **options):
+        return dot_product_attention(*given, implementation="plain", **options)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(attend):
+        def one(query, key):
+            return attend(query, key, value, scale=0.5)
+
+        backward = jax.vmap(jax.grad(lambda *a: jnp.sin(one(*a)).sum(), argnums=(0, 1)))(query, key)
+        forward = jax.jvp(jax.vmap(one), (query, key), (jnp.cos(query), key))
+        return backward, forward
+
+    for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (in_chunks, plain)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_tangent_takes_no_whole_matrix():
+    """No array of T x S entries in the compiled forward mode."""
+    length = 4_096
+    x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+
+    def tangent(*given):
+        def attend(query, key, value):
+            return dot_product_attention(query, key, value, mask=visibility.causal(length, length))
+
+        return jax.jvp(attend, given, given)
+
+    compiled = jax.jit(tangent).lower(x, x, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < length * length

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.layers.custom_transpose import with_transpose
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.visibility import Visibility, taken
 
@@ -195,6 +196,19 @@ class _Places(NamedTuple):
         leaves = [next(some) if floating else next(others) for floating in self.how.floats]
         return part_of(jax.tree.unflatten(self.how.bias, leaves), self.queries, self.keys)
 
+    def softmax_parts(
+        self,
+        logarithm: jax.Array,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        floats: tuple[jax.Array, ...],
+    ) -> tuple[jax.Array, jax.Array]:
+        """(P V (B, G, R, t, V), sums of P (B, G, R, t)) of the chunk's weights P = exp(logits - logarithm)."""
+        logits, shown = _logits(query, key, self.seen(), self.bias(floats))
+        weights = jnp.where(shown, jnp.exp(logits - logarithm[..., None]), 0.0)
+        return _mixed(weights, value), weights.sum(axis=-1)
+
 
 class _Turns:
     """The chunks of one device's arguments, and the places that a turn of the ring brings together."""
@@ -218,7 +232,16 @@ class _Turns:
         return _Places(self.how, self.given, queries, part * self.length + own, own < self.length)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+class _Moving(NamedTuple):
+    """Tangents or cotangents of those of one device's arguments that have any; see `_Given`."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    floats: tuple[jax.Array, ...]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attend(how: _How, given: _Given) -> jax.Array:
     """(B, T, G, R, V) in the query's dtype."""
     return _forward(how, given)[0]
@@ -259,7 +282,7 @@ def _forward(how: _How, given: _Given):
     return mixed, (given, mixed, logarithm)
 
 
-def _backward(how: _How, kept, gradient: jax.Array):
+def _backward(how: _How, kept, gradient: jax.Array) -> _Moving:
     """With weights P = exp(logits - logarithm), the gradient of the logits is P (dP - sum of P dP), and the sum
     is the output times its gradient. So it is that of P V and of P's sum, for a constant logarithm."""
     given, mixed, logarithm = kept
@@ -282,13 +305,9 @@ def _backward(how: _How, kept, gradient: jax.Array):
                 places = turns.places(number_of_turn, first, number)
                 seen = places.seen()
 
-                def softmax_parts(query, key, value, floats):
-                    logits, shown = _logits(query, key, seen, places.bias(floats))
-                    weights = jnp.where(shown, jnp.exp(logits - logarithm[..., None]), 0.0)
-                    return _mixed(weights, value), weights.sum(axis=-1)
-
                 def more():
-                    _, pull = jax.vjp(softmax_parts, query, key, value, given.floats)
+                    parts = functools.partial(places.softmax_parts, logarithm)
+                    _, pull = jax.vjp(parts, query, key, value, given.floats)
                     return jax.tree.map(
                         lambda sum_, x: sum_ + x.astype(sum_.dtype), sums, pull((gradient, -product))
                     )
@@ -325,10 +344,56 @@ def _backward(how: _How, kept, gradient: jax.Array):
         for x, like in ((of_key, given.key), (of_value, given.value))
     )
     of_floats = tuple(x.astype(like.dtype) for x, like in zip(of_floats, given.floats, strict=True))
-    return (_Given(of_query, of_key, of_value, None, of_floats, None),)  # type: ignore[arg-type]
+    return _Moving(of_query, of_key, of_value, of_floats)
 
 
-_attend.defvjp(_forward, _backward)
+def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
+    """The transpose of `_backward`: with weights P as there, the tangent of P V less the output times that of
+    P's sum, for a constant logarithm. (B, T, G, R, V) in the query's dtype."""
+    given, mixed, logarithm = kept
+    turns = _Turns(how, given)
+    size, T = turns.key.shape[2], given.query.shape[1]
+    queries, logarithms = _chunks(moving.query, turns.size), _chunks(logarithm, turns.size, axis=3)
+
+    def turn(carry, number_of_turn):
+        sums, *passing = carry
+
+        def of_queries(chunk):
+            sums, query, of_query, logarithm, first = chunk
+
+            def of_keys(sums, chunk):
+                number, key, value, of_key, of_value = chunk
+                places = turns.places(number_of_turn, first, number)
+
+                def more():
+                    parts = functools.partial(places.softmax_parts, logarithm)
+                    primals = query, key, value, given.floats
+                    _, tangents = jax.jvp(parts, primals, (of_query, of_key, of_value, moving.floats))
+                    return jax.tree.map(jnp.add, sums, tangents)
+
+                return jax.lax.cond(places.seen().any(), more, lambda: sums), None
+
+            return jax.lax.scan(of_keys, sums, (turns.number, *passing))[0]
+
+        sums = jax.lax.map(of_queries, (sums, turns.query, queries, logarithms, turns.first))
+        return (sums, *how.ring.pass_on(passing)), None
+
+    rows = logarithms.shape  # (n, B, G, R, t)
+    sums = jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows)
+    passing = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
+    ((of_mixed, of_total), *_), _ = jax.lax.scan(turn, (sums, *passing), jnp.arange(how.ring.parts))
+    of_mixed, of_total = _joined(of_mixed, T, axis=3), _joined(of_total, T, axis=3)
+    of_mixed, of_total = jnp.moveaxis(of_mixed, 3, 1), jnp.moveaxis(of_total, 3, 1)[..., None]
+    return (of_mixed - of_total * mixed).astype(mixed.dtype)
+
+
+@_attend.defjvp
+def _attend_jvp(how: _How, primals: tuple[_Given], tangents: tuple[_Given]) -> tuple[jax.Array, jax.Array]:
+    (given,), (of_given,) = primals, tangents
+    mixed, kept = _forward(how, given)
+    moving = _Moving(of_given.query, of_given.key, of_given.value, of_given.floats)
+    tangent, backward = functools.partial(_tangent, how), functools.partial(_backward, how)
+    return mixed, with_transpose(tangent, backward, kept, moving)
 
 
 def chunked_attention(
@@ -345,7 +410,7 @@ def chunked_attention(
 ) -> jax.Array:
     """`dot_product_attention` in memory of about `queries` x `keys` x B x H beside its arguments.
 
-    It has gradients of reverse mode, of any order, and none of forward mode.
+    It has derivatives of forward and reverse mode, of any order; the first ones need no more memory than that.
 
     Args:
       query, key, value, mask, bias, scale: see `dot_product_attention`.

@@ -30,7 +30,9 @@ def _computed(x: jax.Array, *, forward: bool, backward: bool) -> jax.Array:
 
 def _transposed(gradient, x, *, forward: bool, backward: bool):
     # The cotangent of this cotangent passes where the value passed.
-    return [gradient if type(gradient) is ad.Zero else _barrier.bind(gradient, forward=backward, backward=forward)]
+    return [
+        gradient if type(gradient) is ad.Zero else _barrier.bind(gradient, forward=backward, backward=forward)
+    ]
 
 
 _barrier = Primitive("fusion_barrier")
