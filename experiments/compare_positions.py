@@ -28,7 +28,7 @@ from transformer_jax.data.batches.token_batches import TokenizedDocuments, valid
 from transformer_jax.errors import UserError
 from transformer_jax.language_config import LanguageConfig, resolve_language
 from transformer_jax.language_model import evaluate, load_texts, train_language_model
-from transformer_jax.layers.position_schemes import SCHEMES
+from transformer_jax.layers.position_configs import SCHEMES
 from transformer_jax.runs import load_language_run
 from transformer_jax.training.checkpoints import write_text_atomically
 

@@ -187,29 +187,27 @@ class DecoderBattery:
         assert (first != other).any()
         assert (first != quiet).any()
 
+    def trace(self, tokens, **changes):
+        """Initial values and forward pass with dropout as text, of the config with these changes."""
+
+        def init_and_apply(key):
+            model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
+            return model(tokens, dropout_key=key)
+
+        try:
+            # Constants by value: a changed frequency has the shape of the old one.
+            traced = jax.make_jaxpr(init_and_apply)(jax.random.key(1))
+            return str(traced) + "".join(str(np.asarray(c).tolist()) for c in traced.consts if _is_number(c))
+        except ValueError as error:
+            return str(error)
+
     def test_every_config_field_matters(self, tokens):
-        def outcome(**changes):
-            """The whole computation as text: initial values and forward pass, dropout on."""
-
-            def whole(key):
-                model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
-                return model(tokens, dropout_key=key)
-
-            try:
-                # Constants by value: a changed frequency has the shape of the old one.
-                traced = jax.make_jaxpr(whole)(jax.random.key(1))
-                return str(traced) + "".join(
-                    str(np.asarray(c).tolist()) for c in traced.consts if _is_number(c)
-                )
-            except ValueError as error:
-                return str(error)
-
         fields = {field.name for field in dataclasses.fields(self.config)}
         assert fields == set(self.changes), "a field without a test"
         unread = []
         for field, value in self.changes.items():
             value, others = value if isinstance(value, tuple) else (value, {})
-            if outcome(**others) == outcome(**others, **{field: value}):
+            if self.trace(tokens, **others) == self.trace(tokens, **others, **{field: value}):
                 unread.append(field)
         assert not unread, f"fields that nothing reads: {unread}"
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -6,22 +7,18 @@ import pytest
 from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
-from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.layers.position_configs import Bucketed, NoPositions
+from transformer_jax.models.config_json import config_json
 from transformer_jax.models.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(
     vocab_size=37, width=48, layers=3, heads=6, kv_heads=3, feed_forward=61, max_length=23, dropout=0.1,
-    relative_buckets=8, relative_distance=11, shaw_limit=4,
 )  # fmt: skip
-
-SCALING = RotaryScaling("linear", 2.0)
 
 CHANGES = dict(
     vocab_size=41, width=60, layers=2, heads=3, kv_heads=6, feed_forward=59, max_length=6, dropout=0.2,
-    positions="none", rotary_theta=(100.0, dict(positions="rotary")),
-    rotary_scaling=(SCALING, dict(positions="rotary")), relative_buckets=(6, dict(positions="bucketed")),
-    relative_distance=(12, dict(positions="bucketed")), shaw_limit=(5, dict(positions="shaw")),
-    activation="relu", use_bias=False, tie=False, norm_epsilon=1e-2, dtype="bfloat16", vocab_multiple=7,
+    positions=NoPositions(), activation="relu", use_bias=False, tie=False, norm_epsilon=1e-2, dtype="bfloat16",
+    vocab_multiple=7,
 )  # fmt: skip
 
 
@@ -36,13 +33,16 @@ class TestUntied(DecoderBattery):
     """Without biases, with a table of its own for the logits, and T5's positions."""
 
     module = GPT
-    config = dataclasses.replace(CONFIG, tie=False, use_bias=False, positions="bucketed")
-    changes = CHANGES | dict(positions="none", use_bias=True, tie=True)
+    config = dataclasses.replace(CONFIG, tie=False, use_bias=False, positions=Bucketed(8, 11))
+    changes = CHANGES | dict(use_bias=True, tie=True)
 
 
 @pytest.mark.parametrize(
     "positions",
-    ["rotary", *(pytest.param(p, marks=pytest.mark.long) for p in ("shaw", "sinusoidal", "alibi", "none"))],
+    [
+        "rotary",
+        *(pytest.param(p, marks=pytest.mark.long) for p in ("shaw", "sinusoidal", "alibi", "none")),
+    ],
 )
 def test_other_positions_in_steps(positions):
     """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
@@ -54,6 +54,32 @@ def test_other_positions_in_steps(positions):
     battery.test_cache_follows_beams_that_part_and_die(tokens, np.random.default_rng(0))
     battery.test_packed_documents_equal_documents_alone(tokens)
     battery.test_no_leak_from_the_future(tokens)
+
+
+@pytest.mark.parametrize(
+    ("positions", "other"),
+    [
+        ("rotary", "rotary:theta=100"),
+        ("rotary", "rotary:scaling=linear,factor=2"),
+        ("bucketed:buckets=8,max_distance=11", "bucketed:buckets=6,max_distance=11"),
+        ("bucketed:buckets=8,max_distance=11", "bucketed:buckets=8,max_distance=12"),
+        ("shaw:limit=4", "shaw:limit=5"),
+    ],
+)
+def test_every_field_of_the_positions_matters(positions, other):
+    battery, tokens = TestGPT(), np.arange(7 * 13).reshape(7, 13) % CONFIG.vocab_size
+    assert battery.trace(tokens, positions=positions) != battery.trace(tokens, positions=other)
+
+
+@pytest.mark.parametrize(
+    "positions", ["learned", "rotary:theta=99.0,scaling=linear,factor=2.0", "shaw:limit=4"]
+)
+def test_a_config_is_the_same_from_its_json(positions):
+    config = GPTConfig.preset("mini", 101, positions=positions)
+    stored = json.loads(json.dumps(config_json(config)))
+    assert stored["positions"] == positions
+    assert GPTConfig(**stored) == config
+    assert hash(GPTConfig(**stored)) == hash(config)
 
 
 @pytest.mark.long
@@ -82,7 +108,7 @@ def test_presets():
     assert set(COUNTS) | {"micro", "mini"} == set(GPTConfig.presets)
     with pytest.raises(ValueError, match="unknown preset 'huge': choose one of"):
         GPTConfig.preset("huge")
-    with pytest.raises(ValueError, match="positions='up' is not one of learned"):
+    with pytest.raises(ValueError, match="unknown positions 'up': choose one of learned, sinusoidal"):
         GPTConfig.preset("mini", positions="up")
     with pytest.raises(ValueError, match="width 128 must be a multiple of heads 5"):
         GPTConfig.preset("mini", heads=5)

@@ -1,22 +1,28 @@
-"""How a decoder knows the order of its tokens, by name.
-
-Each scheme answers the same three questions, so that a model asks them without knowing which it has.
-"""
+"""Position schemes as modules with one interface: what is added to embeddings and logits, and the rotation."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 from flax import nnx
 
+from transformer_jax.layers.position_configs import (
+    Alibi,
+    Bucketed,
+    Learned,
+    NoPositions,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+)
 from transformer_jax.layers.positions import learned_positions, sinusoidal_positions
 from transformer_jax.layers.relative_positions import alibi_bias, bucketed_bias
 from transformer_jax.layers.rotary import RotaryScaling, Rotation, rotary_frequencies, rotation
 
 
-class NoPositions(nnx.Module):
-    """Nothing: a causal decoder still tells the first token from the second by how much it sees
-    (Haviv et al. 2022). The other schemes answer one question each otherwise.
-    """
+class PositionScheme(nnx.Module):
+    """No positions; each subclass overrides one of the three methods."""
 
     # Whether `bias` is anything.
     biases = False
@@ -34,7 +40,7 @@ class NoPositions(nnx.Module):
         return None
 
 
-class SinusoidalPositions(NoPositions):
+class SinusoidalPositions(PositionScheme):
     """Sines and cosines, added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     Args:
@@ -48,7 +54,7 @@ class SinusoidalPositions(NoPositions):
         return x + (self.scale * sinusoidal_positions(positions, x.shape[-1])).astype(x.dtype)
 
 
-class LearnedPositions(NoPositions):
+class LearnedPositions(PositionScheme):
     """A trained vector for each position, added to the embeddings (Radford et al. 2018).
 
     Args:
@@ -66,7 +72,7 @@ class LearnedPositions(NoPositions):
         return x + learned_positions(positions, self.table.embedding[...]).astype(x.dtype)
 
 
-class RotaryPositions(NoPositions):
+class RotaryPositions(PositionScheme):
     """Queries and keys turned by their position (Su et al. 2021); see `rotary_frequencies`."""
 
     def __init__(self, head_width: int, *, theta: float, scaling: RotaryScaling | None):
@@ -78,7 +84,7 @@ class RotaryPositions(NoPositions):
         return rotation(positions, frequencies, magnitude=magnitude)
 
 
-class LinearBiasPositions(NoPositions):
+class LinearBiasPositions(PositionScheme):
     """ALiBi: logits fall linearly with the distance (Press et al. 2022)."""
 
     biases = True
@@ -90,7 +96,7 @@ class LinearBiasPositions(NoPositions):
         return alibi_bias(self.heads, query_positions, key_positions)
 
 
-class BucketedPositions(NoPositions):
+class BucketedPositions(PositionScheme):
     """T5's trained bias for each head and bucket of distances, shared by the layers (Raffel et al. 2020)."""
 
     biases = True
@@ -106,29 +112,26 @@ class BucketedPositions(NoPositions):
         )
 
 
-# "shaw" stands in the attention of each layer, which has its tables; see `SelfAttention`.
-SCHEMES = ("learned", "sinusoidal", "rotary", "alibi", "bucketed", "shaw", "none")
+def make_positions(config: Any, *, std: float, rngs: nnx.Rngs) -> PositionScheme:
+    """The scheme that a decoder's config asks for.
 
-
-def make_positions(config, *, std: float, rngs: nnx.Rngs) -> NoPositions:
-    """The scheme that a decoder's config names; see `GPTConfig` for the fields that are read.
-
-    Raises:
-      ValueError: an unknown name.
+    Args:
+      config: with `positions`, `max_length`, `width` and `heads`.
+      std: standard deviation of trained initial values.
+      rngs: source of the initial values.
     """
-    kind = config.positions
-    if kind == "learned":
-        return LearnedPositions(config.max_length, config.width, std=std, rngs=rngs)
-    if kind == "sinusoidal":
-        return SinusoidalPositions(scale=2**0.5 * std)  # as large as the embeddings at first
-    if kind == "rotary":
-        head_width = config.width // config.heads
-        return RotaryPositions(head_width, theta=config.rotary_theta, scaling=config.rotary_scaling)
-    if kind == "alibi":
-        return LinearBiasPositions(config.heads)
-    if kind == "bucketed":
-        sizes = dict(buckets=config.relative_buckets, max_distance=config.relative_distance)
-        return BucketedPositions(config.heads, **sizes, std=std, rngs=rngs)
-    if kind in ("shaw", "none"):
-        return NoPositions()
-    raise ValueError(f"positions {kind!r} is not one of {', '.join(SCHEMES)}")
+    match config.positions:
+        case Learned():
+            return LearnedPositions(config.max_length, config.width, std=std, rngs=rngs)
+        case Sinusoidal():
+            return SinusoidalPositions(scale=2**0.5 * std)  # as large as the embeddings at first
+        case Rotary(theta=theta, scaling=scaling):
+            return RotaryPositions(config.width // config.heads, theta=theta, scaling=scaling)
+        case Alibi():
+            return LinearBiasPositions(config.heads)
+        case Bucketed(buckets=buckets, max_distance=farthest):
+            return BucketedPositions(config.heads, buckets=buckets, max_distance=farthest, std=std, rngs=rngs)
+        case Shaw() | NoPositions():
+            # Shaw's tables stand in the attention of each layer; see `SelfAttention`.
+            return PositionScheme()
+    raise ValueError(f"positions {config.positions!r} are no `Positions`")

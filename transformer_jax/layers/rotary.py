@@ -28,7 +28,7 @@ class RotaryScaling:
       attention_factor: of "yarn": queries and keys are multiplied by it; None is 0.1 ln(factor) + 1.
 
     Raises:
-      ValueError: an unknown kind, or a factor below 1.
+      ValueError: an unknown kind, a factor below 1, or no trained length where one is needed.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -43,8 +43,8 @@ class RotaryScaling:
     def __post_init__(self):
         if self.kind not in ("linear", "llama3", "yarn"):
             raise ValueError(f"rotary scaling {self.kind!r} is not one of linear, llama3, yarn")
-        if self.factor < 1:
-            raise ValueError(f"a rotary scaling factor of {self.factor} is below 1")
+        if not 1 <= self.factor < math.inf:
+            raise ValueError(f"a rotary scaling factor of {self.factor} is below 1 or not finite")
         if self.kind != "linear" and self.original_length < 1:
             raise ValueError(f"rotary scaling {self.kind!r} needs original_length, the trained length")
 

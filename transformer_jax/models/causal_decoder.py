@@ -17,7 +17,7 @@ from transformer_jax.layers.embedding import TokenEmbedding, count_without_paddi
 from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.position_bias import PositionBias
-from transformer_jax.layers.position_schemes import NoPositions
+from transformer_jax.layers.position_schemes import PositionScheme
 from transformer_jax.layers.positions import segment_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, same_segment
@@ -48,7 +48,7 @@ class CausalDecoder(nnx.Module):
         config: Any,
         *,
         make_block: Callable[[nnx.Rngs], CausalBlock],
-        positions: NoPositions,
+        positions: PositionScheme,
         norm: nnx.Module,
         embedding_std: float,
         tied: bool,

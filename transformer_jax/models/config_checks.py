@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformer_jax.layers.position_configs import Positions, parse_positions
 from transformer_jax.layers.rotary import RotaryScaling
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,8 +35,6 @@ def check_dropout(config: Any) -> None:
 def check_sizes(config: Any, *, head_width: int | None = None) -> None:
     """That heads divide the width (unless they have a width of their own) and dropout is a rate.
 
-    A rotary scaling that comes from a JSON file as a dictionary is made what it says.
-
     Raises:
       ValueError: sizes that do not divide, or a value out of range.
     """
@@ -45,6 +44,26 @@ def check_sizes(config: Any, *, head_width: int | None = None) -> None:
             f"and heads of kv_heads {config.kv_heads}"
         )
     check_dropout(config)
+
+
+def parse_text_positions(config: Any) -> None:
+    """Replaces the text form of `positions`, which a JSON file holds, by its value.
+
+    Raises:
+      ValueError: a text that is none, or another type.
+    """
+    if isinstance(config.positions, str):
+        object.__setattr__(config, "positions", parse_positions(config.positions))
+    if not isinstance(config.positions, Positions):
+        raise ValueError(f"positions={config.positions!r} is neither `Positions` nor their text form")
+
+
+def make_rotary_scaling(config: Any) -> None:
+    """Replaces a `rotary_scaling` that is a dictionary, as a JSON file holds it, by its value.
+
+    Raises:
+      ValueError: a value out of range.
+    """
     if isinstance(config.rotary_scaling, dict):
         object.__setattr__(config, "rotary_scaling", RotaryScaling(**config.rotary_scaling))
 

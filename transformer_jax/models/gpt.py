@@ -9,10 +9,10 @@ from transformer_jax.layers.blocks import layer_norm
 from transformer_jax.layers.causal import CausalBlock, SelfAttention
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
-from transformer_jax.layers.position_schemes import SCHEMES, make_positions
-from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.layers.position_configs import Learned, Positions, Shaw
+from transformer_jax.layers.position_schemes import make_positions
 from transformer_jax.models.causal_decoder import CausalDecoder
-from transformer_jax.models.config_checks import check_choices, check_sizes
+from transformer_jax.models.config_checks import check_choices, check_sizes, parse_text_positions
 from transformer_jax.models.presets import Presets
 
 
@@ -36,10 +36,7 @@ class GPTConfig(Presets):
       feed_forward: F.
       max_length: longest text in tokens.
       dropout: on the embeddings and on what each sub-layer adds; 0.1 in the paper, 0 in nanoGPT's pretraining.
-      positions: "learned" (GPT-2's), "sinusoidal", "rotary", "alibi", "bucketed" (T5's), "shaw" or "none".
-      rotary_theta, rotary_scaling: of "rotary", see `rotary_frequencies`.
-      relative_buckets, relative_distance: of "bucketed", see `relative_buckets`.
-      shaw_limit: of "shaw", see `clipped_distances`.
+      positions: one of `position_configs`, or its text form, which is parsed; GPT-2's are `Learned()`.
       activation: "gelu_tanh" is GPT-2's; any name of `ACTIVATIONS`.
       use_bias: biases on all dense layers and norms; GPT-2 has them.
       tie: logits are made with the embeddings.
@@ -59,12 +56,7 @@ class GPTConfig(Presets):
     feed_forward: int
     max_length: int = 1024
     dropout: float = 0.0
-    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "bucketed", "shaw", "none"] = "learned"
-    rotary_theta: float = 10_000.0
-    rotary_scaling: RotaryScaling | None = None
-    relative_buckets: int = 32
-    relative_distance: int = 128
-    shaw_limit: int = 16
+    positions: Positions = Learned()
     activation: str = "gelu_tanh"
     use_bias: bool = True
     tie: bool = True
@@ -84,7 +76,8 @@ class GPTConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, positions=SCHEMES, activation=tuple(ACTIVATIONS))
+        parse_text_positions(self)
+        check_choices(self, activation=tuple(ACTIVATIONS))
         check_sizes(self)
 
 
@@ -116,7 +109,7 @@ class GPT(CausalDecoder):
                     config.width,
                     config.heads,
                     config.kv_heads,
-                    shaw_limit=config.shaw_limit if config.positions == "shaw" else None,
+                    shaw_limit=config.positions.limit if isinstance(config.positions, Shaw) else None,
                     implementation=compute.attention,
                     rngs=rngs,
                     **dense,

@@ -12,7 +12,7 @@ from transformer_jax.layers.feed_forward import GatedFeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
-from transformer_jax.models.config_checks import check_choices, check_sizes, head_width
+from transformer_jax.models.config_checks import check_choices, check_sizes, head_width, make_rotary_scaling
 from transformer_jax.models.presets import Presets
 
 # Of the third generation's context: "llama3" slows rotary frequencies from 8,192 tokens on.
@@ -109,6 +109,7 @@ class LlamaConfig(Presets):
     def __post_init__(self):
         check_choices(self)
         check_sizes(self, head_width=self.head_width)
+        make_rotary_scaling(self)
 
 
 class Llama(CausalDecoder):

@@ -15,7 +15,7 @@ from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.causal_decoder import CausalDecoder
-from transformer_jax.models.config_checks import check_choices, check_sizes
+from transformer_jax.models.config_checks import check_choices, check_sizes, make_rotary_scaling
 from transformer_jax.models.gpt import gpt_size
 from transformer_jax.models.presets import Presets
 
@@ -70,6 +70,7 @@ class ModernGPTConfig(Presets):
     def __post_init__(self):
         check_choices(self)
         check_sizes(self)
+        make_rotary_scaling(self)
 
 
 class ModernGPT(CausalDecoder):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
+from transformer_jax.layers.position_configs import Learned
 from transformer_jax.layers.rotary import RotaryScaling
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.llama import Llama, LlamaConfig
@@ -108,7 +109,7 @@ def _gpt2_config(config: Mapping[str, Any]) -> GPTConfig:
 
 
 def _describe_gpt2(config: GPTConfig) -> dict[str, Any]:
-    if config.positions != "learned" or not config.use_bias or config.kv_heads != config.heads:
+    if config.positions != Learned() or not config.use_bias or config.kv_heads != config.heads:
         raise UserError(
             "a gpt with other than learned positions, without biases or with grouped heads is no GPT-2 that "
             "others could read: keep it as a run"
