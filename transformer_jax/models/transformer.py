@@ -19,6 +19,7 @@ from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, real, same_segment
+from transformer_jax.models.config_checks import check_choices, check_sizes
 from transformer_jax.models.input_checks import check_length, check_where
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
@@ -95,23 +96,14 @@ class TransformerConfig(Presets):
     }
 
     def __post_init__(self):
-        choices = {
-            "norm": ("post", "pre"),
-            "positions": ("sinusoidal", "learned"),
-            "activation": ("relu", "gelu"),
-            "tie": ("all", "decoder", "none"),
-            "dtype": ("float32", "bfloat16", "float16"),
-        }
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
-        if self.width % self.heads or self.heads % self.kv_heads:
-            raise ValueError(
-                f"width {self.width} must be a multiple of heads {self.heads}, "
-                f"and heads of kv_heads {self.kv_heads}"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_choices(
+            self,
+            norm=("post", "pre"),
+            positions=("sinusoidal", "learned"),
+            activation=("relu", "gelu"),
+            tie=("all", "decoder", "none"),
+        )
+        check_sizes(self)
 
 
 class Transformer(nnx.Module):
