@@ -27,16 +27,16 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import tyro
-
-from experiments.command import run_command
 from transformer_jax.config_values import choose
-from transformer_jax.errors import UserError
-from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.runs import Run, load_translator
-from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.translation import train_translator
 from transformer_jax.translation_config import ResolvedConfig, TranslationConfig, resolve
 from transformer_jax.translation_data import load_corpus
+
+from experiments.command import run_command
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.translation import translation_scores
+from transformer_jax.training.checkpoints import write_text_atomically
 
 # What each row changes of the base. Adam needs a lower rate and a longer warm-up than Muon.
 VARIANTS: dict[str, dict[str, Any]] = {

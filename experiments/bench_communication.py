@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from transformer_jax.training.language_loss import language_loss
 
 from experiments.command import run_command
 from transformer_jax.distributed.collectives import Collective, collectives
@@ -41,7 +42,6 @@ from transformer_jax.distributed.sharding import placed_shapes, state_shardings
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.llama import Llama, LlamaConfig
-from transformer_jax.training.language_loss import language_loss
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.step import create_state, make_train_step

@@ -49,13 +49,13 @@ def tokens() -> tuple[np.ndarray, np.ndarray]:
 def ours(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
+    from transformer_jax.training.translation_loss import translation_loss
 
     from transformer_jax import runs
     from transformer_jax.models.luong import LuongConfig
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
-    from transformer_jax.training.translation_loss import translation_loss
 
     source, target = (a.astype(np.int32) for a in tokens())
     batch = {"source": source, "target_in": target[:, :-1], "target_out": target[:, 1:]}

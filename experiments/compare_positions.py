@@ -22,14 +22,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import tyro
+from transformer_jax.language_config import LanguageConfig, resolve_language
+from transformer_jax.language_model import evaluate, load_texts, train_language_model
+from transformer_jax.runs import load_language_run
 
 from experiments.command import run_command
 from transformer_jax.data.batches.token_batches import TokenizedDocuments, validation_windows
 from transformer_jax.errors import UserError
-from transformer_jax.language_config import LanguageConfig, resolve_language
-from transformer_jax.language_model import evaluate, load_texts, train_language_model
 from transformer_jax.layers.position_configs import SCHEMES
-from transformer_jax.runs import load_language_run
 from transformer_jax.training.checkpoints import write_text_atomically
 
 CONTEXT, LENGTHS = 64, (64, 128, 256, 512)

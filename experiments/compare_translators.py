@@ -26,18 +26,18 @@ import jax
 import numpy as np
 import tyro
 from flax import nnx
+from transformer_jax.config_values import choose
+from transformer_jax.translation import model_config, train_translator
+from transformer_jax.translation_config import TranslationConfig, resolve
+from transformer_jax.translation_data import load_corpus, prepare
 
 from experiments.command import run_command
-from transformer_jax.config_values import choose
 from transformer_jax.data.tokenizers.byte_pairs import PAD, BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.models.registry import TRANSLATORS, module_of
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
 from transformer_jax.training.checkpoints import write_text_atomically
-from transformer_jax.translation import model_config, train_translator
-from transformer_jax.translation_config import TranslationConfig, resolve
-from transformer_jax.translation_data import load_corpus, prepare
 
 _FEWEST = 20  # sentences that a bin needs for a score of its own
 

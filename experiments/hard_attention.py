@@ -25,16 +25,16 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from transformer_jax.runs import Run, load_translator
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig, resolve
+from transformer_jax.translation_data import load_corpus
 
 from experiments.command import run_command
 from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.errors import UserError
 from transformer_jax.plotting.attention import plot_alignment
-from transformer_jax.runs import Run, load_translator
 from transformer_jax.training.checkpoints import write_text_atomically
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig, resolve
-from transformer_jax.translation_data import load_corpus
 
 MODELS = {"soft": "bahdanau", "hard": "hard_attention"}
 

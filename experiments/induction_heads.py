@@ -29,15 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
+from transformer_jax.language_config import LanguageConfig
+from transformer_jax.language_model import train_language_model
+from transformer_jax.runs import is_run, load_language_run
 
 from experiments.command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.ablation import ablate_head
 from transformer_jax.interpretability.activations import activations, replaced
 from transformer_jax.interpretability.induction import induction_scores, previous_token_scores, repeated_tokens
-from transformer_jax.language_config import LanguageConfig
-from transformer_jax.language_model import train_language_model
-from transformer_jax.runs import is_run, load_language_run
 from transformer_jax.training.checkpoints import write_text_atomically
 
 LETTERS = string.ascii_lowercase

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from transformer_jax.training.kernel_width import best_width, learn_width
 
 from experiments.command import run_command
 from transformer_jax.errors import UserError
@@ -27,7 +28,6 @@ from transformer_jax.layers.kernel_pooling import KERNELS
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.plotting.kernel_pooling import Fit, plot_classification, plot_regression
 from transformer_jax.training.checkpoints import write_text_atomically
-from transformer_jax.training.kernel_width import best_width, learn_width
 
 _SEARCHED = np.geomspace(0.02, 5.0, 60)
 

@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from transformer_jax.dry_run import describe_language, language_step, translation_step
+from transformer_jax.language_config import LanguageConfig, resolve_language
+from transformer_jax.translation_config import TranslationConfig, resolve
 
 from tests.conftest import ROOT
 from transformer_jax.distributed.mesh import make_mesh
-from transformer_jax.dry_run import describe_language, language_step, translation_step
 from transformer_jax.errors import UserError
-from transformer_jax.language_config import LanguageConfig, resolve_language
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.translation_config import TranslationConfig, resolve
 
 
 def temporary(program):

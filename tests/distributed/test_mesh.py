@@ -8,6 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from transformer_jax.language_config import LanguageConfig
+from transformer_jax.language_model import train_language_model
+from transformer_jax.training.hard_attention_loss import hard_attention_loss
+from transformer_jax.training.language_loss import language_loss
+from transformer_jax.training.translation_loss import translation_loss
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
 
 from transformer_jax import load_run
 from transformer_jax.distributed.mesh import (
@@ -23,8 +30,6 @@ from transformer_jax.distributed.mesh import (
 )
 from transformer_jax.distributed.sharding import describe_sharding, model_shardings, state_shardings
 from transformer_jax.errors import UserError
-from transformer_jax.language_config import LanguageConfig
-from transformer_jax.language_model import train_language_model
 from transformer_jax.models import (
     bahdanau,
     gpt,
@@ -38,15 +43,10 @@ from transformer_jax.models import (
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
-from transformer_jax.training.hard_attention_loss import hard_attention_loss
-from transformer_jax.training.language_loss import language_loss
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.step import create_state, make_train_step
-from transformer_jax.training.translation_loss import translation_loss
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
 V, D, T, S = 64, 16, 16, 8
 DECODER = dict(vocab_size=V, width=D, heads=4, layers=2, max_length=T, dropout=0.1, vocab_multiple=8)

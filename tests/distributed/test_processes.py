@@ -12,6 +12,8 @@ import time
 
 import numpy as np
 import pytest
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
 
 from tests.conftest import ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
@@ -31,8 +33,6 @@ from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.step_watch import StepWatch, late
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
 
 def free_port():

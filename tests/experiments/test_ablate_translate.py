@@ -5,11 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from experiments.command import run_command
+from transformer_jax.translation_config import TranslationConfig, resolve
 
 from experiments import ablate_translate
-from experiments.command import run_command
 from transformer_jax import runs
-from transformer_jax.translation_config import TranslationConfig, resolve
 
 SMALL = {
     "preset": "mini", "vocab-size": 270, "batch-tokens": 256, "max-length": 32, "steps": 4, "save-every": 2,

@@ -3,8 +3,8 @@ import subprocess
 import sys
 
 import pytest
-
 from experiments.allocator_settings import wished_environment
+
 from tests.conftest import ROOT
 
 ON_REQUEST = "always [madvise] never\n"

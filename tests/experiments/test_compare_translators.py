@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
-
-from experiments import compare_translators
 from experiments.command import run_command
-from transformer_jax.models.registry import TRANSLATORS
+from PIL import Image
 from transformer_jax.translation import model_config
 from transformer_jax.translation_config import TranslationConfig, resolve
+
+from experiments import compare_translators
+from transformer_jax.models.registry import TRANSLATORS
 
 
 @pytest.mark.parametrize("name", [name for name in TRANSLATORS if name != "transformer"])

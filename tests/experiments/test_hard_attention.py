@@ -5,10 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+from experiments.command import run_command
 from PIL import Image
 
 from experiments import hard_attention
-from experiments.command import run_command
 from experiments.hard_attention import Arguments, agreement, shown
 from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.decoding.translator import Alignment

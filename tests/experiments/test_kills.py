@@ -9,16 +9,16 @@ import time
 
 import numpy as np
 import pytest
+from transformer_jax.run_training import first_state, optimizer_of
+from transformer_jax.runs import make_model
+from transformer_jax.translation import ADAM, model_config
+from transformer_jax.translation_config import resolve
 
 from tests.conftest import ROOT
 from tests.experiments.test_translate import ENVIRONMENT, config, files  # noqa: F401  a fixture
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.run_training import first_state, optimizer_of
-from transformer_jax.runs import make_model
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import read_metrics
-from transformer_jax.translation import ADAM, model_config
-from transformer_jax.translation_config import resolve
 
 KILLS, STEPS = 20, 160
 

@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+from transformer_jax.language_config import LanguageConfig, resolve_language
+from transformer_jax.language_model import train_language_model
 
 from tests.conftest import ROOT
 from tests.data.corpora.tfds_sets import SENTENCES, write_sets
 from transformer_jax import load_run
 from transformer_jax.errors import UserError
-from transformer_jax.language_config import LanguageConfig, resolve_language
-from transformer_jax.language_model import train_language_model
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
 

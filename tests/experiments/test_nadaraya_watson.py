@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from transformer_jax.training.kernel_width import best_width, learn_width
 
 from experiments.nadaraya_watson import Arguments, compare, curve
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.training.kernel_width import best_width, learn_width
 
 
 @pytest.fixture

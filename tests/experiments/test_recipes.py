@@ -3,12 +3,12 @@
 import sys
 
 import pytest
-
 from transformer_jax.dry_run import DEVICES, PEAKS, UTILISATION, describe, step_flops
-from transformer_jax.errors import UserError
 from transformer_jax.recipes import RECIPES
 from transformer_jax.translation_config import TranslationConfig, resolve
 from transformer_jax.translation_data import load_corpus
+
+from transformer_jax.errors import UserError
 
 FILES = dict(train=("a", "b"), valid=("a", "b"), test=("a", "b"))
 
@@ -113,8 +113,9 @@ def test_a_mesh_of_any_size_is_planned_without_its_devices():
 
 
 def test_the_command_plans_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    from experiments import translate
     from experiments.command import run_command
+
+    from experiments import translate
 
     run_dir = tmp_path / "run"
     monkeypatch.setattr(

@@ -11,6 +11,8 @@ import time
 import jax
 import numpy as np
 import pytest
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
 
 from tests.conftest import ROOT
 from transformer_jax import load_run
@@ -18,8 +20,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.loop import Diverged
 from transformer_jax.training.metrics import read_metrics
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
 
@@ -179,8 +179,9 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
 def test_bad_input_is_one_line(tmp_path, arguments, message, monkeypatch, capsys):
     import re
 
-    from experiments import translate
     from experiments.command import run_command
+
+    from experiments import translate
 
     folder = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["translate", "--run-dir", str(folder), *arguments])

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from transformer_jax.translation import train_translator
+from transformer_jax.translation_config import TranslationConfig
 
 from tests.data.corpora.tfds_sets import write_sets
 from transformer_jax import load_run, translation_data
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
 
 @pytest.fixture(scope="module")

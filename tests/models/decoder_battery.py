@@ -9,13 +9,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from transformer_jax.training.language_loss import language_loss
 
 from tests.models.battery import make
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
-from transformer_jax.training.language_loss import language_loss
 from transformer_jax.training.step import create_state, make_train_step
 
 

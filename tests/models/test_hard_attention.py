@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
 
 from tests.models.battery import TranslatorBattery, forward
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
-from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
 
 CONFIG = HardAttentionConfig(
     vocab_size=37, width=12, hidden=17, layers=1, alignment=14, dropout=0.1, max_length=23

@@ -174,3 +174,27 @@ def test_what_is_not_written(tokenizer, good, tmp_path):
     with pytest.raises(UserError, match="is no GPT-2 that others could read"):
         pretrained.save(tmp_path / "rotary", model, tokenizer)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "published"),
+    [
+        ('{"model_type": "llama"}', True),
+        ('{"architectures": ["MambaForCausalLM"]}', True),
+        ('{"format_version": 1, "model": "gpt"}', False),
+        ('{"format_version": 2, "model_type": "gpt"}', False),
+        ('{"steps": 3}', False),
+        ('["model_type"]', False),
+        ("{", False),
+        (None, False),
+    ],
+)
+def test_a_published_folder_is_told_from_a_run(tmp_path, content, published):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert pretrained.is_published(tmp_path) is published
+
+
+def test_what_save_writes_is_published(good, tmp_path):
+    assert pretrained.is_published(good / "one")
+    assert not pretrained.is_published(tmp_path / "missing")

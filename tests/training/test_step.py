@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from transformer_jax.training.translation_loss import translation_loss
 
 from tests.data.batches.listed_examples import ListedExamples
 from transformer_jax.data.batches.pair_batches import TranslationBatches, choose_buckets
@@ -13,7 +14,6 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.step import create_state, make_train_step
-from transformer_jax.training.translation_loss import translation_loss
 
 CONFIG = TransformerConfig(
     vocab_size=53, width=16, feed_forward=24, heads=4, kv_heads=4, encoder_layers=2, decoder_layers=2,

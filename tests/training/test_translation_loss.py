@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from transformer_jax.training.translation_loss import r_drop_loss, translation_loss
 
 from transformer_jax.models.transformer import Transformer, TransformerConfig
-from transformer_jax.training.translation_loss import r_drop_loss, translation_loss
 
 
 def make_model(dropout):

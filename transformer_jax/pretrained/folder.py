@@ -21,7 +21,8 @@ from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves, with_leaves
-from transformer_jax.pretrained.families import Family, Tensor, family_of_config, family_of_model
+from transformer_jax.pretrained.families import family_of_config, family_of_model
+from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, write_tensors
 
 _LARGEST_FILE = 5_000_000_000

@@ -13,7 +13,14 @@ from transformer_jax.tasks import TASKS
 from transformer_jax.training.checkpoints import rewrite_manifest
 from transformer_jax.training.config import Optimization, field_names, run_config_from_json
 from transformer_jax.training.metrics import FILE, read_metrics
-from transformer_jax.training.run_folder import CHECKPOINTS, CONFIG, FORMAT_VERSION, models_of, read_json, write_json
+from transformer_jax.training.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    FORMAT_VERSION,
+    models_of,
+    read_json,
+    write_json,
+)
 from transformer_jax.training.totals import Totals
 
 _TASKS = {"translation": "translation", "language": "language_modeling"}

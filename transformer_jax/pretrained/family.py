@@ -1,0 +1,80 @@
+"""What a family of published checkpoints is: its table of tensors, and how its config reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One published tensor, which holds one parameter of ours or several side by side.
+
+    Attributes:
+      theirs: its name; "{layer}" stands for the number of each layer.
+      ours: canonical names of parameters, without the layer, in their order along the last axis.
+      transposed: the tensor is (outputs, inputs), as in torch's Linear.
+      in_config: the tensor exists only if this field of our config is true.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False
+    in_config: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One family of published models, read into a module of ours and written from it.
+
+    Attributes:
+      model_type: the name of the family in `config.json`.
+      architecture: its class with a language-model head.
+      module: our model class.
+      config: makes our config from the contents of `config.json`.
+      describe: makes the contents of `config.json`, without names and dtype, from our config.
+      table: every tensor.
+      prefix: in front of all names but the head's; some files leave it out.
+      head: name of the logits' table; tied models may have it or not.
+      passed_over: regular expression of buffers that hold nothing trained.
+    """
+
+    model_type: str
+    architecture: str
+    module: type
+    config: Callable[[Mapping[str, Any]], Any]
+    describe: Callable[[Any], dict[str, Any]]
+    table: tuple[Tensor, ...]
+    prefix: str
+    head: str
+    passed_over: str
+
+
+def check_supported(config: Mapping[str, Any], **usual: Any) -> None:
+    """Checks that fields of a `config.json` have the only values that our models compute.
+
+    Args:
+      config: contents of `config.json`.
+      **usual: the values; a field that is absent has its value.
+
+    Raises:
+      UserError: a field has another value.
+    """
+    for field, value in usual.items():
+        if config.get(field, value) != value:
+            raise UserError(f"config.json: {field} is {config[field]!r}; only {value!r} is computed here")
+
+
+def required(config: Mapping[str, Any], name: str) -> Any:
+    """The value of a field of `config.json`.
+
+    Raises:
+      UserError: the field is absent.
+    """
+    try:
+        return config[name]
+    except KeyError:
+        raise UserError(f"config.json: {name} is missing") from None

@@ -1,0 +1,101 @@
+"""GPT-2 (Radford et al. 2019) as `transformers` publishes it: `GPT2LMHeadModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax.errors import UserError
+from transformer_jax.layers.position_configs import Learned
+from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+
+
+def _config(config: Mapping[str, Any]) -> GPTConfig:
+    check_supported(
+        config,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+    )
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"config.json: activation_function {activation!r} is none of {', '.join(_ACTIVATIONS)}")
+    width, heads = required(config, "n_embd"), required(config, "n_head")
+    return GPTConfig(
+        vocab_size=required(config, "vocab_size"),
+        width=width,
+        layers=required(config, "n_layer"),
+        heads=heads,
+        kv_heads=heads,
+        feed_forward=config.get("n_inner") or 4 * width,
+        max_length=config.get("n_positions", 1024),
+        activation=_ACTIVATIONS[activation],
+        tie=config.get("tie_word_embeddings", True),
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def _describe(config: GPTConfig) -> dict[str, Any]:
+    if config.positions != Learned() or not config.use_bias or config.kv_heads != config.heads:
+        raise UserError(
+            "a gpt with other than learned positions, without biases or with grouped heads is no GPT-2 that "
+            "others could read: keep it as a run"
+        )
+    theirs = {ours: name for name, ours in reversed(_ACTIVATIONS.items())}
+    if config.activation not in theirs:
+        raise UserError(f"no GPT-2 has the activation {config.activation!r}: keep the model as a run")
+    return {
+        "vocab_size": config.vocab_size,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.feed_forward,
+        "n_positions": config.max_length,
+        "activation_function": theirs[config.activation],
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tie,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "attn_pdrop": 0.0,
+    }
+
+
+def _projections(kind: str) -> tuple[str, ...]:
+    return tuple(f"blocks/attention/{name}/{kind}" for name in ("query", "key", "value"))
+
+
+def _norm(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+    return Tensor(f"{theirs}.weight", (f"{ours}/scale",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
+
+
+def _dense(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
+    return Tensor(f"{theirs}.weight", (f"{ours}/kernel",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    module=GPT,
+    config=_config,
+    describe=_describe,
+    table=(
+        Tensor("wte.weight", ("embedding/table/embedding",)),
+        Tensor("wpe.weight", ("positions/table/embedding",)),
+        *_norm("h.{layer}.ln_1", "blocks/attention_norm"),
+        Tensor("h.{layer}.attn.c_attn.weight", _projections("kernel")),
+        Tensor("h.{layer}.attn.c_attn.bias", _projections("bias")),
+        *_dense("h.{layer}.attn.c_proj", "blocks/attention/output"),
+        *_norm("h.{layer}.ln_2", "blocks/feed_forward_norm"),
+        *_dense("h.{layer}.mlp.c_fc", "blocks/feed_forward/expand"),
+        *_dense("h.{layer}.mlp.c_proj", "blocks/feed_forward/contract"),
+        *_norm("ln_f", "norm"),
+    ),
+    prefix="transformer.",
+    head="lm_head.weight",
+    # The causal mask, which older files keep.
+    passed_over=r"h\.\d+\.attn\.(bias|masked_bias)",
+)
