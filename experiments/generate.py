@@ -19,4 +19,6 @@ from transformer_jax.commands import generate
 from transformer_jax.commands.run_command import run_command
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: generate.main(prog="python -m experiments.generate"), interrupted="interrupted"))
+    sys.exit(
+        run_command(lambda: generate.main(prog="python -m experiments.generate"), interrupted="interrupted")
+    )

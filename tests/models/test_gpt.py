@@ -8,7 +8,7 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
 from transformer_jax.layers.position_configs import Bucketed, NoPositions
-from transformer_jax.models.config_json import config_json
+from transformer_jax.training.config import as_json
 from transformer_jax.models.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(
@@ -76,7 +76,7 @@ def test_every_field_of_the_positions_matters(positions, other):
 )
 def test_a_config_is_the_same_from_its_json(positions):
     config = GPTConfig.preset("mini", 101, positions=positions)
-    stored = json.loads(json.dumps(config_json(config)))
+    stored = json.loads(json.dumps(as_json(config)))
     assert stored["positions"] == positions
     assert GPTConfig(**stored) == config
     assert hash(GPTConfig(**stored)) == hash(config)

@@ -64,7 +64,6 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 
 
-
 def module_of(config: Any) -> type:
     """The module that a model's config is of."""
     return next(e.module for models in MODELS.values() for e in models.values() if e.config is type(config))

@@ -18,9 +18,7 @@ from transformer_jax.training.run_folder import read_run
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.trained_model import read_trained
 
-TASKS: dict[str, TaskEntry] = {
-    entry.name: entry for entry in (translation.ENTRY, language_modeling.ENTRY)
-}
+TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (translation.ENTRY, language_modeling.ENTRY)}
 
 
 def configure(task: str, recipe: str, **values: Any) -> RunConfig:
@@ -45,9 +43,7 @@ def task_of(config: RunConfig) -> TaskEntry:
     raise UserError(f"{type(config.task).__name__} is the config of no task: known are {', '.join(TASKS)}")
 
 
-def train(
-    config: RunConfig, run_dir: str | pathlib.Path, **options: Any
-) -> tuple[dict[str, Any], list[str]]:
+def train(config: RunConfig, run_dir: str | pathlib.Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     """Trains, resumes or extends a run of any of `TASKS`; see `training.driver.train`."""
     return driver.train(task_of(config), config, run_dir, tasks=TASKS, **options)
 
@@ -82,15 +78,14 @@ def load(
     folder, tasks = pathlib.Path(folder), TASKS if tasks is None else tasks
     if pretrained.is_published(folder):
         if weights is not None:
-            raise UserError(f"`weights` {weights}: {folder} is a published folder, which has one set of weights")
+            raise UserError(
+                f"`weights` {weights}: {folder} is a published folder, which has one set of weights"
+            )
         model, processor = pretrained.load(folder, dtype=dtype, mesh=mesh, compute=compute)
         kind = next(k for k, models in MODELS.items() if type(model) in {m.module for m in models.values()})
         entry = next(entry for entry in tasks.values() if entry.kind == kind)
         return entry.trained(model, processor, None, "published")
     stored = read_run(folder, tasks)
     entry = tasks[stored.task]
-    model, found = read_trained(
-        folder, entry, stored, weights=weights, dtype=dtype, compute=compute, mesh=mesh
-    )
+    model, found = read_trained(folder, entry, stored, weights=weights, dtype=dtype, compute=compute, mesh=mesh)
     return entry.trained(model, entry.processor.from_files(stored.files), stored.run, found)
-

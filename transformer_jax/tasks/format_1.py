@@ -49,7 +49,9 @@ def convert(folder: str | pathlib.Path) -> str:
     folder = pathlib.Path(folder)
     old = read_json(folder / CONFIG)
     if old.get("format_version") != 1:
-        raise UserError(f"{folder / CONFIG}: format version {old.get('format_version')}, not 1: nothing to convert")
+        raise UserError(
+            f"{folder / CONFIG}: format version {old.get('format_version')}, not 1: nothing to convert"
+        )
     task = _TASKS[old.get("task", "language" if old["model"] in DECODERS else "translation")]
     described = converted_config(old, task)
     files = [name for name in ("tokenizer.json", "lengths.npy") if (folder / name).exists()]

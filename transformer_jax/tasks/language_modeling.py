@@ -86,7 +86,7 @@ class LanguageModelingConfig:
 
 
 # Constants of Adam in GPT-3 (Brown et al. 2020, appendix B).
-_ADAM: dict[str, float] = dict(b1=0.9, b2=0.95, epsilon=1e-8)
+_ADAM: dict[str, Any] = dict(b1=0.9, b2=0.95, epsilon=1e-8)
 _LEARNING: dict[str, dict[str, Any]] = {
     "gpt": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "llama": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
@@ -96,9 +96,7 @@ _LEARNING: dict[str, dict[str, Any]] = {
 }
 
 
-def text(
-    *, model: str = "gpt", preset: str = "mini", steps: int = 1_000, context: int = 128
-) -> RunConfig:
+def text(*, model: str = "gpt", preset: str = "mini", steps: int = 1_000, context: int = 128) -> RunConfig:
     """A small decoder on any text; the model gives optimizer and learning rate."""
     choose("model", model, tuple(DECODERS))
     choose("preset", preset, DECODERS[model].presets)
@@ -241,7 +239,7 @@ class LanguageModeling:
       UserError: a text shorter than a row, or a beginning of samples that the tokenizer cannot read.
     """
 
-    best = ("valid_loss", "min")
+    best: tuple[str, Literal["min", "max"]] = ("valid_loss", "min")
     unit = "tokens"
 
     def __init__(
@@ -295,8 +293,8 @@ class LanguageModeling:
         if self._sample_tokens < 1:
             return ""
         generator = TextGenerator(model, self.processor)
-        options = dict(max_new_tokens=self._sample_tokens, seed=self._config.seed)
-        return generator([self._begin], **options)[0][0].text
+        seed, most = self._config.seed, self._sample_tokens
+        return generator([self._begin], max_new_tokens=most, seed=seed)[0][0].text
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
         yield from evaluate(model, self._valid_batches, self._valid.text_bytes, self._mesh)

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +51,7 @@ def load_corpus(config: RunConfig) -> parallel.Corpus:
         return parallel.files_corpus(task.train, task.valid, task.test)
     if task.corpus.startswith("tfds:"):
         return parallel.tfds_corpus(task.corpus, task.direction, task.splits, task.data_dir)
-    return parallel.phrases_corpus(
-        task.corpus, task.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed
-    )
+    return parallel.phrases_corpus(task.corpus, task.phrases, _VALIDATION_PHRASES, _TEST_PHRASES, config.seed)
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
@@ -67,7 +65,9 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
         raise UserError(f"`max_length` {model_config.max_length} is below 8")
     if isinstance(model_config, HardAttentionConfig):
         if task.r_drop:
-            raise UserError("`r_drop` needs two passes that attend to the same positions: hard_attention draws them")
+            raise UserError(
+                "`r_drop` needs two passes that attend to the same positions: hard_attention draws them"
+            )
         return HardAttentionTraining(task.label_smoothing)
     return TokenLoss(task.label_smoothing, task.r_drop)
 
@@ -157,7 +157,7 @@ def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
 class Translation:
     """The task with its corpus opened; see `training.task.Task`."""
 
-    best = ("valid_bleu", "max")
+    best: tuple[str, Literal["min", "max"]] = ("valid_bleu", "max")
     unit = "target_tokens"
 
     def __init__(
@@ -202,7 +202,9 @@ class Translation:
         references = [pair.target for pair in self._corpus.test]
         cut = sum(len(ids) > translator.max_source for ids in self.processor.encode(sources))
         if cut:
-            self._note(f"{cut} test source(s) are longer than {translator.max_source} tokens and were cut there")
+            self._note(
+                f"{cut} test source(s) are longer than {translator.max_source} tokens and were cut there"
+            )
         began = time.perf_counter()
         translations = translator(sources, truncate=True)
         spent = time.perf_counter() - began

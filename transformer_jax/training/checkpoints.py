@@ -205,7 +205,9 @@ class Checkpoints:
 
         broadcast_from_first(make_room)
         on_every_process(begin)
-        self._finisher = threading.Thread(target=self._finish, args=(target, step, totals), name="checkpoint-manifest")
+        self._finisher = threading.Thread(
+            target=self._finish, args=(target, step, totals), name="checkpoint-manifest"
+        )
         self._finisher.start()
 
     def _check_room(self, parts: dict[str, Any]) -> None:

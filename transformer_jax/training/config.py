@@ -211,7 +211,9 @@ class RunConfig:
 
     def values(self) -> dict[str, Any]:
         """Every field by its name, as JSON can hold it."""
-        top = {name: as_json(getattr(self, name)) for name in ("start", "trainable", "seed", "recipe", "preset")}
+        top = {
+            name: as_json(getattr(self, name)) for name in ("start", "trainable", "seed", "recipe", "preset")
+        }
         return as_json(self.task) | as_json(self.model) | as_json(self.optimization) | top
 
     def free(self) -> set[str]:
@@ -262,7 +264,7 @@ def run_config_from_json(value: Mapping[str, Any], *, task: type, model: type, w
       UserError: see `from_json`.
     """
     value = dict(value)
-    parts = {
+    parts: dict[str, Any] = {
         name: from_json(kind, value.pop(name), f"{what}, {name}")
         for name, kind in (("task", task), ("model", model), ("optimization", Optimization))
     }

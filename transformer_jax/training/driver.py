@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import time
@@ -84,20 +85,16 @@ def train(
         check_same(_flat(described) | {"run_dir": str(path), "compute": as_json(execution.compute)})
 
         module = module_of(entry, task.model_config)
-        model = make_model(
-            module, task.model_config, seed=config.seed, compute=execution.compute, mesh=mesh
-        )
+        model = make_model(module, task.model_config, seed=config.seed, compute=execution.compute, mesh=mesh)
         if starts:
-            model = on_every_process(lambda model=model: started(model, starts))
+            model = on_every_process(functools.partial(started, model, starts))
             note(f"starting from {', '.join(f'{s.start.folder}, {s.weights}' for s in starts)}")
         parameters = model.parameter_count
         state, optimizer, shardings = begin(objective, config, model, mesh)
         del model  # the state owns it, and gives its memory to each step
         broadcast_from_first(lambda: folder.begin(config, task))
         on_every_process(lambda: read_config(path))  # a folder that one process does not see is no run's
-        note(
-            f"{described['model']} {config.preset}, {parameters:,} parameters, {task.about}"
-        )
+        note(f"{described['model']} {config.preset}, {parameters:,} parameters, {task.about}")
         with folder.checkpoints(config) as checkpoints:
             restored = checkpoints.restore(state)
             totals = Totals()
@@ -216,7 +213,10 @@ def _fitted(
     if done == optimization.steps:
         return state, totals
     schedule = make_schedule(
-        optimization.schedule, peak=optimization.learning_rate, warmup=optimization.warmup, steps=optimization.steps
+        optimization.schedule,
+        peak=optimization.learning_rate,
+        warmup=optimization.warmup,
+        steps=optimization.steps,
     )
     best, direction = task.best
 

@@ -86,9 +86,7 @@ def abstract_state(
     return jax.eval_shape(create, jax.random.key(0))
 
 
-def compiled_step(
-    entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None
-) -> Any:
+def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
     """The compiled step of a run for its largest batch; nothing is allocated.
 
     Args:
@@ -175,7 +173,7 @@ def describe(entry: TaskEntry, config: RunConfig, mesh: str | None = None) -> It
     seconds = {name: total / (peak * 1e12 * DEVICES * UTILISATION) for name, peak in PEAKS.items()}
     times = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
     yield "time", f"computed for the work alone, {DEVICES} devices at {UTILISATION:.0%} of their peak: {times}"
-    if (score := getattr(recipe, "published", "")):
+    if score := getattr(recipe, "published", ""):
         yield "published", f"{score}; not measured here"
 
 

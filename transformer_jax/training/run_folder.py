@@ -188,9 +188,7 @@ class RunFolder:
                 return False
             found = read_config(path)
             if found["task"] != entry.name:
-                raise UserError(
-                    f"{path} holds a run of another task ({found['task']}): name another `run_dir`"
-                )
+                raise UserError(f"{path} holds a run of another task ({found['task']}): name another `run_dir`")
             model = name_of(models_of(entry), config.model)
             if found["model"] != model:
                 raise UserError(
@@ -211,7 +209,9 @@ class RunFolder:
         if self.stored is None:
             return
         if self.stored.fingerprint != task.fingerprint:
-            raise UserError(f"{self.path} holds a run on other data: use the same to resume it, or name another `run_dir`")
+            raise UserError(
+                f"{self.path} holds a run on other data: use the same to resume it, or name another `run_dir`"
+            )
         if self.stored.model_config != task.model_config:
             differ = _different(as_json(self.stored.model_config), as_json(task.model_config))
             raise UserError(f"{self.path} holds a run of another model ({'; '.join(differ[:4])})")

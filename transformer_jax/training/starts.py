@@ -76,7 +76,9 @@ def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Pa
     """
     folder = pathlib.Path(start.folder)
     if folder.resolve() == run_dir.resolve():
-        raise UserError(f"`start` {start.folder} is the run itself: name another `run_dir`, or leave `start` out")
+        raise UserError(
+            f"`start` {start.folder} is the run itself: name another `run_dir`, or leave `start` out"
+        )
     if pretrained.is_published(folder):
         model, processor = pretrained.load(folder)
         return OpenedStart(start, model, processor, "published")
