@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention import settled
-from transformer_jax.layers.causal import AttentionContext, CausalBlock, JoinedSelfAttention
+from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
@@ -19,6 +19,7 @@ from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.position_schemes import PositionScheme
 from transformer_jax.layers.positions import segment_positions
+from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, same_segment
 from transformer_jax.models.causal_cache import CausalCache
@@ -127,11 +128,11 @@ class CausalDecoder(nnx.Module):
         scheme = self.positions
         bias = PositionBias(scheme, positions, positions) if scheme.biases else None
         mask, bias = (settled(whole, self.compute.attention, T, T) for whole in (seen, bias))
-        places = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
-        places = jax.tree.map(materialised, places)
+        context = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
+        context = jax.tree.map(materialised, context)
 
         def run_block(block, x, key):
-            x, (weights, _) = block(x, places, dropout_key=key, return_weights=return_weights)
+            x, (weights, _) = block(x, context, dropout_key=key, return_weights=return_weights)
             return x, weights
 
         with jax.named_scope("decoder"):
@@ -184,7 +185,7 @@ class CausalDecoder(nnx.Module):
             queries = jnp.tile(coming, W)  # the beams of a row after each other
             extended, mask = cache.extended(N)
             extended, before = extended.with_tokens(tokens, cache.length)
-            places = AttentionContext(
+            context = AttentionContext(
                 mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries)
             )
             with jax.named_scope("decoder"):
@@ -192,7 +193,7 @@ class CausalDecoder(nnx.Module):
                 target, kept = [], []
                 for block, layer in zip(blocks, cache.target, strict=True):
                     x, (weights, layer) = block(
-                        x, places, cache=layer, at=cache.length, return_weights=return_weights
+                        x, context, cache=layer, at=cache.length, return_weights=return_weights
                     )
                     target.append(layer)
                     kept.append(weights)

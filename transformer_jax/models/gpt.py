@@ -5,12 +5,13 @@ from typing import Any, ClassVar, Literal
 
 from flax import nnx
 
-from transformer_jax.layers.blocks import layer_norm
-from transformer_jax.layers.causal import CausalBlock, SelfAttention
+from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
+from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_configs import Learned, Positions, Shaw
 from transformer_jax.layers.position_schemes import make_positions
+from transformer_jax.layers.self_attention import SelfAttention
 from transformer_jax.models.causal_decoder import CausalDecoder
 from transformer_jax.models.config_checks import check_choices, check_sizes, parse_text_positions
 from transformer_jax.models.presets import Presets

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.blocks import rms_norm
-from transformer_jax.layers.causal import CausalBlock, SelfAttention
+from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.feed_forward import FeedForward
+from transformer_jax.layers.norms import rms_norm
 from transformer_jax.layers.position_schemes import RotaryPositions
 from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.layers.self_attention import SelfAttention
 from transformer_jax.models.causal_decoder import CausalDecoder
 from transformer_jax.models.config_checks import check_choices, check_sizes, make_rotary_scaling
 from transformer_jax.models.gpt import gpt_size

@@ -7,16 +7,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import settled
-from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock, layer_norm
+from transformer_jax.layers.attention import MultiHeadAttention, settled
+from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding
+from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.masks import padding_mask
 from transformer_jax.layers.named_points import EMBEDDING, named
+from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.positions import learned_positions, segment_positions, sinusoidal_positions
+from transformer_jax.layers.self_attention import AttentionContext, SelfAttention
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import causal, real, same_segment
 from transformer_jax.models.config_checks import check_choices, check_sizes
@@ -123,10 +126,41 @@ class Transformer(nnx.Module):
         self, config: TransformerConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()
     ):
         self.config, self.compute = config, compute
-        options: dict[str, Any] = dict(
-            kernel_init=nnx.initializers.xavier_uniform(),
+        dense: dict[str, Any] = dict(kernel_init=nnx.initializers.xavier_uniform(), dtype=config.dtype)
+        attention: dict[str, Any] = dense | dict(
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            use_bias=config.attention_bias,
             implementation=compute.attention,
         )
+        feed_forward: dict[str, Any] = dense | dict(
+            width=config.width, hidden=config.feed_forward, activation=config.activation, use_bias=True
+        )
+
+        def encoder_block(key: jax.Array) -> EncoderBlock:
+            rngs = nnx.Rngs(key)
+            return EncoderBlock(
+                self_attention=SelfAttention(**attention, rngs=rngs),
+                self_attention_norm=layer_norm(config, rngs),
+                feed_forward=FeedForward(**feed_forward, rngs=rngs),
+                feed_forward_norm=layer_norm(config, rngs),
+                norm=config.norm,
+                dropout=config.dropout,
+            )
+
+        def decoder_block(key: jax.Array) -> DecoderBlock:
+            rngs = nnx.Rngs(key)
+            return DecoderBlock(
+                self_attention=SelfAttention(**attention, rngs=rngs),
+                self_attention_norm=layer_norm(config, rngs),
+                cross_attention=MultiHeadAttention(**attention, rngs=rngs),
+                cross_attention_norm=layer_norm(config, rngs),
+                feed_forward=FeedForward(**feed_forward, rngs=rngs),
+                feed_forward_norm=layer_norm(config, rngs),
+                norm=config.norm,
+                dropout=config.dropout,
+            )
 
         def embedding():
             return TokenEmbedding(
@@ -165,16 +199,8 @@ class Transformer(nnx.Module):
         learned = config.positions == "learned"
         self.source_positions = position_table() if learned else None
         self.target_positions = position_table() if learned else None
-        self.encoder = make_stack(
-            lambda key: EncoderBlock(config, rngs=nnx.Rngs(key), **options),
-            rngs.params(),
-            config.encoder_layers,
-        )
-        self.decoder = make_stack(
-            lambda key: DecoderBlock(config, rngs=nnx.Rngs(key), **options),
-            rngs.params(),
-            config.decoder_layers,
-        )
+        self.encoder = make_stack(encoder_block, rngs.params(), config.encoder_layers)
+        self.decoder = make_stack(decoder_block, rngs.params(), config.decoder_layers)
         # Pre-norm leaves the stream unnormalised; post-norm ends each block with a norm already.
         self.encoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
         self.decoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
@@ -240,11 +266,11 @@ class Transformer(nnx.Module):
         if source_segments is not None:
             seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
-        mask = settled(seen, self.compute.attention, S, S)
+        context = AttentionContext(settled(seen, self.compute.attention, S, S))
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
-                lambda block, x, key: block(x, mask=mask, dropout_key=key),
+                lambda block, x, key: block(x, context, dropout_key=key),
                 self.encoder,
                 x,
                 stack_key,
@@ -300,14 +326,14 @@ class Transformer(nnx.Module):
             seen = seen & same_segment(target_segments, target_segments)
             seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(target_segments)
-        mask = settled(seen, self.compute.attention, T, T)
+        context = AttentionContext(settled(seen, self.compute.attention, T, T))
         memory_mask = settled(seen_source, self.compute.attention, T, S)
 
         def run_block(block, x, key):
             x, (weights, _) = block(
                 x,
+                context,
                 block.project_memory(memory),
-                mask=mask,
                 memory_mask=memory_mask,
                 dropout_key=key,
                 return_weights=return_weights,
@@ -361,8 +387,8 @@ class Transformer(nnx.Module):
                 for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
                     x, (weights, layer) = block(
                         x,
+                        AttentionContext(mask),
                         memory,
-                        mask=mask,
                         memory_mask=cache.memory_mask,
                         cache=layer,
                         at=cache.length,

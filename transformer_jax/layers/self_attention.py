@@ -1,4 +1,4 @@
-"""The decoder-only block: attention to earlier tokens and a feed-forward network, on a residual stream."""
+"""Self-attention with positions, a cache, and joined projections for decoding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers import named_points
 from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention, separate_rows, shared_rows
-from transformer_jax.layers.blocks import pre_norm
-from transformer_jax.layers.named_points import named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.relative_positions import clipped_distances, shaw_key_bias, shaw_value_sum
 from transformer_jax.layers.rotary import Rotation, rotate
@@ -20,30 +17,32 @@ from transformer_jax.layers.visibility import Visibility
 
 
 class AttentionContext(NamedTuple):
-    """Where the N new tokens of a call stand among the S that they may see; the same for all layers.
+    """What N new tokens may attend to among S, and their positions; the same for all layers.
 
     Attributes:
-      mask: True where a token may attend, broadcastable to (B, H, W N, S), or relations that say so; see
-        `MultiHeadAttention` for W.
-      queries: positions of the new tokens, (N,) or (B, W N).
-      keys: positions of what is attended to, (S,) or (B, S).
+      mask: True where a token may attend, broadcastable to (B, H, W N, S), or relations that say so; None is
+        everywhere. See `MultiHeadAttention` for W.
+      queries: positions of the new tokens, (N,) or (B, W N); None where nothing reads them.
+      keys: positions of what is attended to, (S,) or (B, S); None where nothing reads them.
       rotation: of the new tokens, (N, n) or (B W, N, n), or None.
       bias: added to the logits, broadcastable to (B, H, W N, S), or positions that it follows from, or None.
     """
 
-    mask: jax.Array | Visibility
-    queries: jax.Array
-    keys: jax.Array
-    rotation: Rotation | None
-    bias: jax.Array | PositionBias | None
+    mask: jax.Array | Visibility | None = None
+    queries: jax.Array | None = None
+    keys: jax.Array | None = None
+    rotation: Rotation | None = None
+    bias: jax.Array | PositionBias | None = None
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of tokens to those before them, with what modern decoders add to it.
+    """Attention of tokens to the tokens that a mask shows, in a cache or in the same call.
+
+    It is causal or bidirectional by its mask. Options add what some models do to queries, keys and values.
 
     Args:
       width, heads, kv_heads: as in `MultiHeadAttention`.
-      query_key_norm: epsilon of an RMS norm of each head's queries and keys, before they are turned
+      query_key_norm: epsilon of an RMS norm of each head's queries and keys, before they are rotated
         (Henry et al. 2020; Dehghani et al. 2023), or None.
       norm_scale: whether those norms have trained scales.
       shaw_limit: the largest distance with an embedding of its own for keys and values
@@ -89,44 +88,56 @@ class SelfAttention(MultiHeadAttention):
     def attend(
         self,
         x: jax.Array,
-        places: AttentionContext,
+        context: AttentionContext,
         *,
         cache: KeyValueCache | None = None,
         at: jax.Array | None = None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, tuple[jax.Array | None, KeyValueCache | None]]:
-        """x (B, N, D), new tokens -> (what attention adds, (weights (B, H, N, S) or None, cache or None)).
+        """Attends from the new tokens.
 
-        `cache` holds earlier tokens, and receives the new ones from position `at` on; without one the
-        tokens attend within x.
+        Args:
+          x: (B, N, D), the new tokens.
+          context: what they may attend to, and positions.
+          cache: keys and values of earlier tokens, which receives those of the new ones; None attends within x.
+          at: position in the cache of the first new token.
+          return_weights: also return the attention weights.
+
+        Returns:
+          (output (B, N, D), (weights (B, H, N, S) or None, cache or None)).
+
+        Raises:
+          ValueError: no positions where embeddings of distances need them.
         """
         query, key, value = self.project_all(x)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if places.rotation is not None:
-            query, key = rotate(query, places.rotation), rotate(key, places.rotation)
+        if context.rotation is not None:
+            query, key = rotate(query, context.rotation), rotate(key, context.rotation)
         if cache is not None:
             assert at is not None, "a cache needs the position to write at"
             cache = cache.append(key, value, at)
             key, value = cache.key, cache.value
         if self.relative_keys is None:
             output, weights = self(
-                query, key, value, mask=places.mask, bias=places.bias, return_weights=return_weights
+                query, key, value, mask=context.mask, bias=context.bias, return_weights=return_weights
             )
             return output, (weights, cache)
-        return self._attend_with_distances(query, key, value, places, return_weights, cache)
+        return self._attend_with_distances(query, key, value, context, return_weights, cache)
 
-    def _attend_with_distances(self, query, key, value, places, return_weights, cache):
+    def _attend_with_distances(self, query, key, value, context, return_weights, cache):
         assert self.shaw_limit is not None
         assert self.relative_keys is not None
         assert self.relative_values is not None
+        if context.queries is None or context.keys is None:
+            raise ValueError("embeddings of distances need the positions of queries and keys")
         rows, N = query.shape[:2]
-        distance = clipped_distances(places.queries, places.keys, self.shaw_limit)
+        distance = clipped_distances(context.queries, context.keys, self.shaw_limit)
         grouped = shared_rows(query, key)
         scale = 1.0 / math.sqrt(query.shape[-1])
         bias = shaw_key_bias(grouped, self.relative_keys.embedding[...], distance, scale=scale)
         # The values' embeddings need the weights, so the plain form is used.
-        mixed, weights = self._mixed(grouped, key, value, places.mask, bias, True)
+        mixed, weights = self._mixed(grouped, key, value, context.mask, bias, True)
         mixed = mixed + shaw_value_sum(weights, self.relative_values.embedding[...], distance).astype(
             mixed.dtype
         )
@@ -161,54 +172,3 @@ class JoinedSelfAttention(SelfAttention):
         if self.bias is not None:
             joined = joined + self.bias[...].astype(self.dtype)
         return tuple(jnp.split(joined, [self.heads, self.heads + self.kv_heads], axis=2))
-
-
-class CausalBlock(nnx.Module):
-    """x + Attention(norm(x)), then x + FeedForward(norm(x)): the pre-norm block of GPT-2 and after.
-
-    Args:
-      attention: of the block.
-      feed_forward: a module (B, T, D) -> (B, T, D).
-      attention_norm, feed_forward_norm: of the stream in front of each.
-      dropout: rate on what each adds.
-    """
-
-    def __init__(
-        self,
-        *,
-        attention: SelfAttention,
-        feed_forward: nnx.Module,
-        attention_norm: nnx.Module,
-        feed_forward_norm: nnx.Module,
-        dropout: float,
-    ):
-        self.attention, self.attention_norm = attention, attention_norm
-        self.feed_forward, self.feed_forward_norm = feed_forward, feed_forward_norm
-        self.dropout = dropout
-
-    def __call__(
-        self,
-        x: jax.Array,
-        places: AttentionContext,
-        *,
-        cache: KeyValueCache | None = None,
-        at: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
-    ):
-        """x (B, N, D) -> (x, (weights (B, H, N, S) or None, cache or None)); see `SelfAttention`."""
-        attention_key, feed_forward_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-
-        def attend(x):
-            with jax.named_scope(named_points.SELF_ATTENTION):
-                output, kept = self.attention.attend(
-                    x, places, cache=cache, at=at, return_weights=return_weights
-                )
-                return named(output, named_points.ATTENTION_OUTPUT), kept
-
-        def feed_forward(x):
-            return named(self.feed_forward(x), named_points.FEED_FORWARD_OUTPUT), None
-
-        x, kept = pre_norm(x, attend, self.attention_norm, self.dropout, attention_key)
-        x, _ = pre_norm(x, feed_forward, self.feed_forward_norm, self.dropout, feed_forward_key)
-        return named(x, named_points.RESIDUAL), kept
