@@ -50,6 +50,139 @@ def test_collectives_of_a_program():
         collectives(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
 
 
+# As the compiler for a TPU writes a scan of five layers: a loop whose condition alone says how long it is,
+# layouts with tiles, an asynchronous gather in three fusions, a reduce-scatter as a fusion of an all-reduce.
+TPU = """HloModule step, is_scheduled=true, num_partitions=4
+
+%started (p.1: bf16[1,64,32]) -> (bf16[1,64,32], bf16[1,256,32], u32[]) {
+  %p.1 = bf16[1,64,32]{2,1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %gather.1 = bf16[1,256,32]{2,1,0:T(8,128)(2,1)} all-gather(%p.1), channel_id=8, replica_groups=mesh['axis_0'=4,'axis_1'=1] {'axis_0'}, dimensions={1}, frontend_attributes={chain_id="0"}
+  ROOT %start = (bf16[1,64,32]{2,1,0:T(8,128)(2,1)S(1)}, bf16[1,256,32]{2,1,0:T(8,128)(2,1)S(1)}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion.1 (p.2: bf16[1,64,32], p.3: bf16[4,256]) -> (bf16[4,256], bf16[1,256,32]) {
+  %p.2 = bf16[1,64,32]{2,1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %gather.2 = bf16[1,256,32]{2,1,0:T(8,128)(2,1)} all-gather(%p.2), channel_id=8, replica_groups=mesh['axis_0'=4,'axis_1'=1] {'axis_0'}, dimensions={1}, frontend_attributes={chain_id="0"}
+  ROOT %both = (bf16[4,256]{1,0:T(4,128)(2,1)}, bf16[1,256,32]{2,1,0:T(8,128)(2,1)}) tuple(%p.3, %gather.2)
+}
+
+%ended (p.4: bf16[1,64,32]) -> bf16[1,256,32] {
+  %p.4 = bf16[1,64,32]{2,1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %gather.3 = bf16[1,256,32]{2,1,0:T(8,128)(2,1)} all-gather(%p.4), channel_id=8, replica_groups=mesh['axis_0'=4,'axis_1'=1] {'axis_0'}, dimensions={1}, frontend_attributes={chain_id="0"}
+  ROOT %done = bf16[1,256,32]{2,1,0:T(8,128)(2,1)} custom-call(%gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%all-reduce-scatter.1 (p.5: f32[256,8]) -> f32[64,8] {
+  %p.5 = f32[256,8]{1,0:T(8,128)} parameter(0)
+  %summed = f32[256,8]{1,0:T(8,128)} all-reduce(%p.5), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %own = f32[64,8]{1,0:T(8,128)S(1)} dynamic-slice(%summed, %place, %zero), dynamic_slice_sizes={64,8}
+}
+
+%body (carried: (s32[], bf16[1,64,32], /*index=2*/f32[256,8])) -> (s32[], bf16[1,64,32], f32[256,8]) {
+  %carried = (s32[]{:T(128)}, bf16[1,64,32]{2,1,0:T(8,128)(2,1)}, /*index=2*/f32[256,8]{1,0:T(8,128)}) parameter(0)
+  %one = s32[]{:T(128)} constant(1)
+  %layer = s32[]{:T(128)} get-tuple-element(%carried), index=0
+  %copied = s32[]{:T(128)S(6)} copy(%layer)
+  %next = s32[]{:T(128)} add(%copied, %one)
+  %first = (bf16[1,64,32]{2,1,0:T(8,128)(2,1)S(1)}, bf16[1,256,32]{2,1,0:T(8,128)(2,1)S(1)}, u32[]{:S(2)}) fusion(%x), kind=kCustom, calls=%started
+  %meanwhile = (bf16[4,256]{1,0:T(4,128)(2,1)}, bf16[1,256,32]{2,1,0:T(8,128)(2,1)}) fusion(%x, %y), kind=kOutput, calls=%async_collective_fusion.1
+  %last = bf16[1,256,32]{2,1,0:T(8,128)(2,1)} fusion(%x), kind=kCustom, calls=%ended
+  %gradient = f32[64,8]{1,0:T(8,128)S(1)} fusion(%z), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %onward = (s32[]{:T(128)}, bf16[1,64,32]{2,1,0:T(8,128)(2,1)}, /*index=2*/f32[256,8]{1,0:T(8,128)}) tuple(%next, %x, %z)
+}
+
+%condition (state: (s32[], bf16[1,64,32], f32[256,8])) -> pred[] {
+  %end = s32[]{:T(128)} constant(5)
+  %state = (s32[]{:T(128)}, bf16[1,64,32]{2,1,0:T(8,128)(2,1)}, /*index=2*/f32[256,8]{1,0:T(8,128)}) parameter(0)
+  %counter = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%counter, %end), direction=LT
+}
+
+%wrapped (q: f32[8]) -> f32[2] {
+  %q = f32[8]{0:T(128)} parameter(0)
+  ROOT %scattered = f32[2]{0:T(128)} reduce-scatter(%q), replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (a: f32[8]) -> f32[] {
+  %zero = s32[]{:T(128)} constant(0)
+  %begin = s32[]{:T(128)} copy(%zero)
+  %before = (s32[]{:T(128)}, bf16[1,64,32]{2,1,0:T(8,128)(2,1)}, /*index=2*/f32[256,8]{1,0:T(8,128)}) tuple(%begin, %x, %z)
+  %loop = (s32[]{:T(128)}, bf16[1,64,32]{2,1,0:T(8,128)(2,1)}, /*index=2*/f32[256,8]{1,0:T(8,128)}) while(%before), condition=%condition, body=%body
+  %gather-start = ((f32[2]{0:T(128)}, f32[3]{0:T(128)}), (f32[4]{0:T(128)}, f32[6]{0:T(128)})) all-gather-start(%b, %c), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %gather-done = (f32[4]{0:T(128)}, f32[6]{0:T(128)}) all-gather-done(%gather-start)
+  %permute-start = (f32[5]{0:T(128)}, f32[5]{0:T(128)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%d), channel_id=3, source_target_pairs={{0,1},{1,0},{2,2},{3,3}}
+  %permute-done = f32[5]{0:T(128)} collective-permute-done(%permute-start)
+  %async-start = ((f32[8]{0:T(128)}), f32[2]{0:T(128)}, u32[]{:S(2)}) async-start(%a), calls=%wrapped
+  %async-done = f32[2]{0:T(128)} async-done(%async-start)
+  %reduce-start = f32[7]{0:T(128)} all-reduce-start(%e), replica_groups=mesh['axis_0'=2,'axis_1'=2], device_ids=([2,2]T(1,0)) {'axis_0','axis_1'}, to_apply=%add
+  ROOT %everyone = f32[]{:T(128)} all-reduce(%f), replica_groups={}, to_apply=%add
+}
+"""  # noqa: E501  lines of a program are long
+
+
+def test_collectives_of_a_program_for_a_tpu():
+    assert collectives(TPU) == [
+        Collective("all-gather", 256 * 32 * 2, 4, 5),
+        Collective("reduce-scatter", 64 * 8 * 4, 4, 5),
+        Collective("all-gather", (4 + 6) * 4, 2, 1),
+        Collective("collective-permute", 5 * 4, 2, 1),
+        Collective("reduce-scatter", 2 * 4, 4, 1),
+        Collective("all-reduce", 7 * 4, 4, 1),
+        Collective("all-reduce", 4, 4, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"direction=LT": "direction=LE"}, 6),
+        ({"direction=LT": "direction=NE"}, 5),
+        ({"compare(%counter, %end), direction=LT": "compare(%end, %counter), direction=GT"}, 5),
+        ({"constant(1)": "constant(2)"}, 3),
+        ({"constant(0)": "constant(3)"}, 2),
+        ({"add(%copied, %one)": "subtract(%copied, %one)", "constant(0)": "constant(9)", "=LT": "=GE"}, 5),
+    ],
+)
+def test_loops_that_count(changes, times):
+    text = TPU
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert {one.times for one in collectives(text)} == {1, times}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%end = s32[]{:T(128)} constant(5)", "%end = s32[]{:T(128)} get-tuple-element(%state), index=1"),
+        ("add(%copied, %one)", "multiply(%copied, %one)"),
+        ("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[]{:T(128)} parameter(1)"),
+        ("direction=LT", "direction=GT"),
+        ("constant(1)", "constant(0)"),
+    ],
+)
+def test_a_loop_of_unknown_length_around_a_collective(old, new):
+    assert old in TPU
+    with pytest.raises(ValueError, match="a loop of unknown length around a collective: loop"):
+        collectives(TPU.replace(old, new))
+
+
+def test_of_the_branches_the_one_that_sends_the_most():
+    quiet = "%quiet (p: f32[2]) -> f32[2] {\n  ROOT %same = f32[2]{0} copy(%p)\n}\n\nENTRY"
+    text = PROGRAM.replace("ENTRY", quiet)
+    for branches in (
+        "branch_computations={%quiet, %branch}",
+        "true_computation=%branch, false_computation=%quiet",
+    ):
+        found = collectives(text.replace("branch_computations={%branch, %branch}", branches))
+        assert found == collectives(PROGRAM)
+
+
+def test_a_text_that_is_no_program():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        collectives("module @jit_step {}")
+
+
 def test_bytes_by_the_ring():
     assert Collective("all-reduce", 800, 8, 2).sent == 2 * 2 * 7 * 100
     assert Collective("all-gather", 800, 8, 1).sent == Collective("all-to-all", 800, 8, 1).sent == 700

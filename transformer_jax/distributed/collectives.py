@@ -12,12 +12,16 @@ _BYTES = {
     "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_COLLECTIVE = re.compile(rf"= (?P<result>.*?) (?P<kind>{'|'.join(_KINDS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-# `{{0,1},{2,3}}`, `[4,2]<=[8]` or `mesh['x'=2,'y'=4] {'y'}`, with the axes of a group in braces.
-_GROUPS = re.compile(r"replica_groups=(\{\{[\d,]*\}|\[\d+,\d+\]|mesh\[[^\]]*\] ?\{[^}]*\})")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+# `{{0,1},{2,3}}`, `[4,2]<=[2,4]T(1,0)` or `mesh['x'=2,'y'=4], device_ids=(...) {'y'}`: the axes of a group in
+# braces.
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{[\d,]*\}|\[\d+,\d+\]|mesh\[[^\]]*\](?:, device_ids=\([^{]*\))? ?\{[^}]*\})"
+)
+_TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +54,66 @@ class Collective:
         return self.times * self.bytes * share
 
 
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    """One line of a computation: `name = result opcode(arguments), attributes`."""
+
+    name: str
+    result: str
+    opcode: str
+    arguments: str
+    attributes: str
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.\-]+)", self.arguments)
+
+    def attribute(self, name: str) -> str:
+        """The first computation in an attribute, as `body=%name` or `calls={%name}`."""
+        found = re.search(rf"\b{name}=\{{?%?([\w.\-]+)", self.attributes)
+        if found is None:
+            raise ValueError(f"{self.opcode} without {name}: {self.name}")
+        return found[1]
+
+    @property
+    def chain(self) -> str | None:
+        """The number that the parts of one asynchronous collective share in a program for a TPU."""
+        found = _CHAIN.search(self.attributes)
+        return found[1] if found else None
+
+
+@dataclasses.dataclass
+class _Computation:
+    instructions: dict[str, _Instruction]
+    root: str = ""
+
+    def source(self, name: str) -> _Instruction | None:
+        """The instruction that makes a value, behind its copies."""
+        found = self.instructions.get(name)
+        while found is not None and found.opcode in ("copy", "bitcast"):
+            found = self.instructions.get(found.operands[0])
+        return found
+
+    def constant(self, name: str) -> int | None:
+        found = self.source(name)
+        if found is None or found.opcode != "constant":
+            return None
+        return int(found.arguments) if re.fullmatch(r"-?\d+", found.arguments) else None
+
+    def element(self, name: str) -> int | None:
+        """Which element of the computation's parameter, a tuple, a value is."""
+        found = self.source(name)
+        if found is None or found.opcode != "get-tuple-element":
+            return None
+        origin, index = self.source(found.operands[0]), re.search(r"\bindex=(\d+)", found.attributes)
+        return int(index[1]) if index and origin is not None and origin.opcode == "parameter" else None
+
+
 def collectives(program: str) -> list[Collective]:
     """The collectives of a compiled program, those in loops as often as the loops turn.
+
+    Reads programs for CPUs, GPUs and TPUs. Of an asynchronous collective its start counts. Of a `conditional`
+    the branch that sends the most counts.
 
     Args:
       program: `compiled.as_text()`.
@@ -59,55 +121,174 @@ def collectives(program: str) -> list[Collective]:
     Raises:
       ValueError: a loop of unknown length around a collective, or a text of another form.
     """
-    computations: dict[str, list[str]] = {}
-    entry, lines = "", []
+    computations: dict[str, _Computation] = {}
+    entry, current = "", _Computation({})
     for line in program.splitlines():
-        found = _COMPUTATION.match(line)
-        if found:
-            lines = computations.setdefault(found[1], [])
+        if found := _COMPUTATION.match(line):
+            current = computations.setdefault(found[1], _Computation({}))
             entry = found[1] if line.startswith("ENTRY") else entry
+        elif found := _INSTRUCTION.match(line):
+            arguments, attributes = _closed(found[5])
+            current.instructions[found[2]] = _Instruction(found[2], found[3], found[4], arguments, attributes)
+            current.root = found[2] if found[1] else current.root
+    if not entry:
+        raise ValueError("the text has no ENTRY computation: give that of a compiled program")
+    header = program.partition("\n")[0]
+    devices = math.prod(int(n) for n in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header))
+    return list(_Reader(computations, devices).within(entry, 1))
+
+
+class _Reader:
+    """Walks through the computations of a program.
+
+    Args:
+      computations: by name.
+      devices: that run the program; a collective without groups is of all of them.
+    """
+
+    def __init__(self, computations: dict[str, _Computation], devices: int):
+        self._computations, self._devices = computations, devices
+        # A TPU's compiler writes an asynchronous collective into several fusions, of which each holds the same
+        # operation: one that starts it, those that compute meanwhile, and one that waits for it.
+        self._started: set[str] = set()
+        self._chains: set[str] = set()
+        for computation in computations.values():
+            for one in computation.instructions.values():
+                if one.opcode == "custom-call" and '"AsyncCollectiveStart"' in one.attributes:
+                    for name in one.operands:
+                        source = computation.source(name)
+                        if source is not None and source.chain is not None:
+                            self._started.add(source.name)
+                            self._chains.add(source.chain)
+
+    def within(self, name: str, times: int) -> Iterator[Collective]:
+        """The collectives of a computation that runs so often.
+
+        Raises:
+          ValueError: see `collectives`.
+        """
+        if name not in self._computations:
+            raise ValueError(f"the text has no computation {name}")
+        for one in self._computations[name].instructions.values():
+            opcode = one.opcode.removesuffix("-start")
+            if opcode in _KINDS:
+                if one.chain not in self._chains or one.name in self._started:
+                    yield self._collective(one, scattered=name.startswith("all-reduce-scatter"), times=times)
+            elif opcode in ("fusion", "async"):
+                yield from self.within(one.attribute("calls"), times)
+            elif opcode == "call":
+                yield from self.within(one.attribute("to_apply"), times)
+            elif opcode == "conditional":
+                yield from max(
+                    (list(self.within(branch, times)) for branch in _branches(one)),
+                    key=lambda found: sum(each.sent for each in found),
+                )
+            elif opcode == "while":
+                trips = self._trips(one, self._computations[name])
+                inside = list(self.within(one.attribute("body"), times * (1 if trips is None else trips)))
+                if inside and trips is None:
+                    raise ValueError(f"a loop of unknown length around a collective: {one.name}")
+                yield from inside
+
+    def _collective(self, one: _Instruction, *, scattered: bool, times: int) -> Collective:
+        kind, result = one.opcode.removesuffix("-start"), one.result
+        if one.opcode != kind and kind != "all-reduce":
+            # (operands, results, what the compiler adds); an all-reduce starts with its results alone.
+            result = _elements(result)[1]
+        size, group = _size(result), self._group(one)
+        if scattered and kind == "all-reduce":
+            # A TPU's reduce-scatter: a fusion of an all-reduce and of the slices that each device keeps.
+            kind, size = "reduce-scatter", size // group
+        return Collective(kind, size, group, times)
+
+    def _group(self, one: _Instruction) -> int:
+        if one.opcode.startswith("collective-permute"):
+            return 2  # each device sends to one other
+        found = _GROUPS.search(one.attributes)
+        if found is None:
+            return self._devices
+        text = found[1]
+        if text.startswith("{{"):
+            return text.count(",") + 1
+        if text.startswith("["):
+            return int(text[1:-1].split(",")[1])
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", text))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", text[text.rindex("{") :]))
+
+    def _trips(self, loop: _Instruction, around: _Computation) -> int | None:
+        """How often a loop turns: as the compiler notes it, or of a loop with a counter; None if unknown.
+
+        A TPU's compiler notes nothing. `lax.scan` counts from one constant to another.
+        """
+        if noted := _TRIPS.search(loop.attributes):
+            return int(noted[1])
+        condition = self._computations.get(loop.attribute("condition"), _Computation({}))
+        body = self._computations[loop.attribute("body")]
+        test, carried = condition.source(condition.root), around.source(loop.operands[0])
+        following = body.source(body.root)
+        if test is None or test.opcode != "compare" or carried is None or following is None:
+            return None
+        counter, limit = test.operands
+        direction = test.attributes.partition("direction=")[2][:2]
+        if condition.element(counter) is None:
+            counter, limit = limit, counter
+            direction = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}.get(direction, direction)
+        index, last = condition.element(counter), condition.constant(limit)
+        if index is None or last is None or carried.opcode != "tuple" or following.opcode != "tuple":
+            return None
+        first, step = around.constant(carried.operands[index]), _step(body, following.operands[index], index)
+        if first is None or not step:
+            return None
+        if direction == "NE" and (last - first) % step == 0 and (last - first) // step >= 0:
+            return (last - first) // step
+        if direction in ("LT", "LE") and step > 0:
+            return len(range(first, last + (direction == "LE"), step))
+        if direction in ("GT", "GE") and step < 0:
+            return len(range(first, last - (direction == "GE"), step))
+        return None
+
+
+def _step(body: _Computation, name: str, index: int) -> int | None:
+    """What a turn of a loop adds to an element of what it carries."""
+    found = body.source(name)
+    if found is None or found.opcode not in ("add", "subtract"):
+        return None
+    left, right = found.operands
+    if body.element(left) == index:
+        step = body.constant(right)
+        return step if step is None or found.opcode == "add" else -step
+    return body.constant(left) if found.opcode == "add" and body.element(right) == index else None
+
+
+def _branches(conditional: _Instruction) -> list[str]:
+    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.attributes)
+    if listed:
+        return re.findall(r"[\w.\-]+", listed[1])
+    return [conditional.attribute("true_computation"), conditional.attribute("false_computation")]
+
+
+def _closed(text: str) -> tuple[str, str]:
+    """What stands before the bracket that closes, and what after it."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[:place], text[place + 1 :]
+    return text, ""
+
+
+def _elements(result: str) -> list[str]:
+    """The elements of a tuple's type."""
+    elements, depth = [""], 0
+    for character in result[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            elements.append("")
         else:
-            lines.append(line)
-    return list(_within(entry, computations, 1))
-
-
-def _within(name: str, computations: dict[str, list[str]], times: int) -> Iterator[Collective]:
-    for line in computations[name]:
-        if found := _COLLECTIVE.search(line):
-            yield Collective(found["kind"], _size(found["result"]), _group(line), times)
-        for callee, factor in _called(line):
-            inside = list(_within(callee, computations, times * max(1, factor)))
-            if inside and not factor:
-                raise ValueError(f"a loop of unknown length around a collective: {line.strip()[:200]}")
-            yield from inside
-
-
-def _called(line: str) -> Iterator[tuple[str, int]]:
-    """The computations that a line runs, and how often; 0 where that is unknown."""
-    if " while(" in line:
-        trips = _TRIPS.search(line)
-        yield re.findall(r"body=%?([\w.\-]+)", line)[0], int(trips[1]) if trips else 0
-    elif " call(" in line:
-        yield re.findall(r"to_apply=%?([\w.\-]+)", line)[0], 1
-    elif " conditional(" in line:
-        # One of the branches runs; those of this package hold the same work.
-        branches = re.findall(r"(?:branch_computations=\{|true_computation=)%?([\w.\-]+)", line)
-        yield branches[0], 1
+            elements[-1] += character
+    return elements
 
 
 def _size(result: str) -> int:
     arrays = [(kind, sizes) for kind, sizes in _ARRAY.findall(result) if kind in _BYTES]
     return sum(_BYTES[kind] * math.prod(int(n) for n in sizes.split(",") if n) for kind, sizes in arrays)
-
-
-def _group(line: str) -> int:
-    found = _GROUPS.search(line)
-    if found is None:
-        return 2  # a permutation: each device sends to one other
-    text = found[1]
-    if text.startswith("{{"):
-        return text.count(",") + 1
-    if text.startswith("["):
-        return int(text[1:-1].split(",")[1])
-    sizes = dict(re.findall(r"'([^']+)'=(\d+)", text))
-    return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", text[text.index("{") :]))
