@@ -131,7 +131,7 @@ def main() -> None:
     print("| layer | head | induction score | previous-token score | loss without it |\n|---|---|---|---|---|")
     for layer, head in np.ndindex(found["ablated"].shape):
         numbers = (found[name][layer, head] for name in ("induction", "previous", "ablated"))
-        print(f"| {layer + 1} | {head + 1} | {' | '.join(f'{number:.3f}' for number in numbers)} |")
+        print(f"| {layer} | {head} | {' | '.join(f'{number:.3f}' for number in numbers)} |")
     print(f"loss with all heads {found['loss']:.3f} nats; knowing nothing {np.log(len(letters)):.3f}")
     plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
     write_text_atomically(folder / "heads.json", json.dumps(plain, indent=1) + "\n")

@@ -122,6 +122,8 @@ def test_hovering_a_token_highlights_its_links(page):
 def test_layers_heads_and_kinds_are_chosen(page):
     tab, given = page
     weights = given["decoder/cross_attention"][0]
+    assert tab.locator("#layers button").all_inner_texts() == ["0", "1"]
+    assert tab.locator("#heads button").all_inner_texts()[:3] == ["0", "1", "2"]
     tab.locator("#layers button").nth(1).click()
     tab.locator("#heads button").nth(0).click()  # away
     tab.locator("#heads button").nth(2).click()

@@ -14,7 +14,10 @@ from transformer_jax.plotting.similarity import cosine_similarity, plot_similari
 
 def test_alignment_is_drawn(tmp_path):
     weights = np.eye(3, 4)[None].repeat(2, 0)
-    plot_alignment(weights, ["a", "b", "c", "</s>"], ["x", "y", "</s>"], tmp_path / "a.png", title="a b c")
+    figure = plot_alignment(
+        weights, ["a", "b", "c", "</s>"], ["x", "y", "</s>"], tmp_path / "a.png", title="a b c"
+    )
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["head 0", "head 1"]
     with Image.open(tmp_path / "a.png") as image:
         picture = np.asarray(image.convert("RGB")).reshape(-1, 3)
     # viridis at 0 and at 1: both ends of the weights are in the picture.
@@ -100,7 +103,7 @@ def test_every_head_of_every_layer_is_drawn(rng, tmp_path):
     weights = rng.dirichlet(np.ones(3), (2, 3, 4))
     figure = plot_heads(weights, list("abcd"), list("xyz"), tmp_path / "heads.png", title="two layers")
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert titles == [f"layer {n}, head {h}" for n in (1, 2) for h in (1, 2, 3)]
+    assert titles == [f"layer {n}, head {h}" for n in range(2) for h in range(3)]
     for axes, (layer, head) in zip(figure.axes, np.ndindex(2, 3), strict=False):
         np.testing.assert_array_equal(axes.images[0].get_array(), weights[layer, head])
     many = plot_heads(rng.dirichlet(np.ones(4), (4, 8, 4)), list("abcd"), list("abcd"))
@@ -115,6 +118,9 @@ def test_head_scores_are_written_into_their_cells(rng, tmp_path):
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == [f"{number:.2f}" for number in scores.ravel()]
     assert figure.axes[1].get_ylabel() == "entropy (nats)"
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"], "layers"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"], "heads"
 
 
 def test_colours_of_signed_scores_part_at_zero():
@@ -138,6 +144,8 @@ def test_the_lens_shows_the_likeliest_token(rng, tmp_path):
     figure = plot_logit_lens(logits, ["a", "b"], list("vwxyz"), tmp_path / "lens.png", title="lens")
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == ["vwxyz"[i] for i in logits[::-1].argmax(-1).ravel()], "the last layer on top"
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows == ["after layer 1", "after layer 0", "embeddings"]
     with pytest.raises(ValueError, match=r"are not \(L \+ 1, 1, 5\)"):
         plot_logit_lens(logits, ["a"], list("vwxyz"))
 

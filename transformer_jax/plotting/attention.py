@@ -27,7 +27,7 @@ def plot_alignment(
       weights: (H, T, S), rows sum to 1.
       source_tokens, target_tokens: the S and T labels.
       path: picture to write too; the ending chooses the format.
-      names: shown above each of the H panels; None: head 1, head 2 ...
+      names: shown above each of the H panels; None: head 0, head 1 ...
       title: shown above.
 
     Raises:
@@ -40,7 +40,7 @@ def plot_alignment(
             f"weights {weights.shape} do not fit {len(target_tokens)} target and {len(source_tokens)} "
             "source tokens"
         )
-    names = [f"head {n}" for n in range(1, heads + 1)] if names is None else names
+    names = [f"head {n}" for n in range(heads)] if names is None else names
     if len(names) != heads:
         raise ValueError(f"{len(names)} name{'s'[: len(names) != 1]} for {heads} heads")
     width = 1.0 + 0.26 * len(source_tokens)
@@ -73,7 +73,7 @@ def plot_heads(
     *,
     title: str = "",
 ) -> Figure:
-    """Draws every head of every layer: layers down, heads across.
+    """Draws every head of every layer, both counted from 0: layers down, heads across.
 
     Args:
       weights: (L, H, T, S), rows sum to 1.
@@ -90,7 +90,7 @@ def plot_heads(
             f"weights {weights.shape} are not (L, H, {len(query_tokens)}, {len(key_tokens)}) as the tokens are"
         )
     layers, heads = weights.shape[:2]
-    named = {f"layer {n + 1}, head {h + 1}": weights[n, h] for n in range(layers) for h in range(heads)}
+    named = {f"layer {n}, head {h}": weights[n, h] for n in range(layers) for h in range(heads)}
     few = len(named) <= _WITH_TOKENS
     return plot_matrices(
         named,
@@ -113,7 +113,7 @@ def plot_head_scores(
     score: str,
     title: str = "",
 ) -> Figure:
-    """Draws one number for each head, as its entropy: layers down, heads across.
+    """Draws one number for each head, as its entropy: layers down, heads across, both counted from 0.
 
     Args:
       scores: (L, H); where some are negative, colours part at zero.
@@ -130,8 +130,8 @@ def plot_head_scores(
     signed, most = bool((scores < 0).any()), float(np.abs(scores).max())
     figure = plot_matrices(
         scores,
-        rows=[str(n + 1) for n in range(layers)],
-        columns=[str(h + 1) for h in range(heads)],
+        rows=[str(n) for n in range(layers)],
+        columns=[str(h) for h in range(heads)],
         xlabel="head",
         ylabel="layer",
         title=title,

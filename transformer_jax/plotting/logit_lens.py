@@ -20,8 +20,8 @@ def plot_logit_lens(
     *,
     title: str = "",
 ) -> Figure:
-    """Draws the likeliest token at each position after each layer, coloured by its probability; the embeddings
-    are the lowest row.
+    """Draws the likeliest token at each position after each layer, coloured by its probability; layers are
+    counted from 0, and the embeddings are the lowest row.
 
     Args:
       logits: (L + 1, T, V), see `interpretability.logit_lens`.
@@ -40,7 +40,7 @@ def plot_logit_lens(
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     best, probability = logits.argmax(axis=-1)[::-1], shares.max(axis=-1)[::-1]
-    layers = [f"after layer {n}" for n in range(len(logits) - 1, 0, -1)]
+    layers = [f"after layer {n}" for n in range(len(logits) - 2, -1, -1)]
     figure = plot_matrices(
         probability,
         rows=[*layers, "embeddings"],
