@@ -3,16 +3,49 @@
 import gc
 import os
 import pathlib
+import shutil
+import tempfile
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# XLA's optimizations of machine code halve nothing that is tested here and double the time to compile; commands
+# that run as processes of their own have them (`COMMAND_ENVIRONMENT`).
+os.environ["XLA_FLAGS"] = " ".join(
+    (
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+    )
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of a test's time is compilation. What one worker or command has compiled the others read; the size makes
+# JAX lock the folder while it writes.
+CACHE = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    CACHE = tempfile.mkdtemp(prefix="transformer_jax-programs-")
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": CACHE,
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(8 * 2**30),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
 
 import jax
 import numpy as np
 import pytest
 
+from transformer_jax.layers.compute_options import ComputeOptions
+
 ROOT = pathlib.Path(__file__).parents[1]
 MAPPED = 25_000  # of the 65,530 memory maps that Linux lets a process have
+
+
+def without_cache(environment=os.environ):
+    """The environment for a process that is killed: it would leave half a program in the cache."""
+    return {name: value for name, value in environment.items() if "CACHE" not in name}
+
+
+def pytest_unconfigure(config):
+    if CACHE is not None:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_addoption(parser):
@@ -24,6 +57,16 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if "long" not in item.keywords]
         config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
         items[:] = chosen
+
+
+@pytest.fixture(autouse=True)
+def stacks_are_scanned(request, monkeypatch):
+    """Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. A test of what
+    a CPU does asks for it with the marker `unrolled`."""
+    if "unrolled" not in request.keywords:
+        monkeypatch.setattr(
+            ComputeOptions, "unroll_of", lambda self, layers: max(1, min(self.unroll or 1, layers))
+        )
 
 
 @pytest.fixture(autouse=True)

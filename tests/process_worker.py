@@ -24,8 +24,9 @@ def restored(folder, cut):
     empty = jax.tree.map(lambda x: x if is_key(x) else np.zeros(x.shape, x.dtype), alone)
     with on_mesh(mesh), Checkpoints(folder) as checkpoints:
         target = jax.jit(lambda state: state, out_shardings=state_shardings(alone, mesh))(empty)
-        state = checkpoints.restore(target)
-        mean = checkpoints.average(target.model, checkpoints.steps())
+        state, _ = checkpoints.restore(target)
+        model = target.model
+        mean = checkpoints.average(lambda step: checkpoints.restore_model(model, step), checkpoints.steps())
         for name, leaf in named_leaves(state).items():
             assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
         leaves = {f"state:{name}": leaf for name, leaf in named_leaves(state).items() if not is_key(leaf)}

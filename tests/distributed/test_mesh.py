@@ -1,6 +1,5 @@
 """Eight devices against one: every model under every way of cutting it, and meshes that cannot be."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,15 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from transformer_jax.language_config import LanguageConfig
-from transformer_jax.language_model import train_language_model
-from transformer_jax.training.hard_attention_loss import hard_attention_loss
-from transformer_jax.training.language_loss import language_loss
-from transformer_jax.training.translation_loss import translation_loss
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
-from transformer_jax import load_run
+from tests.runs import train
+from transformer_jax import configure, load
 from transformer_jax.distributed.mesh import (
     check_model,
     check_rows,
@@ -42,6 +35,9 @@ from transformer_jax.models import (
 )
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.hard_attention import HardAttentionTraining
+from transformer_jax.tasks.language_modeling import NextToken
+from transformer_jax.tasks.translation_losses import TokenLoss
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.optimizers import make_optimizer
@@ -104,13 +100,13 @@ def one_device(name):
 
 
 def outcome(name, model, mesh):
-    loss = language_loss() if name in DECODERS else translation_loss(0.1)
+    loss = NextToken() if name in DECODERS else TokenLoss(0.1)
     if name == "hard_attention":
-        loss = hard_attention_loss(0.1)
+        loss = HardAttentionTraining(0.1)
     batch = place_batch(batch_of(name), mesh)
 
     def objective(model, batch):
-        sums, weights, _ = loss(model, None, batch, jax.random.key(1))
+        sums, weights = loss.loss(model, None, batch, jax.random.key(1))
         return sums["loss"] / weights["loss"]
 
     differentiated = jax.value_and_grad(objective)
@@ -163,7 +159,7 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
         state = jax.jit(create, out_shardings=kept)(model, key)
         before = {n: leaf.sharding for n, leaf in named_leaves(state).items()}
         lines = list(describe_sharding(state, mesh))
-        step = make_train_step(language_loss(), chosen, shardings=kept)
+        step = make_train_step(NextToken(), chosen, shardings=kept)
         state, _ = step(state, place_batch(batch_of("llama"), mesh))
         state, _ = step(state, place_batch(batch_of("llama"), mesh))
     assert {n: leaf.sharding for n, leaf in named_leaves(state).items()} == before
@@ -171,9 +167,9 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     moments = [n for n in before if n.startswith("optimizer_state") and n.endswith(expand)]
     assert moments
     for name in (*moments, f"ema/{expand}"):
-        assert before[name].spec == before[f"model/{expand}"].spec == jax.P(None, "fsdp", "tensor")
+        assert before[name].spec == before[f"trained/{expand}"].spec == jax.P(None, "fsdp", "tensor")
     # A quarter of it is on each device.
-    leaf = named_leaves(state)[f"model/{expand}"]
+    leaf = named_leaves(state)[f"trained/{expand}"]
     assert leaf.addressable_shards[0].data.size * 4 == leaf.size
     assert lines[0] == "mesh of 8 device(s): data 2, fsdp 2, tensor 2"
     assert any(line.startswith("  parameters, axis 1 fsdp x 2 tensor: ") for line in lines)
@@ -191,7 +187,7 @@ def state_on(cut):
     model = module(config, rngs=nnx.Rngs(0))
     options = dict(weight_decay=0.0, clip=0.0, b1=0.9, b2=0.95, epsilon=1e-8)
     optimizer = make_optimizer("adam", schedule, model, **options)
-    step = make_train_step(language_loss(), optimizer)
+    step = make_train_step(NextToken(), optimizer)
     state, _ = step(create_state(model, optimizer, jax.random.key(1)), batch_of("llama"))
     return state if mesh is None else jax.device_put(state, state_shardings(state, mesh))
 
@@ -204,7 +200,7 @@ def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
         checkpoints.wait()
         for cut in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
             target = state_on(cut)
-            restored = checkpoints.restore(
+            restored, _ = checkpoints.restore(
                 jax.tree.map(lambda x: x if x.dtype == jax.random.key(0).dtype else 0 * x, target)
             )
             for name, leaf in named_leaves(restored).items():
@@ -213,7 +209,7 @@ def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
                 if leaf.dtype == jax.random.key(0).dtype:
                     leaf, wanted = jax.random.key_data(leaf), jax.random.key_data(wanted)
                 np.testing.assert_array_equal(leaf, wanted, err_msg=name)
-            mean = checkpoints.average(target.model, [1])
+            mean = checkpoints.average(functools.partial(checkpoints.restore_model, target.model), [1])
             jax.tree.map(np.testing.assert_array_equal, mean, saved.model)
 
 
@@ -262,17 +258,17 @@ def test_what_does_not_divide_is_said():
     mesh = make_mesh("tensor=4,data=2")
     check_model(MODELS["gpt"][1], mesh)
     check_model(MODELS["lstm"][1], mesh)
-    with pytest.raises(UserError, match="tensor=4 of --mesh does not divide the model's 2 kv_heads"):
+    with pytest.raises(UserError, match="tensor=4 of `mesh` does not divide the model's 2 kv_heads"):
         check_model(MODELS["llama"][1], mesh)
-    check_rows(3, mesh, "--batch-tokens", whole=False)
-    with pytest.raises(UserError, match="into 2 parts, which does not divide its 3 rows: set --batch-size"):
-        check_rows(3, mesh, "--batch-size", whole=True)
+    check_rows(3, mesh, "`batch_tokens`", whole=False)
+    with pytest.raises(UserError, match="into 2 parts, which does not divide its 3 rows: set `batch_size`"):
+        check_rows(3, mesh, "`batch_size`", whole=True)
     with pytest.raises(UserError, match="does not divide its 1 rows"):
-        check_rows(1, mesh, "--batch-tokens", whole=False)
-    check_tokens(16, make_mesh("sequence=8"), "--context")
-    with pytest.raises(UserError, match="sequence=8 of --mesh does not divide --context 100"):
-        check_tokens(100, make_mesh("sequence=8"), "--context")
-    with pytest.raises(UserError, match="sequence of --mesh is for models of attention alone"):
+        check_rows(1, mesh, "`batch_tokens`", whole=False)
+    check_tokens(16, make_mesh("sequence=8"), "`context`")
+    with pytest.raises(UserError, match="sequence=8 of `mesh` does not divide `context` 100"):
+        check_tokens(100, make_mesh("sequence=8"), "`context`")
+    with pytest.raises(UserError, match="sequence of `mesh` is for models of attention alone"):
         check_model(MODELS["lstm"][1], make_mesh("sequence=2"))
 
 
@@ -302,14 +298,13 @@ def test_a_mesh_of_another_make_is_left_alone(axes, kind):
 @pytest.mark.long
 def test_a_translator_goes_on_over_another_mesh(tmp_path):
     """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
-    config = TranslationConfig(
-        phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1, save_every=2,
-        evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
+    config = configure(
+        "translation", "phrases", phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1,
+        save_every=2, evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
     )  # fmt: skip
-    with_steps = lambda steps: dataclasses.replace(config, steps=steps)  # noqa: E731
-    expected = train_translator(with_steps(4), tmp_path / "one")
-    train_translator(with_steps(2), tmp_path / "many", mesh="data=2,fsdp=2")
-    found = train_translator(with_steps(4), tmp_path / "many", mesh="tensor=2")
+    expected = train(config.with_values(steps=4), tmp_path / "one")
+    train(config.with_values(steps=2), tmp_path / "many", mesh="data=2,fsdp=2")
+    found = train(config.with_values(steps=4), tmp_path / "many", mesh="tensor=2")
     assert found["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2, "sequence": 1}
     assert (expected["mesh"], found["processes"]) == (None, 1)
     losses = [
@@ -319,34 +314,36 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
     text = ["in 3 days", "Monday", "5 kilometers"] * 3
     mesh = make_mesh("fsdp=2,tensor=2")
     with on_mesh(mesh):
-        spread_out = load_run(tmp_path / "many", mesh=mesh)
+        spread_out = load(tmp_path / "many", mesh=mesh)
         assert len(jax.tree.leaves(spread_out.model)[0].sharding.device_set) == 4
-        assert spread_out.translate(text) == load_run(tmp_path / "many").translate(text)
+        assert spread_out.translate(text) == load(tmp_path / "many").translate(text)
 
 
 @pytest.mark.long
 def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log\n" * 200)
-    config = LanguageConfig(
-        text=(str(text),), tokenizer="char", model="llama", context=32, batch_size=8, accumulation=2, steps=20,
-        save_every=20, evaluate_every=20, sample_tokens=8,
+    config = configure(
+        "language_modeling", "text", text=(str(text),), tokenizer="char", model="llama", context=32,
+        batch_size=8, accumulation=2, steps=20, save_every=20, evaluate_every=20, sample_tokens=8,
     )  # fmt: skip
-    expected = train_language_model(config, tmp_path / "one")
-    found = train_language_model(config, tmp_path / "many", mesh="data=2,tensor=2,sequence=2")
+    notes: dict[str, list[str]] = {"one": [], "many": []}
+    train(config, tmp_path / "one", note=notes["one"].append)
+    train(config, tmp_path / "many", note=notes["many"].append, mesh="data=2,tensor=2,sequence=2")
     losses = [
         [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
     ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert found["sample"] == expected["sample"]
+    samples = [[line for line in lines if line.startswith("sample: ")] for lines in notes.values()]
+    assert samples[0] == samples[1] != []
     mesh, wanted = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
     with on_mesh(mesh):
-        spread_out = load_run(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **wanted)
-    assert spread_out == load_run(tmp_path / "many").generate(["the cat", "a dog"], **wanted)
+        spread_out = load(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **wanted)
+    assert spread_out == load(tmp_path / "many").generate(["the cat", "a dog"], **wanted)
     for mesh, message in (
-        ("data=8", "into 8 parts, which does not divide its 4 rows: set --batch-size"),
-        ("tensor=8", "tensor=8 of --mesh does not divide"),
+        ("data=8", "into 8 parts, which does not divide its 4 rows: set `batch_size`"),
+        ("tensor=8", "tensor=8 of `mesh` does not divide"),
     ):
         with pytest.raises(UserError, match=message):
-            train_language_model(config, tmp_path / "bad", mesh=mesh)
+            train(config, tmp_path / "bad", mesh=mesh)
     assert not (tmp_path / "bad").exists()

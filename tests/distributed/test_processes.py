@@ -1,6 +1,5 @@
 """Several processes on one machine: they learn what one learns, agree, stop together, say what is wrong."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -12,12 +11,11 @@ import time
 
 import numpy as np
 import pytest
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
 from tests.conftest import ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
-from transformer_jax import load_run
+from tests.runs import train, write_pairs
+from transformer_jax import configure, load
 from transformer_jax.data.batches.pair_batches import Bucket, TranslationBatches
 from transformer_jax.distributed.mesh import make_mesh, rows_here
 from transformer_jax.distributed.processes import (
@@ -71,35 +69,26 @@ def command(count, devices, *arguments, module="experiments.translate", last=())
     return [start(module, of, process=process, devices=devices) for process in range(count)]
 
 
-def pairs(folder, split, count):
-    words = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze", "big": "gross"}
-    rng = np.random.default_rng(0)
-    rows = [rng.choice(list(words), size=rng.integers(1, 6)) for _ in range(count)]
-    texts = {"en": [" ".join(r) for r in rows], "de": [" ".join(words[w] for w in r[::-1]) for r in rows]}
-    for language, lines in texts.items():
-        (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
-    return str(folder / f"{split}.en"), str(folder / f"{split}.de")
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pairs")
-    splits = {
-        split: pairs(folder, split, count) for split, count in (("train", 300), ("valid", 8), ("test", 8))
-    }
-    return TranslationConfig(
-        **splits, preset="mini", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
-        save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1, schedule="inverse_sqrt",
-        warmup=10, beam_size=2,
-    )  # fmt: skip
+    files = write_pairs(tmp_path_factory.mktemp("pairs"), train=300, valid=8, test=8)
+    return configure("translation", "files", **files, **SMALL)
+
+
+SMALL = dict(
+    preset="mini", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
+    save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1, schedule="inverse_sqrt",
+    warmup=10, beam_size=2,
+)  # fmt: skip
 
 
 def flags(config, **changes):
-    given = dataclasses.asdict(dataclasses.replace(config, **changes))
-    written = []
-    for name, value in given.items():
-        if value != getattr(TranslationConfig(), name):
-            values = value if isinstance(value, tuple) else (value,)
+    changed = config.with_values(**changes)
+    names = {"train", "valid", "test", *SMALL}
+    written = ["--recipe", "files"]
+    for name, value in changed.values().items():
+        if name in names:
+            values = value if isinstance(value, list) else (value,)
             written += [f"--{name.replace('_', '-')}", *map(str, values)]
     return written
 
@@ -122,21 +111,21 @@ def test_two_processes_learn_what_one_learns(config, two, tmp_path):
         assert status == 0, errors[-2000:]
     assert "BLEU" in ended[0][1]
     assert ended[1][1] == ""
-    expected = train_translator(config, tmp_path / "one", mesh="data=2,fsdp=2")
+    expected = train(config, tmp_path / "one", mesh="data=2,fsdp=2")
     np.testing.assert_allclose(losses(folder), losses(tmp_path / "one"), rtol=1e-4)
     results = json.loads((folder / "results.json").read_text())
     assert (results["processes"], results["mesh"]["fsdp"]) == (2, 2)
     assert results["bleu"] == pytest.approx(expected["bleu"], abs=1e-6)
     # Read in one process, the averaged parameters translate alike.
     texts = ["a dog sees a cat", "big red cat"]
-    assert load_run(folder).translate(texts) == load_run(tmp_path / "one").translate(texts)
+    assert load(folder).translate(texts) == load(tmp_path / "one").translate(texts)
     assert not list(folder.glob("*.draft"))
 
 
 @pytest.mark.long
 def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
     folder, _ = two
-    more = dataclasses.replace(config, steps=24)
+    more = config.with_values(steps=24)
     for name in ("one", "four"):
         shutil.copytree(folder, tmp_path / name)
     ended = ends(
@@ -144,7 +133,7 @@ def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
     )
     for status, _, errors in ended:
         assert status == 0, errors[-2000:]
-    train_translator(more, tmp_path / "one")
+    train(more, tmp_path / "one")
     np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-4)
     with Checkpoints(tmp_path / "four" / "checkpoints") as checkpoints:
         assert checkpoints.step_of("averaged") == 24
@@ -175,7 +164,7 @@ def test_a_language_model_is_trained_and_continues_texts_over_two_processes(tmp_
     )  # fmt: skip
     for status, _, errors in ended:
         assert status == 0, errors[-2000:]
-    ((expected,),) = load_run(folder).generate(["the cat"], max_new_tokens=6, temperature=0.0)
+    ((expected,),) = load(folder).generate(["the cat"], max_new_tokens=6, temperature=0.0)
     assert json.loads(ended[0][1])["text"] == expected.text
     assert ended[1][1] == ""
 
@@ -276,12 +265,12 @@ def test_processes_of_different_configs_are_refused(config, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("127.0.0.1:9876", None, None), "--num-processes, --process-id must stand beside --coordinator"),
-        ((None, 2, 1), "--coordinator must stand beside --num-processes and --process-id"),
-        (("nowhere", 2, 1), "--coordinator nowhere is not HOST:PORT"),
+        (("127.0.0.1:9876", None, None), "`num_processes`, `process_id` must stand beside `coordinator`"),
+        ((None, 2, 1), "`coordinator` must stand beside `num_processes` and `process_id`"),
+        (("nowhere", 2, 1), "`coordinator` nowhere is not HOST:PORT"),
         (("host:port", 2, 1), "is not HOST:PORT"),
-        (("127.0.0.1:9876", 2, 2), "--process-id 2 is not one of 0 to 1"),
-        (("127.0.0.1:9876", 0, 0), "--num-processes 0 is below 1"),
+        (("127.0.0.1:9876", 2, 2), "`process_id` 2 is not one of 0 to 1"),
+        (("127.0.0.1:9876", 0, 0), "`num_processes` 0 is below 1"),
         (("127.0.0.1:1", 2, 1), "cannot be reached for 1 s .*: is process 0 running there"),
     ],
 )
@@ -303,7 +292,7 @@ def test_who_started_several():
 def test_one_process_agrees_with_itself():
     assert gather("a") == ["a"]
     assert broadcast_from_first(lambda: 3) == on_every_process(lambda: 3) == 3
-    check_same({"training": {"seed": 0}})
+    check_same({"seed": 0})
 
 
 def test_shares_make_up_the_batch():

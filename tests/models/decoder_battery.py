@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from transformer_jax.training.language_loss import language_loss
 
 from tests.models.battery import make
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.step import create_state, make_train_step
 
@@ -251,7 +251,7 @@ class DecoderBattery:
         batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
         batch["weights"] = jnp.ones(batch["targets"].shape)
         optimizer = optax.adam(1e-2)
-        train_step = make_train_step(language_loss(), optimizer)
+        train_step = make_train_step(NextToken(), optimizer)
 
         def fresh():
             return create_state(make(self.module, self.config, ComputeOptions()), optimizer, jax.random.key(0))

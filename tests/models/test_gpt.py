@@ -8,8 +8,8 @@ from flax import nnx
 
 from tests.models.decoder_battery import DecoderBattery, forward
 from transformer_jax.layers.position_configs import Bucketed, NoPositions
-from transformer_jax.training.config import as_json
 from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.training.config import as_json
 
 CONFIG = GPTConfig(
     vocab_size=37, width=48, layers=3, heads=6, kv_heads=3, feed_forward=61, max_length=23, dropout=0.1,

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from transformer_jax.training.hard_attention_loss import earnings, hard_attention_loss
 
 from tests.models.battery import TranslatorBattery, forward
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
+from transformer_jax.tasks.hard_attention import HardAttentionTraining, returns
 
 CONFIG = HardAttentionConfig(
     vocab_size=37, width=12, hidden=17, layers=1, alignment=14, dropout=0.1, max_length=23
@@ -97,11 +97,11 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
     whole. With discount 1 a step earns all that follows."""
     paths = list(itertools.product(range(3), repeat=2))
     exact = jax.grad(lambda m: -exact_objective(m, paths))(model)
-    loss = hard_attention_loss(0.0, discount=1.0, entropy=0.0, soft=0.0)
+    loss = HardAttentionTraining(0.0, discount=1.0, entropy=0.0, soft=0.0)
 
     def gradient(key):
         def objective(m):
-            sums, _, _ = loss(m, None, BATCH, key)
+            sums, _ = loss.loss(m, None, BATCH, key)
             return sums["loss"] - 0.5 * sums["baseline_error"]
 
         return jax.grad(objective)(model)
@@ -133,12 +133,12 @@ def test_soft_rows_are_the_soft_model(model):
 
 
 def test_the_baseline_learns_what_is_earned(model):
-    loss = hard_attention_loss(0.0)
+    loss = HardAttentionTraining(0.0)
 
     @jax.jit
     def step(model, key):
         def objective(m):
-            sums, _, _ = loss(m, None, BATCH, key)
+            sums, _ = loss.loss(m, None, BATCH, key)
             return 0.5 * sums["baseline_error"], sums["baseline_error"]
 
         (_, error), gradient = jax.value_and_grad(objective, has_aux=True)(model)
@@ -157,20 +157,20 @@ def test_the_baseline_learns_what_is_earned(model):
 def test_earnings_end_with_the_sentence():
     rewards = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]])
     last = jnp.array([[False, False, True, False, False]])
-    np.testing.assert_allclose(earnings(rewards, last, 0.5)[0], [3.0, 4.0, 4.0, 16.0, 16.0])
-    np.testing.assert_allclose(earnings(rewards, last, 0.0), rewards)
+    np.testing.assert_allclose(returns(rewards, last, 0.5)[0], [3.0, 4.0, 4.0, 16.0, 16.0])
+    np.testing.assert_allclose(returns(rewards, last, 0.0), rewards)
 
 
 def test_padding_earns_and_costs_nothing(model):
-    loss = hard_attention_loss(0.1)
+    loss = HardAttentionTraining(0.1)
     longer = {
         "source": BATCH["source"],
         "target_in": jnp.pad(BATCH["target_in"], ((0, 0), (0, 3)), constant_values=PAD),
         "target_out": jnp.pad(BATCH["target_out"], ((0, 0), (0, 3)), constant_values=PAD),
     }
-    _, weights, _ = loss(model, None, longer, jax.random.key(0))
+    _, weights = loss.loss(model, None, longer, jax.random.key(0))
     assert float(weights["loss"]) == 2.0
-    sums, _, _ = loss(model, None, longer, jax.random.key(0))
+    sums, _ = loss.loss(model, None, longer, jax.random.key(0))
     assert np.isfinite(float(sums["loss"]))
 
 

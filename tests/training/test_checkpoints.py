@@ -14,6 +14,7 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.step import create_state
+from transformer_jax.training.totals import Totals
 
 CONFIG = TransformerConfig(
     vocab_size=13,
@@ -32,7 +33,7 @@ def state(step=0, fill=None):
         Transformer(CONFIG, rngs=nnx.Rngs(0)), optax.adam(0.1), jax.random.key(7), with_ema=True
     )
     made = made.replace(step=jnp.asarray(step, jnp.int32))
-    return made if fill is None else made.replace(model=jax.tree.map(lambda x: x * 0 + fill, made.model))
+    return made if fill is None else made.replace(trained=jax.tree.map(lambda x: x * 0 + fill, made.trained))
 
 
 @pytest.fixture
@@ -48,10 +49,12 @@ def data(leaf):
 
 def test_everything_comes_back_bit_for_bit(checkpoints):
     saved = state(5)
-    checkpoints.save(saved)
+    totals = Totals(seconds=1.5, weight=7.0, skipped_steps=2, best_step=3, best_value=0.25)
+    checkpoints.save(saved, totals)
     checkpoints.wait()
-    restored = checkpoints.restore(state(0, fill=0.0))
+    restored, kept = checkpoints.restore(state(0, fill=0.0))
     assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    assert kept == totals
     for name, leaf in named_leaves(saved).items():
         np.testing.assert_array_equal(data(leaf), data(named_leaves(restored)[name]), err_msg=name)
 
@@ -82,7 +85,7 @@ def test_average_is_the_mean(checkpoints):
     for step, fill in ((1, 1.0), (2, 4.0)):
         checkpoints.save(state(step, fill))
     checkpoints.wait()
-    mean = checkpoints.average(state().model, [1, 2])
+    mean = checkpoints.average(lambda step: checkpoints.restore_model(state().model, step), [1, 2])
     assert all((leaf == 2.5).all() for leaf in jax.tree.leaves(mean))
 
 
@@ -109,7 +112,7 @@ def test_a_damaged_file_is_noticed_and_an_older_checkpoint_taken(checkpoints, da
     assert checkpoints.is_whole(2)
     every_file(newest / "model")[0].unlink()
     with caplog.at_level(logging.WARNING):
-        restored = checkpoints.restore(state())
+        restored, _ = checkpoints.restore(state())
     assert int(restored.step) == 1
     assert "does not match its manifest" in caplog.text
 
@@ -148,10 +151,10 @@ def test_no_damage_of_any_byte_loads_silently(checkpoints, tmp_path):
             with pytest.raises(UserError, match="not a complete checkpoint"):
                 damaged.restore_model(state().model, 2)
             with pytest.raises(UserError, match="no complete checkpoint to average"):
-                damaged.average(state().model, [2])
+                damaged.average(lambda step: damaged.restore_model(state().model, step), [2])
             if trial % 4:
                 continue  # reading the older one takes most of the time
-            restored = damaged.restore(state())
+            restored, _ = damaged.restore(state())
             assert int(restored.step) == 1, told
             assert all((leaf == 1.0).all() for leaf in jax.tree.leaves(restored.model)), told
 

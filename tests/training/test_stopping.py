@@ -15,6 +15,7 @@ from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.loop import Stopped, fit
 from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.step import create_state, make_train_step
+from transformer_jax.training.totals import Totals
 
 STEPS = 12
 
@@ -49,10 +50,10 @@ def trained(folder, asked=None):
 
     folder.mkdir(exist_ok=True)
     with Asked(folder / "checkpoints", save_every=5) as checkpoints:
-        state = checkpoints.restore(state) or state
+        state, totals = checkpoints.restore(state) or (state, Totals())
         step = int(state.step)
         with contextlib.closing(MetricsLog(folder, step)) as log:
-            return fit(
+            state, _ = fit(
                 state,
                 train_step,
                 (np.full(3, 0.1 * n, np.float32) for n in range(step, STEPS)),
@@ -64,7 +65,9 @@ def trained(folder, asked=None):
                 evaluate=evaluate,
                 evaluate_every=6,
                 best="score",
+                totals=totals,
             )
+    return state
 
 
 @pytest.mark.parametrize(("asked", "saved"), [("compilation", 1), ("step", 4), ("evaluation", 7), ("save", 6)])
@@ -77,5 +80,5 @@ def test_sigterm_ends_with_a_checkpoint_within_one_step(tmp_path, asked, saved):
         assert checkpoints.is_whole(saved)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     found = trained(tmp_path / "parts")
-    jax.tree.map(np.testing.assert_array_equal, found.model, expected.model)
+    jax.tree.map(np.testing.assert_array_equal, found.trained, expected.trained)
     jax.tree.map(np.testing.assert_array_equal, found.optimizer_state, expected.optimizer_state)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
+from transformer_jax.commands.run_command import as_flags
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
@@ -79,4 +80,4 @@ def show_plan(entry: TaskEntry, parsed: Parsed) -> None:
         # A loop over the layers, as on an accelerator.
         compute = dataclasses.replace(execution.compute, unroll=execution.compute.unroll or 1)
         for line in describe_compiled(compiled_step(entry, config, compute, mesh)):
-            print(f"{'compiled':<10} {line}")
+            print(f"{'compiled':<10} {as_flags(line)}")

@@ -44,11 +44,11 @@ class Sampling:
 
     def __post_init__(self):
         if not self.temperature >= 0:
-            raise UserError(f"--temperature {self.temperature} is below 0")
+            raise UserError(f"`temperature` {self.temperature} is below 0")
         if not self.repetition_penalty > 0:
-            raise UserError(f"--repetition-penalty {self.repetition_penalty} is not above 0")
+            raise UserError(f"`repetition_penalty` {self.repetition_penalty} is not above 0")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"--top-k {self.top_k} is below 1")
+            raise UserError(f"`top_k` {self.top_k} is below 1")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
@@ -56,7 +56,7 @@ class Sampling:
         given = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
         if self.temperature == 0 and given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise UserError(f"--temperature 0 takes the likeliest token, which {flags} cannot change: drop one")
+            raise UserError(f"`temperature` 0 takes the likeliest token, which {flags} cannot change: drop one")
 
     def logits(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Of the distribution that is drawn from (B, V); at temperature 0 those whose largest is taken."""
@@ -288,7 +288,7 @@ class Generator:
           UserError: they cannot; see `__call__`.
         """
         if max_new_tokens < 1:
-            raise UserError(f"--max-new-tokens {max_new_tokens} is below 1")
+            raise UserError(f"`max_new_tokens` {max_new_tokens} is below 1")
         vocab_size = self.config.vocab_size
         context = self.config.max_length if context is None else context
         taken = f", of which a draft model takes {spare}" if spare else ""
@@ -304,5 +304,5 @@ class Generator:
             if len(ids) + max_new_tokens + spare > context:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones are more than the model's "
-                    f"context of {context}{taken}: shorten the prompt or lower --max-new-tokens"
+                    f"context of {context}{taken}: shorten the prompt or lower `max_new_tokens`"
                 )

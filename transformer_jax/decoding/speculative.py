@@ -128,9 +128,9 @@ class SpeculativeGenerator:
                 f"{model.config.vocab_size}: they must share a tokenizer"
             )
         if sampling.repetition_penalty != 1.0:
-            raise UserError("--repetition-penalty and a draft model contradict each other: drop one")
+            raise UserError("`repetition_penalty` and a draft model contradict each other: drop one")
         if draft_tokens < 1:
-            raise UserError(f"--draft-tokens {draft_tokens} is below 1")
+            raise UserError(f"`draft_tokens` {draft_tokens} is below 1")
         self._plain = Generator(model, sampling=sampling, ends=ends)
         self._draft = Generator(draft)
         self.sampling, self.ends, self.draft_tokens = sampling, tuple(ends), draft_tokens

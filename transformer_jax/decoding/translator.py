@@ -154,7 +154,7 @@ class Translator:
             if len(ids) > limit and not truncate:
                 raise UserError(
                     f"sentence {number} has {len(ids)} tokens, above the limit of {limit} that this model "
-                    "was trained with: split it, or train with a larger --max-length"
+                    "was trained with: split it, or train with a larger `max_length`"
                 )
         return [[*ids[:limit], END] for ids in encoded]
 

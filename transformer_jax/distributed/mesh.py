@@ -33,12 +33,12 @@ def parse_mesh(text: str) -> dict[str, int]:
         name = name.strip()
         if name not in AXES:
             raise UserError(
-                f"--mesh {text}: unknown axis {name!r}; write {'=N, '.join(AXES)}=N, as in data=2,fsdp=4"
+                f"`mesh` {text}: unknown axis {name!r}; write {'=N, '.join(AXES)}=N, as in data=2,fsdp=4"
             )
         if name in sizes:
-            raise UserError(f"--mesh {text}: {name} stands there twice")
+            raise UserError(f"`mesh` {text}: {name} stands there twice")
         if not size.strip().isascii() or not size.strip().isdigit() or int(size) < 1:
-            raise UserError(f"--mesh {text}: {name}={size} must be a number of at least 1")
+            raise UserError(f"`mesh` {text}: {name}={size} must be a number of at least 1")
         sizes[name] = int(size)
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
@@ -67,7 +67,7 @@ def make_mesh(text: str) -> Mesh:
     wanted, devices = math.prod(sizes.values()), jax.devices()
     if len(devices) % wanted or (jax.process_count() > 1 and wanted != len(devices)):
         raise UserError(
-            f"--mesh {text} is of {wanted} devices, which does not divide the {len(devices)} that there are "
+            f"`mesh` {text} is of {wanted} devices, which does not divide the {len(devices)} that there are "
             f"({jax.process_count()} process(es)): name axes whose product is {len(devices)}"
         )
     return jax.make_mesh(
@@ -128,12 +128,12 @@ def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
       UserError: they cannot.
     """
     if mesh.shape.get(SEQUENCE, 1) > 1 and not hasattr(config, "heads"):
-        raise UserError("sequence of --mesh is for models of attention alone: a recurrent one reads in order")
+        raise UserError("sequence of `mesh` is for models of attention alone: a recurrent one reads in order")
     tensor = mesh.shape.get(TENSOR, 1)
     for field in ("heads", "kv_heads"):
         heads = getattr(config, field, tensor)
         if heads % tensor:
-            raise UserError(f"tensor={tensor} of --mesh does not divide the model's {heads} {field}")
+            raise UserError(f"tensor={tensor} of `mesh` does not divide the model's {heads} {field}")
 
 
 def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
@@ -156,8 +156,8 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
     parts = row_shards(mesh)
     if rows < parts or (whole and rows % parts):
         raise UserError(
-            f"data and fsdp of --mesh cut a batch into {parts} parts, which does not divide its {rows} rows: "
-            f"set {flag} to a multiple, or name another --mesh"
+            f"data and fsdp of `mesh` cut a batch into {parts} parts, which does not divide its {rows} rows: "
+            f"set {flag} to a multiple, or name another `mesh`"
         )
 
 
@@ -169,7 +169,7 @@ def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
     """
     parts = mesh.shape[SEQUENCE]
     if length % parts:
-        raise UserError(f"sequence={parts} of --mesh does not divide {flag} {length}")
+        raise UserError(f"sequence={parts} of `mesh` does not divide {flag} {length}")
 
 
 def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.ndarray:

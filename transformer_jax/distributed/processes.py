@@ -153,7 +153,7 @@ def join(
       UserError: some of the three but not all, a malformed value, a coordinator that cannot be reached, or
         processes that do not come.
     """
-    given = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
+    given = {"`coordinator`": coordinator, "`num_processes`": num_processes, "`process_id`": process_id}
     missing = [flag for flag, value in given.items() if value is None]
     launcher = _launched(environment) if missing else None
     if len(missing) == 3 and launcher is None:
@@ -163,13 +163,13 @@ def join(
             f"{', '.join(missing)} must stand beside {' and '.join(sorted(set(given) - set(missing)))}"
         )
     if num_processes is not None and num_processes < 1:
-        raise UserError(f"--num-processes {num_processes} is below 1")
+        raise UserError(f"`num_processes` {num_processes} is below 1")
     if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
-        raise UserError(f"--process-id {process_id} is not one of 0 to {(num_processes or 1) - 1}")
+        raise UserError(f"`process_id` {process_id} is not one of 0 to {(num_processes or 1) - 1}")
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise UserError(f"--coordinator {coordinator} is not HOST:PORT, as in 10.0.0.1:9876")
+            raise UserError(f"`coordinator` {coordinator} is not HOST:PORT, as in 10.0.0.1:9876")
         began = time.monotonic()
         if process_id == 0:
             _check_free(coordinator, int(port))
@@ -197,7 +197,7 @@ def _check_free(coordinator: str, port: int) -> None:
             trial.bind(("", port))
         except OSError as error:
             raise UserError(
-                f"--coordinator {coordinator}: port {port} cannot be used ({error.strerror})"
+                f"`coordinator` {coordinator}: port {port} cannot be used ({error.strerror})"
             ) from None
 
 
@@ -212,7 +212,7 @@ def _reach(coordinator: str, host: str, port: int, timeout: float) -> None:
             if time.monotonic() > end:
                 reason = error.strerror or error
                 raise UserError(
-                    f"--coordinator {coordinator} cannot be reached for {timeout:.0f} s ({reason}): is process "
+                    f"`coordinator` {coordinator} cannot be reached for {timeout:.0f} s ({reason}): is process "
                     "0 running there, and the port open?"
                 ) from None
         time.sleep(0.5)
@@ -315,14 +315,14 @@ def on_first_then_every_process(make: Callable[[], T]) -> T:
 
 
 def check_same(described: Mapping[str, Any]) -> None:
-    """That every process has the same description of the run.
+    """Checks that every process has the same description of the run, values by name.
 
     Raises:
       UserError: one has another, with what differs.
     """
     texts = gather(json.dumps(described))
-    first = _flat(texts[0])
-    for process, other in enumerate(map(_flat, texts)):
+    first = json.loads(texts[0])
+    for process, other in enumerate(map(json.loads, texts)):
         differ = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if differ:
             name = differ[0]
@@ -330,13 +330,6 @@ def check_same(described: Mapping[str, Any]) -> None:
                 f"process {process} has another config than process 0 ({name.replace('_', '-')} is "
                 f"{other.get(name)!r} there, not {first.get(name)!r}): start all with the same command"
             )
-
-
-def _flat(text: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in json.loads(text).items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def new_name(kind: str) -> str:

@@ -26,7 +26,7 @@ def check_writable(path: str | pathlib.Path) -> None:
     """
     path = str(path)
     if not path or pathlib.Path(path).is_dir() or not os.access(pathlib.Path(path).parent, os.W_OK):
-        raise UserError(f"--html {path!r}: no file can be written there; name one in a folder that exists")
+        raise UserError(f"`html` {path!r}: no file can be written there; name one in a folder that exists")
 
 
 class AttentionPage:

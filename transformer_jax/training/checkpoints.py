@@ -374,7 +374,7 @@ class Checkpoints:
             raise UserError(
                 f"{self.folder}: {len(torn)} checkpoint(s) ({', '.join(sorted(torn)[:3])}), none complete: "
                 "a save was interrupted or files were changed; delete the run folder or name another with "
-                "--run-dir"
+                "`run_dir`"
             )
         return None
 

@@ -132,8 +132,8 @@ def fit(
                 kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "nothing was saved yet"
                 raise Diverged(
                     f"step {first + offset}: the loss or its gradient is {value}, as in the {MOST_SKIPPED - 1} "
-                    f"steps before it; {kept}; lower --learning-rate, lengthen --warmup or set --clip 1, in "
-                    "another --run-dir"
+                    f"steps before it; {kept}; lower `learning_rate`, lengthen `warmup` or set `clip` 1, in "
+                    "another `run_dir`"
                 )
         spent = time.perf_counter() - started
         rows = [row for row in rows if not row["skipped"]]

@@ -39,6 +39,6 @@ def out_of_memory(train_step: Any, state: Any, batch: Any) -> UserError:
     except Exception:  # noqa: BLE001  the estimate is a help, not the matter
         told = "a step does not fit"
     return UserError(
-        f"out of memory: {told}; cut the batch into parts with --accumulation, recompute activations with "
-        "--remat, spread the run with --mesh fsdp=N, or lower the batch's tokens"
+        f"out of memory: {told}; cut the batch into parts with `accumulation`, recompute activations with "
+        "`remat`, spread the run with `mesh` fsdp=N, or lower the batch's tokens"
     )

@@ -126,7 +126,7 @@ def describe_compiled(program: Any) -> Iterator[str]:
     arguments, temporaries = needs.argument_size_in_bytes, needs.temp_size_in_bytes
     yield (
         f"{(arguments + temporaries) / 2**30:.3f} GiB per device: {arguments / 2**30:.3f} arguments, "
-        f"{temporaries / 2**30:.3f} temporaries, as compiled for a CPU; --remat and --accumulation lower it"
+        f"{temporaries / 2**30:.3f} temporaries, as compiled for a CPU; `remat` and `accumulation` lower it"
     )
     found = collectives(program.as_text())
     kinds = ", ".join(sorted({one.kind for one in found}))

@@ -30,7 +30,7 @@ def check_limit(limit: float | None) -> None:
       UserError: it is not above 0.
     """
     if limit is not None and not limit > 0:
-        raise UserError(f"--step-timeout {limit:g} is not above 0")
+        raise UserError(f"`step_timeout` {limit:g} is not above 0")
 
 
 def late(step: int, limit: float, places: Mapping[str, str] | None, count: int = 1) -> str:

@@ -84,7 +84,7 @@ class StreamWindows:
         if len(stream) < length + 1:
             raise UserError(
                 f"a text of {len(stream):,} tokens is shorter than one window of {length} and the token after "
-                "it: lower --context, or give more text"
+                "it: lower `context`, or give more text"
             )
         self.stream, self.length = stream, length
 

@@ -43,10 +43,10 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
             instructions = builder.info.splits[split].file_instructions
         except Exception as error:  # noqa: BLE001
             reason = f"has no split {split!r} ({_one_line(error)})"
-            raise UserError(f"{builder.info.full_name} {reason}: name them with --splits") from None
+            raise UserError(f"{builder.info.full_name} {reason}: name them with `splits`") from None
         if not sum(max(0, i.take) for i in instructions):
             raise UserError(
-                f"{builder.info.full_name}: the split {split!r} is empty; name others with --splits"
+                f"{builder.info.full_name}: the split {split!r} is empty; name others with `splits`"
             )
         self._paths = [i.filename for i in instructions]
         self._ends = list(itertools.accumulate(i.take for i in instructions))
@@ -197,7 +197,7 @@ def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
         if len(languages) != 2:
             raise UserError(
                 f"{builder.info.full_name} holds {len(languages)} languages ({listed}): choose two with "
-                "--direction SOURCE-TARGET"
+                "`direction` SOURCE-TARGET"
             )
         return languages[0], languages[1]
     # A language's own name may have a dash in it.
@@ -229,7 +229,7 @@ def prepared_builder(
             importlib.import_module(f"tensorflow_datasets.{module}")
     except ImportError as error:
         raise UserError(
-            f"--corpus tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"
+            f"`corpus` tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"
         ) from None
     from tensorflow_datasets.core.registered import DatasetNotFoundError
 
@@ -258,7 +258,7 @@ def prepared_builder(
     if file_format != "array_record":
         raise UserError(
             f"{builder.data_dir} holds {file_format} files, which have no random access: name another folder "
-            "with --data-dir, where the set is prepared as array_record"
+            "with `data_dir`, where the set is prepared as array_record"
         )
     return builder
 
@@ -313,7 +313,7 @@ def _download(builder: Any) -> None:
     if failed:
         raise UserError(
             f"{missing} and {failed}: connect to a network, or name the folder of a prepared set with "
-            "--data-dir"
+            "`data_dir`"
         )
     try:
         builder.download_and_prepare()

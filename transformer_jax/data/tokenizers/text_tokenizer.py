@@ -134,7 +134,7 @@ class TextTokenizer(TokenizerFile):
             more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
             raise UserError(
                 f"the vocabulary of characters lacks {shown}{more}: leave them out, or "
-                "train with --tokenizer bpe"
+                "train with `tokenizer` bpe"
             )
 
     def check_fits(self, vocab_size: int) -> None:

@@ -78,7 +78,7 @@ class TokenizerFile:
             draft.replace(path)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written ({error.strerror}); free some space or choose another --run-dir"
+                f"{path}: cannot be written ({error.strerror}); free some space or choose another `run_dir`"
             ) from None
 
     @property

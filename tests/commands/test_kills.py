@@ -3,56 +3,54 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
+import jax
 import numpy as np
 import pytest
-from transformer_jax.run_training import first_state, optimizer_of
-from transformer_jax.runs import make_model
-from transformer_jax.translation import ADAM, model_config
-from transformer_jax.translation_config import resolve
 
-from tests.conftest import ROOT
-from tests.experiments.test_translate import ENVIRONMENT, config, files  # noqa: F401  a fixture
+from tests.commands.in_process import ENVIRONMENT, start
+from tests.commands.test_translate import flags_of
+from tests.conftest import without_cache
+from tests.runs import write_pairs
+from transformer_jax import load
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks import TASKS
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.run_folder import read_run
 
-KILLS, STEPS = 20, 160
+# `make soak` kills more often.
+KILLS, STEPS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "6")), 160
 
 
-def started(files, folder, cache):  # noqa: F811
+def started(files, folder, cache):
     flags = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--batching", "packed", "--warmup",
              10, "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32, "--dropout", 0.1,
              "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", STEPS, "--save-every", 2,
              "--evaluate-every", STEPS, "--average", 2, "--run-dir", folder)  # fmt: skip
     # Programs that were compiled once are read again: most of a life is steps and saves.
-    environment = ENVIRONMENT | {
+    environment = without_cache(ENVIRONMENT) | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "experiments.translate", *map(str, (*files, *flags))],
-        cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return start("translate", *flags_of(files), *flags, environment=environment)
 
 
-def final_state(folder, wanted):
-    resolved = resolve(wanted)
-    model = make_model(model_config(resolved, 270))
+def final_state(folder):
+    stored = read_run(folder, TASKS)
+    entry = TASKS[stored.task]
+    objective = entry.objective(stored.run, stored.model_config)
+    state, _, _ = begin(objective, stored.run, load(folder).model, None)
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        state = checkpoints.restore(first_state(resolved, model, optimizer_of(resolved, model, **ADAM)[1]))
-    return named_leaves(state)
+        restored, totals = checkpoints.restore(state)
+    return named_leaves(restored), totals
 
 
 @pytest.mark.long
-def test_twenty_kills(files, tmp_path):  # noqa: F811
-    wanted = config(
-        files, batching="packed", dropout=0.1, bpe_dropout=0.1, optimizer="muon", ema=0.9, steps=STEPS,
-        save_every=2, evaluate_every=STEPS,
-    )  # fmt: skip
+def test_kills(tmp_path):
+    files = write_pairs(tmp_path, train=300, valid=20, test=20)
     alone = started(files, tmp_path / "whole", tmp_path / "cache")
     _, errors = alone.communicate(timeout=300)
     assert alone.returncode == 0, errors
@@ -79,7 +77,8 @@ def test_twenty_kills(files, tmp_path):  # noqa: F811
     process = started(files, folder, tmp_path / "cache")
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    expected, found = final_state(tmp_path / "whole", wanted), final_state(folder, wanted)
+    (expected, totals), (found, own_totals) = final_state(tmp_path / "whole"), final_state(folder)
+    assert own_totals.weight == totals.weight
     assert expected.keys() == found.keys()
     for name, leaf in expected.items():
         np.testing.assert_array_equal(bits(found[name]), bits(leaf), err_msg=name)
@@ -98,6 +97,4 @@ def saved(folder):
 
 
 def bits(leaf):
-    import jax
-
     return jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -1,68 +1,55 @@
 """The command as users run it: train, resume, extend, refuse, translate, draw."""
 
+import functools
 import json
-import os
 import pathlib
+import re
 import signal
 import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import pytest
-from transformer_jax.translation import train_translator
-from transformer_jax.translation_config import TranslationConfig
 
-from tests.conftest import ROOT
-from transformer_jax import load_run
+from tests.commands.in_process import call, start
+from tests.runs import train, write_pairs
+from transformer_jax import configure, load
+from transformer_jax.commands import translate
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training.config import Start
 from transformer_jax.training.loop import Diverged
 from transformer_jax.training.metrics import read_metrics
 
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-
-
-def command(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.translate", *map(str, arguments)],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False, **options,
-    )  # fmt: skip
+command = functools.partial(call, translate.main)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A toy language: each word has one translation and the order is reversed."""
-    folder = tmp_path_factory.mktemp("pairs")
-    words = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze", "big": "gross"}
-    rng = np.random.default_rng(0)
-    flags = []
-    for split, count in (("train", 300), ("valid", 20), ("test", 20)):
-        rows = [rng.choice(list(words), size=rng.integers(1, 6)) for _ in range(count)]
-        (folder / f"{split}.en").write_text("".join(" ".join(r) + "\n" for r in rows))
-        (folder / f"{split}.de").write_text("".join(" ".join(words[w] for w in r[::-1]) + "\n" for r in rows))
-        flags += [f"--{split}", folder / f"{split}.en", folder / f"{split}.de"]
-    return flags
+    return write_pairs(tmp_path_factory.mktemp("pairs"), train=300, valid=20, test=20)
+
+
+def flags_of(files):
+    return [word for split, paths in files.items() for word in (f"--{split}", *paths)]
 
 
 SMALL = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--buckets", 1, "--warmup", 10,
          "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32)  # fmt: skip
 
 
-def config(files, **changes):
+def config(files, *, model="transformer", **changes):
     options = dict(
-        train=tuple(map(str, files[1:3])), valid=tuple(map(str, files[4:6])), test=tuple(map(str, files[7:9])),
-        preset="mini", vocab_size=270, batch_tokens=256, buckets=1, warmup=10, learning_rate=3e-3,
+        **files, preset="mini", vocab_size=270, batch_tokens=256, buckets=1, warmup=10, learning_rate=3e-3,
         schedule="constant", max_length=32, steps=12, save_every=4, evaluate_every=6, average=2, dropout=0.1,
     )  # fmt: skip
-    return TranslationConfig(**(options | changes))
+    return configure("translation", "files", model=model, **(options | changes))
 
 
 @pytest.fixture(scope="module")
 def run_dir(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "toy"
-    done = command(*files, *SMALL, "--steps", 30, "--run-dir", folder)
+    done = command(*flags_of(files), *SMALL, "--steps", 30, "--run-dir", folder)
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -91,17 +78,16 @@ def test_what_a_run_leaves(run_dir):
 
 def test_no_setting_depends_on_an_unwritten_default(run_dir):
     folder, _ = run_dir
-    training = json.loads((folder / "config.json").read_text())["training"]
-    # The preset's, what is of TFDS, and where to start.
-    optional = {"dropout", "hidden", "direction", "data_dir", "start_from"}
-    assert not [name for name, value in training.items() if value is None and name not in optional]
+    run = json.loads((folder / "config.json").read_text())["run"]
+    values = run["task"] | run["model"] | run["optimization"]
+    assert {name for name, value in values.items() if value is None} == {"direction", "data_dir"}
 
 
 def test_the_same_command_again_only_scores(run_dir, files):
     folder, _ = run_dir
     metrics = (folder / "metrics.jsonl").read_text()
     scores = json.loads((folder / "results.json").read_text())
-    again = command(*files, *SMALL, "--steps", 30, "--run-dir", folder)
+    again = command(*flags_of(files), *SMALL, "--steps", 30, "--run-dir", folder)
     assert again.returncode == 0, again.stderr
     assert "resuming" in again.stderr
     assert (folder / "metrics.jsonl").read_text() == metrics
@@ -114,9 +100,9 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
     sentences = ["a dog sees a cat", "", "big red cat"]
     one = command("--run-dir", folder, "--text", sentences[0])
     assert one.returncode == 0, one.stderr
-    many = command("--run-dir", folder, "--stdin", input="\n".join(sentences) + "\n")
+    many = command("--run-dir", folder, "--stdin", stdin="\n".join(sentences) + "\n")
     assert many.returncode == 0, many.stderr
-    expected = load_run(folder).translate(sentences)
+    expected = load(folder).translate(sentences)
     assert many.stdout == "\n".join(expected) + "\n"
     assert one.stdout.strip() == expected[0]
     assert expected[1] == ""
@@ -130,19 +116,19 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.strip() == expected[0]
     assert '"name": "decoder/cross_attention", "shape": [2, 4, ' in page.read_text()
-    alignment = load_run(folder).align(sentences[0])
+    alignment = load(folder).align(sentences[0])
     layers, heads, target, source = alignment.weights.shape
     assert (layers, heads) == (2, 4)
     assert (target, source) == (len(alignment.target_tokens), len(alignment.source_tokens))
     np.testing.assert_allclose(alignment.weights.sum(-1), 1, atol=1e-5)
-    given = load_run(folder).align(sentences[0], "a cat")
+    given = load(folder).align(sentences[0], "a cat")
     assert given.target_tokens[-1] == alignment.target_tokens[-1]
     assert given.text == "a cat"
-    again = load_run(folder).align(sentences[0], alignment.text)
+    again = load(folder).align(sentences[0], alignment.text)
     if again.target_tokens == alignment.target_tokens:  # a model may spell a word in other pieces
         np.testing.assert_allclose(again.weights, alignment.weights, atol=1e-4)
     with pytest.raises(UserError, match="an empty sentence has no alignment"):
-        load_run(folder).align(sentences[0], " ")
+        load(folder).align(sentences[0], " ")
 
 
 @pytest.mark.parametrize(
@@ -156,17 +142,24 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--preset", "huge"], "unknown preset 'huge': choose one of mini, tiny, small, base, big"),
         (["--model", "rnn"], "unknown model 'rnn'"),
         (["--model", "lstm", "--preset", "base"], "unknown preset 'base': choose one of mini, tiny, small"),
-        (["--model", "luong", "--norm", "pre"], "--norm is of transformer: luong has no layer normalisation"),
-        (["--hidden", "64"], "--hidden is of recurrent models"),
-        (["--model", "gru", "--hidden", "0"], "--hidden 0 is below 1"),
-        (["--model", "hard_attention", "--r-drop", "5"], "--r-drop needs two passes that look at the same"),
+        (["--model", "luong", "--norm", "pre"], "--norm is a flag of transformer, not of luong"),
+        (
+            ["--hidden", "64"],
+            "--hidden is a flag of lstm, gru, bahdanau, hard_attention, luong, not of transformer",
+        ),
+        (["--model", "gru", "--hidden", "0"], "hidden=0 must be at least 1"),
+        (["--model", "hard_attention", "--r-drop", "5"], "--r-drop needs two passes that attend to the same"),
         (["--train", "nowhere.en", "nowhere.de"], "--train needs --valid and --test"),
         (["--train", "x.en", "x.de", "--valid", "x.en", "x.de", "--test", "x.en", "x.de"], "no such file"),
         (["--bleu-tokenize", "moses"], "unknown BLEU tokenizer 'moses'"),
         (["--steps", "0"], "--steps 0 is below 1"),
         (["--bleu-tokenize", "ja-mecab"], "BLEU tokenizer 'ja-mecab' cannot be used"),
         (["--seed", "-1"], "--seed -1 is below 0"),
-        (["--dropout", "-0.1"], "--dropout -0.1 is below 0"),
+        (["--dropout", "-0.1"], "dropout=-0.1 must be at least 0"),
+        (["--width", "30"], "width 30 must be a multiple of heads 4"),
+        (["--lerning-rate", "1"], "unknown argument --lerning-rate; did you mean --learning-rate"),
+        (["--start", "nowhere"], "nowhere/config.json: no such file"),
+        (["--trainable", "nothing"], "--trainable 'nothing' matches no parameter"),
         (["--text", " "], "--text is empty"),
         (["--plot-attention", "x.png"], "--plot-attention draws the sentence of --text"),
         (["--html", "x.html"], "--html shows the sentence of --text"),
@@ -176,24 +169,17 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--text", "a"], "is .* the folder of a run?"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, arguments, message, monkeypatch, capsys):
-    import re
-
-    from experiments.command import run_command
-
-    from experiments import translate
-
+def test_bad_input_is_one_line(tmp_path, arguments, message):
     folder = tmp_path / "run"
-    monkeypatch.setattr(sys, "argv", ["translate", "--run-dir", str(folder), *arguments])
-    assert run_command(translate.main) != 0
-    error = capsys.readouterr().err
-    assert re.search(message, error), error
-    assert error.count("\n") == 1
+    ended = command("--run-dir", folder, *arguments)
+    assert ended.returncode == 2
+    assert re.search(message, ended.stderr), ended.stderr
+    assert ended.stderr.count("\n") == 1
     assert not folder.exists()
 
 
 def test_a_sentence_longer_than_the_limit(run_dir):
-    run = load_run(run_dir[0])
+    run = load(run_dir[0])
     with pytest.raises(UserError, match=r"sentence 2 has .* tokens, above the limit of 31"):
         run.translate(["a dog", "dog " * 40])
 
@@ -203,26 +189,26 @@ def test_another_config_leaves_the_run_untouched(run_dir, files):
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     for changes, message in (
         (("--seed", 1), "--seed is 0 there, not 1"),
-        (("--preset", "tiny"), "--preset is 'mini' there, not 'tiny'"),
+        (("--width", 64), "--width is 128 there, not 64"),
+        (("--model", "lstm"), "holds a run of transformer, not of lstm"),
     ):
-        refused = command(*files, *SMALL, "--steps", 30, "--run-dir", folder, *changes)
+        refused = command(*flags_of(files), *SMALL, "--steps", 30, "--run-dir", folder, *changes)
         assert refused.returncode == 2
-        assert "holds a run of another config" in refused.stderr
         assert message in refused.stderr
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
 def test_a_folder_that_is_not_a_run(files, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and is not a run: name another --run-dir"):
-        train_translator(config(files), tmp_path)
+    with pytest.raises(UserError, match="exists and is not a run: name another `run_dir`"):
+        train(config(files), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_folder_that_cannot_be_written(files, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        train_translator(config(files), tmp_path / "file" / "run")
+        train(config(files), tmp_path / "file" / "run")
 
 
 def final_state(folder):
@@ -240,13 +226,11 @@ def final_state(folder):
 def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
     """12 steps at once, and 6 steps, which is off the schedule of saves, extended to 12; both dropouts on."""
     changes = dict(bpe_dropout=0.1)
-    whole = train_translator(config(files, **changes), tmp_path / "whole")
-    train_translator(config(files, steps=6, **changes), tmp_path / "parts")
-    before = named_leaves(load_run(tmp_path / "parts").model)
-    extended = train_translator(config(files, **changes), tmp_path / "parts")
-    averages = [
-        named_leaves(load_run(tmp_path / name, weights="averaged").model) for name in ("whole", "parts")
-    ]
+    whole = train(config(files, **changes), tmp_path / "whole")
+    train(config(files, steps=6, **changes), tmp_path / "parts")
+    before = named_leaves(load(tmp_path / "parts").model)
+    extended = train(config(files, **changes), tmp_path / "parts")
+    averages = [named_leaves(load(tmp_path / name, weights="averaged").model) for name in ("whole", "parts")]
     for name, leaf in averages[0].items():
         assert isinstance(leaf, jax.Array)
         np.testing.assert_array_equal(leaf, averages[1][name], err_msg=name)
@@ -262,22 +246,22 @@ def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
 
 @pytest.mark.long
 def test_scoring_again_leaves_the_averaged_parameters_alone(files, tmp_path):
-    train_translator(config(files, steps=4), tmp_path)
+    train(config(files, steps=4), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")}
-    train_translator(config(files, steps=4, beam_size=2), tmp_path)
+    train(config(files, steps=4, beam_size=2), tmp_path)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")} == before
-    assert json.loads((tmp_path / "config.json").read_text())["training"]["beam_size"] == 2
+    assert json.loads((tmp_path / "config.json").read_text())["run"]["task"]["beam_size"] == 2
 
 
 @pytest.mark.long
 def test_a_number_of_steps_that_was_too_large_can_be_taken_back(files, tmp_path):
-    train_translator(config(files, steps=4), tmp_path)
+    train(config(files, steps=4), tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
-    stored["training"]["steps"] = 100_000  # as a command leaves it that was stopped at once
+    stored["run"]["optimization"]["steps"] = 100_000  # as a command leaves it that was stopped at once
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="is a run of 4 steps: --steps 3 would cut it short"):
-        train_translator(config(files, steps=3), tmp_path)
-    assert train_translator(config(files, steps=5), tmp_path)["steps"] == 5
+    with pytest.raises(UserError, match="is a run of 4 steps: `steps` 3 would cut it short"):
+        train(config(files, steps=3), tmp_path)
+    assert train(config(files, steps=5), tmp_path)["steps"] == 5
 
 
 @pytest.mark.long
@@ -288,37 +272,34 @@ def test_a_length_limit_of_any_number(files, tmp_path, batching):
     source.write_text("a dog\n" * 30 + "dog " * 12 + "\n")
     target.write_text("ein hund\n" * 30 + "hund " * 12 + "\n")
     limits = dict(max_length=27, vocab_size=259, batching=batching)
-    results = train_translator(
-        config(files, train=(str(source), str(target)), steps=2, **limits), tmp_path / "run"
-    )
+    results = train(config(files | dict(train=(str(source), str(target))), steps=2, **limits), tmp_path / "run")
     assert results["steps"] == 2
 
 
 def test_a_path_that_is_too_long(files, tmp_path):
-    for changes, folder in ((dict(train=("x" * 300, "y")), "run"), ({}, "x" * 300)):
+    for changes, folder in (({"train": ("x" * 300, "y")}, "run"), ({}, "x" * 300)):
         with pytest.raises(UserError, match="File name too long"):
-            train_translator(config(files, **changes), tmp_path / folder)
+            train(config(files | changes), tmp_path / folder)
 
 
 @pytest.mark.long
 def test_a_cosine_run_is_not_extended_nor_any_cut_short(files, tmp_path):
     cosine = config(files, schedule="cosine", steps=4)
-    train_translator(cosine, tmp_path / "run")
+    train(cosine, tmp_path / "run")
     with pytest.raises(UserError, match="trained for 4 steps on a cosine schedule, which ends there"):
-        train_translator(config(files, schedule="cosine", steps=9), tmp_path / "run")
-    with pytest.raises(UserError, match="--steps 2 would cut it short"):
-        train_translator(config(files, schedule="cosine", steps=2), tmp_path / "run")
+        train(config(files, schedule="cosine", steps=9), tmp_path / "run")
+    with pytest.raises(UserError, match="`steps` 2 would cut it short"):
+        train(config(files, schedule="cosine", steps=2), tmp_path / "run")
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_a_run_starts_from_another(files, tmp_path):
     notes: list[str] = []
-    first = train_translator(config(files, schedule="cosine"), tmp_path / "first")
-    start = str(tmp_path / "first")
-    changes = dict(schedule="cosine", start_from=start, vocab_size=300, dropout=0.2, steps=8)
-    second = train_translator(config(files, **changes), tmp_path / "second", note=notes.append)
-    assert f"starting from {start}, averaged" in notes
+    first = train(config(files, schedule="cosine"), tmp_path / "first")
+    start = (Start(str(tmp_path / "first")),)
+    changes = dict(schedule="cosine", start=start, vocab_size=300, dropout=0.2, steps=8)
+    second = train(config(files, **changes), tmp_path / "second", note=notes.append)
+    assert f"starting from {tmp_path / 'first'}, averaged" in notes
     assert second["parameters"] == first["parameters"]
     losses = [
         [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("first", "second")
@@ -327,25 +308,26 @@ def test_a_run_starts_from_another(files, tmp_path):
     tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("first", "second")]
     assert tokenizers[0] == tokenizers[1]
     for other, message in (
-        (dict(start_from=str(tmp_path / "nowhere")), "is .* the folder of a run"),
-        (dict(start_from=start, norm="pre"), "holds another model: norm is 'post' there, not 'pre'"),
-        (dict(start_from=start, model="lstm"), "holds a transformer, not a translator lstm"),
+        (dict(start=(Start(str(tmp_path / "nowhere")),)), "is .* the folder of a run"),
+        (dict(start=start, norm="pre"), "holds another model: norm is 'post' there, not 'pre'"),
+        (dict(start=start, model="lstm"), "holds a Transformer, not a model of Seq2SeqConfig"),
+        (dict(start=(Start(str(tmp_path / "third")),)), "is the run itself"),
     ):
         with pytest.raises(UserError, match=message):
-            train_translator(config(files, **other), tmp_path / "third")
+            train(config(files, **other), tmp_path / "third")
         assert not (tmp_path / "third").exists()
     # Once it has a checkpoint of its own, where it came from may go.
     (tmp_path / "first").rename(tmp_path / "gone")
-    again = train_translator(config(files, **changes), tmp_path / "second")
+    again = train(config(files, **changes), tmp_path / "second")
     assert again["bleu"] == second["bleu"]
 
 
 @pytest.mark.long
 def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
-    train_translator(config(files, steps=8), tmp_path)
+    train(config(files, steps=8), tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 11, "loss": 1.0}) + '\n{"step": 12, "lo')
-    train_translator(config(files), tmp_path)
+    train(config(files), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows]
     assert steps == sorted(steps)
@@ -354,17 +336,17 @@ def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
 
 def test_a_diverging_run_names_the_step_and_keeps_its_checkpoint(files, tmp_path):
     with pytest.raises(Diverged, match=r"step \d+: the loss or its gradient is (nan|inf)") as error:
-        train_translator(config(files, learning_rate=1e30, clip=0.0, steps=20, save_every=1), tmp_path)
+        train(config(files, learning_rate=1e30, clip=0.0, steps=20, save_every=1), tmp_path)
     assert "is kept" in str(error.value) or "nothing was saved yet" in str(error.value)
     saved = sorted((tmp_path / "checkpoints").glob("*/manifest.json"))
     for manifest in saved:
         step = int(manifest.parent.name)
-        leaves = named_leaves(load_run(tmp_path, weights=str(step)).model)
+        leaves = named_leaves(load(tmp_path, weights=str(step)).model)
         assert all(np.isfinite(leaf).all() for leaf in leaves.values())
 
 
 def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
-    folder = pathlib.Path(files[1]).parent
+    folder = pathlib.Path(files["train"][0]).parent
     changed = {}
     for split, extra in (("train", "\n"), ("valid", ""), ("test", "\n\n")):
         changed[split] = (str(tmp_path / f"{split}.en"), str(tmp_path / f"{split}.de"))
@@ -374,7 +356,7 @@ def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
             old = (folder / pathlib.Path(path).name).read_text()
             pathlib.Path(path).write_text(old + (word * 60 + "\n" if split != "test" else "") + line)
     notes = []
-    train_translator(config(files, **changed, steps=1), tmp_path / "run", note=notes.append)
+    train(config(files | changed, steps=1), tmp_path / "run", note=notes.append)
     assert notes[0] == (
         "300 pairs (1 empty and 1 longer than 32 tokens left out) for training, 20 pairs (1 longer than 32 "
         "tokens left out) for validation, 20 pairs (2 empty left out) for test, vocabulary 270"
@@ -391,7 +373,7 @@ def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
 )  # fmt: skip
 @pytest.mark.long
 def test_every_kind_of_run_ends_with_scores(files, tmp_path, changes):
-    results = train_translator(config(files, steps=2, save_every=1, **changes), tmp_path)
+    results = train(config(files, steps=2, save_every=1, **changes), tmp_path)
     assert np.isfinite(results["bleu"])
 
 
@@ -399,13 +381,13 @@ def test_every_kind_of_run_ends_with_scores(files, tmp_path, changes):
 @pytest.mark.parametrize("name", ["lstm", "gru", "bahdanau", "luong", "hard_attention"])
 def test_recurrent_models_train_resume_and_translate(files, tmp_path, name):
     options = dict(model=name, save_every=2, schedule="constant")
-    train_translator(config(files, steps=4, **options), tmp_path / "whole")
-    train_translator(config(files, steps=2, **options), tmp_path / "two")
-    train_translator(config(files, steps=4, **options), tmp_path / "two")
+    train(config(files, steps=4, **options), tmp_path / "whole")
+    train(config(files, steps=2, **options), tmp_path / "two")
+    train(config(files, steps=4, **options), tmp_path / "two")
     (_, expected), (_, got) = final_state(tmp_path / "whole"), final_state(tmp_path / "two")
     for leaf, value in expected.items():
         np.testing.assert_array_equal(value, got[leaf], err_msg=leaf)
-    run = load_run(tmp_path / "two")
+    run = load(tmp_path / "two")
     assert len(run.translate(["a red dog", "", "a zebra ☃ unseen"])) == 3
     if name in ("lstm", "gru"):
         with pytest.raises(UserError, match="this model has no attention"):
@@ -419,11 +401,7 @@ def test_recurrent_models_train_resume_and_translate(files, tmp_path, name):
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_first(files, tmp_path, number):
-    arguments = [*files, *SMALL, "--steps", 100_000, "--run-dir", tmp_path / "run"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "experiments.translate", *map(str, arguments)],
-        cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    running = start("translate", *flags_of(files), *SMALL, "--steps", 100_000, "--run-dir", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.time() + 120
     while not (metrics.exists() and metrics.read_text()) and time.time() < deadline:
@@ -445,7 +423,7 @@ def test_a_full_disk_is_one_clear_line(files, tmp_path):
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        full = command(*files, *SMALL, "--steps", 40, "--run-dir", disk / "run")
+        full = command(*flags_of(files), *SMALL, "--steps", 40, "--run-dir", disk / "run")
         assert full.returncode == 2, full.stderr
         last = full.stderr.strip().splitlines()[-1]
         assert last.startswith("error:")
