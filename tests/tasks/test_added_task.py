@@ -1,0 +1,171 @@
+"""Adding a task touches one file: `toy_classification` is trained, resumed, planned and loaded as it is."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tasks.toy_classification import ENTRY, Rows, small
+from transformer_jax import tasks
+from transformer_jax.distributed.mesh import make_mesh
+from transformer_jax.distributed.sharding import rule_of
+from transformer_jax.errors import UserError
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.training import driver, plan
+from transformer_jax.training.config import Start
+from transformer_jax.training.execution import Execution
+from transformer_jax.training.metrics import read_metrics
+
+TASKS = {ENTRY.name: ENTRY}
+
+
+def train(config, folder, **execution):
+    return driver.train(ENTRY, config, folder, execution=Execution(**execution))
+
+
+def load(folder, **options):
+    return tasks.load(folder, tasks=TASKS, **options)
+
+
+def losses(folder):
+    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
+
+
+def assert_equal(one, other, **tolerance):
+    for name, leaf in named_leaves(one).items():
+        np.testing.assert_allclose(leaf, named_leaves(other)[name], err_msg=name, **(tolerance or {"atol": 0}))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, *train(small(), folder)
+
+
+def test_it_is_trained_and_loaded(whole):
+    folder, results, shown = whole
+    assert results["rows"] == 20 * 8
+    assert results["accuracy"] >= 0.75
+    assert shown == [f"accuracy {results['accuracy']:.3f}"]
+    assert json.loads((folder / "config.json").read_text())["model_config"]["classes"] == 2
+    run = load(folder)
+    assert run.weights == "averaged"
+    assert set(run.classify(Rows(small().task)[3]["tokens"])) <= {"even", "odd"}
+    assert_equal(load(folder, weights="20").model, load(folder, weights="20").model)
+
+
+def test_it_is_resumed_bit_for_bit(whole, tmp_path):
+    train(small().with_values(steps=7), tmp_path / "run")
+    train(small(), tmp_path / "run")
+    assert_equal(load(tmp_path / "run").model, load(whole[0]).model)
+    assert losses(tmp_path / "run")[-1] == losses(whole[0])[-1]
+
+
+def test_eight_devices_learn_the_same(whole, tmp_path):
+    results, _ = train(small(), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
+    assert results["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole[0]), rtol=1e-4)
+    mesh = make_mesh("fsdp=2,tensor=2")
+    assert_equal(load(tmp_path / "run", mesh=mesh).model, load(whole[0]).model, atol=1e-4)
+
+
+def test_it_is_planned():
+    config = small().with_values(classes=2)
+    lines = dict(plan.describe(ENTRY, config, "data=2,tensor=2"))
+    assert lines["task"] == "rows 8, data seed 0"
+    assert lines["work"].endswith("in all")
+    program = plan.compiled_step(ENTRY, config, ComputeOptions(unroll=1), make_mesh("data=2,tensor=2"))
+    assert program.memory_analysis().temp_size_in_bytes > 0
+
+
+def test_a_name_of_a_child_is_that_of_the_model_it_is():
+    model = load_fresh()
+    assert (
+        rule_of("encoder/blocks/attention/query/kernel", model).axes
+        == rule_of("blocks/attention/query/kernel").axes
+    )
+    with pytest.raises(ValueError, match="matches 0 rules"):
+        rule_of("reader/blocks/attention/query/kernel", model)
+
+
+def load_fresh():
+    config = dataclasses.replace(small().model, classes=2)
+    return plan.module_of(ENTRY, config)(config, rngs=__import__("flax").nnx.Rngs(0))
+
+
+def test_other_data_are_refused(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
+    with pytest.raises(UserError, match="`data_seed` is 0 there, not 1"):
+        train(small().with_values(data_seed=1), whole[0])
+    assert {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")} == before
+
+
+def test_it_starts_from_parts_of_two_runs_and_trains_the_head_alone(whole, tmp_path):
+    other = tmp_path / "other"
+    train(small(steps=5).with_values(seed=1), other)
+    starts = (
+        Start(str(whole[0]), part="encoder", into="encoder"),
+        Start(str(other), part="head", into="head"),
+    )
+    config = small(steps=5).with_values(start=starts, trainable="head/.*", optimizer="muon")
+    state, _, _ = driver.begin(ENTRY.objective(config, config.model), config, load(whole[0]).model, mesh=None)
+    names = set(named_leaves(state.optimizer_state))
+    assert not [name for name in names if "encoder" in name]
+    assert [name for name in names if "head" in name]
+    train(config, tmp_path / "run")
+    run = load(tmp_path / "run")
+    assert_equal(run.model.encoder, load(whole[0]).model.encoder)
+    head, first = (named_leaves(model.head) for model in (run.model, load(other).model))
+    assert all((leaf != first[name]).any() for name, leaf in head.items())
+    assert max(np.abs(leaf - first[name]).max() for name, leaf in head.items()) < 0.1
+    # The folders may go once the run has begun.
+    other.rename(tmp_path / "gone")
+    train(config.with_values(steps=6), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(part="reader"), "no parameter of .* begins with reader/; its parts are encoder, head"),
+        (dict(leave_out=("tail/.*",)), "leave_out=tail/.* matches no parameter"),
+        (dict(part="encoder"), "blocks/attention/key/kernel is not in the new model"),
+        (dict(part="encoder", into="head"), "head/.* is not in the new model"),
+    ],
+)
+def test_starts_that_do_not_fit_are_listed(whole, tmp_path, change, message):
+    config = small(steps=5).with_values(start=(Start(str(whole[0]), **change),))
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_starts_of_other_shapes_are_listed(whole, tmp_path):
+    config = small(steps=5).with_values(width=4, start=(Start(str(whole[0]), part="encoder", into="encoder"),))
+    with pytest.raises(
+        UserError, match=r"encoder/blocks/attention/key/kernel is \(2, 8, 2, 4\), not \(2, 4, 2, 2\)"
+    ):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_that_could_be_trained(tmp_path):
+    with pytest.raises(UserError, match="`trainable` 'tail' matches no parameter"):
+        train(small().with_values(trainable="tail"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"`trainable` '\(' is no regular expression"):
+        small().with_values(trainable="(")
+
+
+def test_what_is_left_out_stays_fresh(whole, tmp_path):
+    config = small(steps=1).with_values(
+        start=(Start(str(whole[0]), leave_out=("head/.*",)),), learning_rate=0.0, seed=5
+    )
+    train(config, tmp_path / "run")
+    found, begun = load(tmp_path / "run").model, load(whole[0]).model
+    assert_equal(found.encoder, begun.encoder)
+    assert all(
+        (a != b).any()
+        for a, b in zip(*map(jax.tree.leaves, (found.head.kernel, begun.head.kernel)), strict=True)
+    )
