@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from tests.interpretability.test_activations import make
-from transformer_jax.data.tokenizers.byte_pairs import END, BytePairTokenizer
+from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, BytePairTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.activations import replaced
@@ -37,6 +37,17 @@ def test_a_translation_tells_all_its_attention(name, tokenizer):
         assert one.weights.shape == (layers, heads, len(one.queries), len(one.keys))
         np.testing.assert_allclose(one.weights.sum(axis=-1), 1.0, atol=1e-5)
     assert "".join(maps["decoder/cross_attention"].keys[:-1]).replace("␣", "") == "in3weeks"
+    source, target = ([*tokenizer.encode([text])[0], END] for text in ("in 3 weeks", "in drei Wochen"))
+    _, expected = model(jnp.asarray([source]), jnp.asarray([[BEGIN, *target[:-1]]]), return_weights=True)
+    np.testing.assert_allclose(maps["decoder/cross_attention"].weights, expected[0], atol=1e-6)
+
+
+def test_a_single_layer_is_a_layer(tokenizer):
+    entry = TRANSLATORS["transformer"]
+    config = entry.preset("mini", tokenizer.vocab_size, encoder_layers=1, decoder_layers=1)
+    maps = attention_of_translation(entry.module(config, rngs=nnx.Rngs(0)), tokenizer, "in 3 weeks", "ago")
+    for one in maps.values():
+        assert one.weights.shape == (1, 4, len(one.queries), len(one.keys))
 
 
 def test_a_text_tells_all_its_attention():

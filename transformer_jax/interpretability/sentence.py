@@ -63,7 +63,7 @@ def attention_of_translation(
     else:
         target = list(translation)
     inputs = [BEGIN, *target[:-1]]
-    found = _weights(model, jnp.asarray([source]), jnp.asarray([inputs]))
+    found = _weights(model, "decoder/cross_attention", jnp.asarray([source]), jnp.asarray([inputs]))
     read, written, before = (tokenizer.tokens(ids) for ids in (source, target, inputs))
     labels = {
         "encoder/self_attention": (read, read),
@@ -97,7 +97,7 @@ def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> 
     tokens = tokenizer.tokens(ids)
     return {
         kind: AttentionMap(weights, tokens, tokens)
-        for kind, weights in _weights(model, jnp.asarray([ids])).items()
+        for kind, weights in _weights(model, "decoder/self_attention", jnp.asarray([ids])).items()
     }
 
 
@@ -111,18 +111,20 @@ def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:
     return [*ids, END]
 
 
-def _weights(model: Any, *inputs: Any) -> dict[str, np.ndarray]:
-    """(L, H, T, S) of the first row, by the path without its last name."""
-    _, seen = activations(model, *inputs, only="*/weights")
-    found = {}
+def _weights(model: Any, returned: str, *inputs: Any) -> dict[str, np.ndarray]:
+    """(L, H, T, S) of the first row, by the path without its last name.
+
+    Args:
+      model: one that attends.
+      returned: the kind of attention that the model returns when asked for weights. Every model returns them as
+        (B, L, H, T, S), while the layout of the named ones depends on how the model computes them: a recurrent
+        one in a loop over time has no heads and puts time first.
+      *inputs: of the model.
+    """
+    (_, own), seen = activations(model, *inputs, only="*/weights", return_weights=True)
+    kinds = {name.rpartition("/")[0]: value for name, value in seen.items()}
+    # The others are of stacks of blocks: (L, B, H, T, S).
+    first = {kind: own[0] if kind == returned else value[:, 0] for kind, value in kinds.items()}
     # On a mesh of several processes none has them all.
-    for name, value in jax.jit(replicated)(seen).items():
-        weights = np.asarray(value)
-        if weights.ndim == 5:  # (L, B, H, T, S)
-            weights = weights[:, 0]
-        elif weights.ndim == 4:  # a recurrent decoder's (T, B, 1, S)
-            weights = weights[:, 0, 0][None, None]
-        else:  # one that looks for all steps at once: (B, T, S)
-            weights = weights[0][None, None]
-        found[name.rpartition("/")[0]] = weights
-    return found
+    gathered = jax.jit(replicated)(first)
+    return {kind: np.asarray(gathered[kind]) for kind in kinds}
