@@ -31,7 +31,7 @@ from transformer_jax.translation_config import TranslationConfig, resolve
 from transformer_jax.translation_data import load_corpus
 
 from experiments.command import run_command
-from transformer_jax.data.corpora.phrases import Pair
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.errors import UserError
 from transformer_jax.plotting.attention import plot_alignment
 from transformer_jax.training.checkpoints import write_text_atomically

@@ -62,6 +62,16 @@ def test_nothing_else_stands_at_the_top():
     assert rooms | modules == set(ROOMS)
 
 
+# What reads files of pairs and texts, for which the phrases' Babel is not installed.
+FILES = ("data.corpora.pairs", "data.corpora.parallel", "data.corpora.texts", "data.batches.encoded_pairs")
+
+
+def test_files_of_pairs_need_no_babel():
+    modules = ", ".join(f"transformer_jax.{name}" for name in FILES)
+    code = f"import sys, {modules}; print('babel' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
 def test_importing_the_package_is_light():
     code = f"import sys, transformer_jax; print([m for m in {HEAVY} if m in sys.modules])"
     # Flax itself looks for some of them; what it brings is not ours to judge, so ask what we add.

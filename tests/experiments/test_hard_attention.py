@@ -10,7 +10,7 @@ from PIL import Image
 
 from experiments import hard_attention
 from experiments.hard_attention import Arguments, agreement, shown
-from transformer_jax.data.corpora.phrases import Pair
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.decoding.translator import Alignment
 from transformer_jax.errors import UserError
 

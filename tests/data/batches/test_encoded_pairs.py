@@ -3,7 +3,7 @@ import pytest
 
 from transformer_jax.data.batches.encoded_pairs import EncodedPairs, token_lengths
 from transformer_jax.data.batches.pair_batches import TranslationBatches, packed_bucket
-from transformer_jax.data.corpora.phrases import Pair
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.tokenizers.byte_pairs import PAD, BytePairTokenizer
 
 WORDS = ["low", "lower", "lowest", "newer", "newest", "wide", "wider", "widest"]

@@ -11,8 +11,8 @@ import pytest
 from tests.data.corpora import tfds_sets
 from transformer_jax.data.batches.encoded_pairs import EncodedPairs
 from transformer_jax.data.corpora import tfds_sources
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.corpora.parallel import tfds_corpus
-from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 from transformer_jax.errors import UserError
 

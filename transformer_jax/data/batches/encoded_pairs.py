@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from transformer_jax.data.corpora.phrases import Pair
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.tokenizers.bpe_dropout import BPEDropout
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 

@@ -6,9 +6,16 @@ import gzip
 import pathlib
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.errors import UserError
+
+
+class Pair(NamedTuple):
+    """One example: a source sentence and its one translation."""
+
+    source: str
+    target: str
 
 
 def read_lines(path: str | pathlib.Path) -> list[str]:

@@ -6,8 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from transformer_jax.data.corpora.pairs import read_pairs
-from transformer_jax.data.corpora.phrases import Pair, PhraseBook
+from transformer_jax.data.corpora.pairs import Pair, read_pairs
 from transformer_jax.errors import UserError
 
 
@@ -55,6 +54,8 @@ def parse_phrases_name(corpus: str) -> tuple[str, str]:
 
 def phrases_corpus(corpus: str, train: int, valid: int, test: int, seed: int) -> Corpus:
     """Splits of the embedded corpus of the given sizes; the seed moves the training phrases only."""
+    from transformer_jax.data.corpora.phrases import PhraseBook  # needs Babel, which files and TFDS do not
+
     book = PhraseBook(*parse_phrases_name(corpus))
     return Corpus(book.draw("train", train, seed), book.draw("valid", valid), book.draw("test", test))
 

@@ -16,13 +16,14 @@ import hashlib
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import babel
 from babel import lists, localedata
 
 from transformer_jax.data.corpora import phrase_templates
 from transformer_jax.data.corpora.normalisation import normalise, plain_spaces
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.corpora.phrase_templates import Template
 from transformer_jax.errors import UserError
 
@@ -37,13 +38,6 @@ _LONGEST = 64
 
 # Draws of one name before it is given up; only a name that is longer than a phrase may be needs them all.
 _TRIES = 1_000
-
-
-class Pair(NamedTuple):
-    """One example: a source sentence and its one translation."""
-
-    source: str
-    target: str
 
 
 def split_of(source: str) -> str:

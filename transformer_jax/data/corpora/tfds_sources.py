@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from transformer_jax.data.corpora.phrases import Pair
+from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.errors import UserError
 
 Record = TypeVar("Record")
