@@ -191,7 +191,7 @@ def test_a_save_over_an_interrupted_one(checkpoints):
 def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     """Orbax meets a real OSError of a full device: /dev/full behind the manifest's draft."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    monkeypatch.setattr("transformer_jax.training.checkpoints.open", _open_on_a_full_disk, raising=False)
+    monkeypatch.setattr("transformer_jax.training.manifests.open", _open_on_a_full_disk, raising=False)
     checkpoints.save(state(1))
     with pytest.raises(UserError, match="the disk is full; free some space"):
         checkpoints.wait()

@@ -13,10 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
-import json
 import logging
-import os
 import pathlib
 import shutil
 import threading
@@ -31,57 +28,21 @@ import orbax.checkpoint as ocp
 from transformer_jax.distributed.processes import broadcast_from_first, is_first, on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import map_names, named_leaves, nested, with_leaves
+from transformer_jax.training.manifests import (
+    MANIFEST,
+    digests,
+    manifest_text,
+    read_manifest,
+    write_text_atomically,
+)
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import TrainState
 from transformer_jax.training.totals import Totals
 
 _log = logging.getLogger(__name__)
 
-_MANIFEST = "manifest.json"
 # Beside the folder of a checkpoint from the beginning of its save to the manifest.
 _BEGUN = ".begun"
-
-
-def _digests(folder: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of every file below the folder but the manifest."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != _MANIFEST
-    }
-
-
-def _manifest_text(manifest: dict[str, Any]) -> str:
-    """A manifest as it is written, with a digest of itself."""
-    own = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
-    return json.dumps(manifest | {"manifest_sha256": own}, indent=1)
-
-
-def _read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
-    """The manifest of a checkpoint, or None where there is none or a byte of it was changed."""
-    try:
-        text = (folder / _MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(manifest, dict):
-        return None
-    wanted = dict(manifest)
-    own = wanted.pop("manifest_sha256", None)
-    # Those of version 1 have no digest of their own.
-    first = manifest.get("format_version") == 1 and own is None
-    whole = text == (json.dumps(manifest, indent=1) if first else _manifest_text(wanted))
-    return manifest if whole else None
-
-
-def write_text_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either the old one or the whole new one, also after a power cut."""
-    draft = path.with_name(path.name + ".draft")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -118,7 +79,7 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
     """Steps with a manifest in a folder of checkpoints, rising; their digests are not read."""
-    return sorted(int(p.parent.name) for p in folder.glob(f"*/{_MANIFEST}") if p.parent.name.isdigit())
+    return sorted(int(p.parent.name) for p in folder.glob(f"*/{MANIFEST}") if p.parent.name.isdigit())
 
 
 class Checkpoints:
@@ -226,10 +187,10 @@ class Checkpoints:
             self._orbax.wait_until_finished()
             if not is_first():
                 return
-            manifest: dict[str, Any] = {"format_version": 3, "step": step, "sha256": _digests(target)}
+            manifest: dict[str, Any] = {"format_version": 3, "step": step, "sha256": digests(target)}
             if totals is not None:
                 manifest["totals"] = dataclasses.asdict(totals)
-            write_text_atomically(target / _MANIFEST, _manifest_text(manifest))
+            write_text_atomically(target / MANIFEST, manifest_text(manifest))
             for begun in self.folder.glob(f"*{_BEGUN}"):
                 begun.unlink()
             self._remove_old()
@@ -242,7 +203,7 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 # The manifest goes first: a half-removed folder must not look complete.
-                (self.folder / str(step) / _MANIFEST).unlink()
+                (self.folder / str(step) / MANIFEST).unlink()
                 shutil.rmtree(self.folder / str(step), ignore_errors=True)
 
     def wait(self) -> None:
@@ -308,7 +269,7 @@ class Checkpoints:
         return broadcast_from_first(lambda: self._step_of(name))
 
     def _step_of(self, name: str) -> int | None:
-        manifest = _read_manifest(self.folder / name) if self._is_whole(name) else None
+        manifest = read_manifest(self.folder / name) if self._is_whole(name) else None
         return None if manifest is None else manifest.get("step")
 
     def is_whole(self, name: int | str) -> bool:
@@ -317,9 +278,9 @@ class Checkpoints:
 
     def _is_whole(self, name: int | str) -> bool:
         folder = self.folder / str(name)
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         try:
-            return manifest is not None and manifest["sha256"] == _digests(folder)
+            return manifest is not None and manifest["sha256"] == digests(folder)
         except (OSError, KeyError):
             return False
 
@@ -345,7 +306,7 @@ class Checkpoints:
         """The run's totals at a complete checkpoint."""
 
         def read() -> dict[str, Any]:
-            return (_read_manifest(self.folder / str(step)) or {}).get("totals", {})
+            return (read_manifest(self.folder / str(step)) or {}).get("totals", {})
 
         return Totals(**broadcast_from_first(read))
 
@@ -361,14 +322,14 @@ class Checkpoints:
                 continue
             for other in damaged:
                 # Without its manifest it counts as torn: it is not averaged, kept or taken for saved.
-                (self.folder / str(other) / _MANIFEST).unlink(missing_ok=True)
+                (self.folder / str(other) / MANIFEST).unlink(missing_ok=True)
             return step
         # A save that was begun and never ended leaves nothing to lose, a folder that was whole once does.
         begun = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
         torn = [
             p.name
             for p in self.folder.glob("*")
-            if p.is_dir() and ((p / _MANIFEST).exists() or p.name.split(".")[0] not in begun)
+            if p.is_dir() and ((p / MANIFEST).exists() or p.name.split(".")[0] not in begun)
         ]
         if torn:
             raise UserError(
@@ -518,9 +479,9 @@ def rewrite_manifest(folder: pathlib.Path, totals: Totals) -> None:
       folder: of the checkpoint.
       totals: at its step.
     """
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None or manifest.get("format_version", 0) >= 3:
         return
     manifest = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
     manifest |= {"format_version": 3, "totals": dataclasses.asdict(totals)}
-    write_text_atomically(folder / _MANIFEST, _manifest_text(manifest))
+    write_text_atomically(folder / MANIFEST, manifest_text(manifest))

@@ -11,7 +11,7 @@ from tensorboardX import SummaryWriter
 
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
-from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.manifests import write_text_atomically
 
 FILE = "metrics.jsonl"
 
