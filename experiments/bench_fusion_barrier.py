@@ -1,8 +1,8 @@
-"""What the walls of `layers/fusion_barrier.py` bring: a training step with and without them, in turn.
+"""What the fusion barriers of `layers/fusion_barrier.py` bring: a training step with and without, interleaved.
 
     python -m experiments.bench_fusion_barrier [--preset tiny] [--rows 85] [--length 24] [--rounds 5]
 
-Prints the median step of each and their ratio. Walls do nothing but on a CPU.
+Prints the median step of each and their ratio. Fusion barriers do nothing but on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformer_jax.training.step import create_state, make_train_step
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Median training step with walls and without."""
+    """Median training step with fusion barriers and without."""
 
     preset: str = "tiny"
     """Size of the Transformer."""
@@ -49,16 +49,16 @@ def main() -> None:
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
     model = runs.make_model(TransformerConfig.preset(arguments.preset, arguments.vocab_size, dropout=0.0))
     optimizer = optax.adam(1e-3)
-    with_walls = fusion_barrier._identity
+    with_barriers = fusion_barrier._behind_a_branch
     steps: dict[str, Any] = {}
     states: dict[str, Any] = {}
-    for name, wall in (("with walls", with_walls), ("without", lambda x: x)):
-        fusion_barrier._identity = wall  # read while the step is traced
+    for name, barrier in (("with barriers", with_barriers), ("without", lambda x: x)):
+        fusion_barrier._behind_a_branch = barrier  # read while the step is lowered
         states[name] = create_state(jax.tree.map(lambda x: x.copy(), model), optimizer, jax.random.key(0))
-        jax.clear_caches()  # a traced gradient rule would keep the other wall
+        jax.clear_caches()  # a lowered step would keep the other one
         step: Any = make_train_step(translation_loss(0.1), optimizer)
         steps[name] = step.lower(states[name], batch).compile()
-    fusion_barrier._identity = with_walls
+    fusion_barrier._behind_a_branch = with_barriers
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(arguments.rounds):
         for name, compiled in steps.items():
@@ -69,8 +69,8 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
-        print(f"{name:12} {value:.3f} s a step")
-    print(f"ratio        {medians['without'] / medians['with walls']:.2f}")
+        print(f"{name:14} {value:.3f} s a step")
+    print(f"ratio          {medians['without'] / medians['with barriers']:.2f}")
 
 
 if __name__ == "__main__":

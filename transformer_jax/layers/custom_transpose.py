@@ -1,6 +1,6 @@
-"""A linear function whose transpose is given: `jax.custom_derivatives.linear_call` with the rules that it lacks.
+"""A linear function with a transpose of its own.
 
-JAX's own has no rule for `jax.vmap`, and none for derivatives with respect to what the function is not linear in.
+JAX's `linear_call` has no rule for `jax.vmap`, and none for derivatives with respect to the residuals.
 """
 
 from __future__ import annotations

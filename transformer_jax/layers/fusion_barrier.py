@@ -1,9 +1,8 @@
 """The fusion barrier: an identity that XLA's CPU backend does not fuse across.
 
-It is a primitive of its own, since no combination of JAX's functions has all it needs: derivatives in forward and
-reverse mode, a barrier at the cotangent where there is none at the value, and no trace in what other platforms
-compile. Its two parameters say where the barrier stands: at the value (`forward`), at its
-cotangent (`backward`), or at both.
+It is a primitive of its own, since no combination of JAX's functions has all that it needs: derivatives in
+forward and reverse mode, a barrier at the cotangent where there is none at the value, and no trace in what other
+platforms compile. Two parameters say where it stands: at the value (`forward`), at the cotangent (`backward`).
 """
 
 import jax
