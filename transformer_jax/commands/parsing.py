@@ -65,6 +65,24 @@ class Parsed(NamedTuple):
     own: Any
     named: frozenset[str]
 
+    def for_model(self, entry: TaskEntry, model: str, **changes: Any) -> RunConfig:
+        """The config of the same flags for another model, without the flags that are not of that model.
+
+        Args:
+          entry: of the task.
+          model: its name.
+          changes: see `TaskEntry.configure`.
+
+        Raises:
+          UserError: a value that cannot be.
+        """
+        config = self.config
+        parts = (config.task, config.model, config.optimization, config)
+        given = {n: getattr(part, n) for part in parts for n in field_names(part) & self.named & config.names()}
+        others = field_names(config.model) - field_names(models_of(entry)[model].config)
+        given = {name: value for name, value in given.items() if name not in others | {"recipe"}}
+        return entry.configure(config.recipe, **given | changes | {"model": model})
+
 
 class _Keywords(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -154,8 +172,14 @@ def parse_run(
         recipe=recipe,
         preset=base.preset,
     )
-    names = {flag.removeprefix("--").split("=")[0].replace("-", "_") for flag in argv if flag.startswith("--")}
-    return Parsed(config, found.execution, found.own, frozenset(names))
+    return Parsed(config, found.execution, found.own, _named(argv))
+
+
+def _named(argv: Sequence[str]) -> frozenset[str]:
+    """The fields of a command line's flags: `start` of --start-from, `tie` of --tie=all, `json` of --no-json."""
+    flags = (flag.removeprefix("--").split("=")[0].replace("_", "-") for flag in argv if flag.startswith("--"))
+    fields = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
+    return frozenset({"start" if field == "start_from" else field for field in fields})
 
 
 def _arguments(entry: TaskEntry, base: RunConfig, model: str, own: type) -> Any:
