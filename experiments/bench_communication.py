@@ -3,21 +3,21 @@
     python -m experiments.bench_communication                     # 8, 64 and 512 devices, compiled up to 64
     python -m experiments.bench_communication --devices 8 --json
 
-A Llama decoder in float32 with Adam, spread over one axis of the mesh at a time. Programs are compiled for fake
-CPU devices, nothing is allocated or run. The bytes are those that each device sends by the ring algorithm:
-2 (n - 1) / n of what is all-reduced, (n - 1) / n of what is gathered or exchanged, and all that is passed on.
+A Llama decoder in float32 with Adam, sharded over one axis of the mesh at a time. Programs are compiled for
+fake CPU devices; nothing is allocated or run. The bytes are those that each device sends by the ring algorithm:
+2 (n - 1) / n of an all-reduce, (n - 1) / n of an all-gather or all-to-all, and all of a collective-permute.
 
     P parameters, E one embedding table, A = B T D activations, L layers, in bytes; n devices
     data      all-reduce of the gradients             P
     fsdp      gathers, forward and backward           2 (P - 2 E) + 2 E
               all-reduce of the gradients             P (XLA for GPUs and TPUs scatters them: half the bytes)
-              where a device's rows of A are smaller than the table, they are looked up where the table's parts
-              lie: an exchange of 2 A / n and the token ids, and E less of both others
+              where a device's rows of A are smaller than the table, they are looked up on the shards of the
+              table: an all-to-all of 2 A / n and the token ids, and E less of both others
     tensor    all-reduce of activations               (7 L + 2) A, and 3 numbers a token for the loss
     sequence  all-reduce of the gradients             P
               keys, values twice, their gradients     6 L A, passed around the ring
 
-What is left are the loss, the gradient's norm and their likes: some hundred bytes.
+The rest is the loss, the gradient's norm and other scalars: some hundred bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,15 +34,15 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from transformer_jax.training.language_loss import language_loss
 
-from experiments.command import run_command
+from transformer_jax.commands.run_command import run_command
 from transformer_jax.distributed.collectives import Collective, collectives
 from transformer_jax.distributed.mesh import DATA, FSDP, ROWS, SEQUENCE, TENSOR, make_mesh, on_mesh
 from transformer_jax.distributed.sharding import placed_shapes, state_shardings
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.llama import Llama, LlamaConfig
+from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.step import create_state, make_train_step
@@ -63,7 +64,7 @@ class Arguments:
     layers: int = 2
     """Of the model."""
     batch_size: int = 512
-    """Rows of the whole batch, a multiple of the devices."""
+    """Rows of the global batch, a multiple of the devices."""
     context: int = 512
     """Tokens of a row."""
     json: bool = False
@@ -82,10 +83,10 @@ class Sizes:
 
 
 def decoder(arguments: Arguments) -> LlamaConfig:
-    """The model that is spread."""
+    """The model that is sharded."""
     heads = max(8, *(n for n in arguments.devices if n <= arguments.compile_up_to), 8)
     if arguments.width % heads:
-        raise UserError(f"--width {arguments.width} is not a multiple of {heads}, the devices compiled for")
+        raise UserError(f"`width` {arguments.width} is not a multiple of {heads}, the devices compiled for")
     return LlamaConfig(
         vocab_size=1024, width=arguments.width, feed_forward=2 * arguments.width, heads=heads, kv_heads=heads,
         layers=arguments.layers, max_length=arguments.context,
@@ -95,13 +96,13 @@ def decoder(arguments: Arguments) -> LlamaConfig:
 def compiled(
     config: LlamaConfig, arguments: Arguments, mode: str, devices: int
 ) -> tuple[list[Collective], Any]:
-    """(the collectives of a step over `devices` of one axis, what memory it needs)."""
+    """(the collectives of a step over `devices` of one axis, its memory)."""
     mesh = make_mesh(f"{mode}={devices}")
     optimizer_of = lambda model: make_optimizer(  # noqa: E731
         "adam", make_schedule("constant", peak=1e-3, warmup=1, steps=10), model, weight_decay=0.1, clip=1.0,
         b1=0.9, b2=0.95, epsilon=1e-8,
     )  # fmt: skip
-    # Unrolled, so that every layer's collectives stand in the program.
+    # Unrolled, so that the program has the collectives of every layer.
     compute = ComputeOptions(unroll=config.layers, attention="chunked" if mode == SEQUENCE else "plain")
 
     def create(key: jax.Array) -> Any:
@@ -115,13 +116,13 @@ def compiled(
     with on_mesh(mesh):
         state = jax.eval_shape(create, jax.random.key(0))
         shardings = state_shardings(state, mesh)
-        step: Any = make_train_step(language_loss(), optimizer_of(state.model), shardings=shardings)
+        step: Any = make_train_step(NextToken(), optimizer_of(state.model), shardings=shardings)
         program = step.lower(placed_shapes(state, shardings), batch).compile()
     return collectives(program.as_text()), program.memory_analysis()
 
 
 def sizes_of(config: LlamaConfig, arguments: Arguments) -> Sizes:
-    """What the formulas are made of."""
+    """The sizes in the formulas."""
     model = jax.eval_shape(lambda key: Llama(config, rngs=nnx.Rngs(key)), jax.random.key(0))
     tokens = arguments.batch_size * arguments.context * _FLOAT
     return Sizes(
@@ -163,11 +164,11 @@ def counted(found: list[Collective]) -> dict[str, int]:
     return kinds
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     most = max((n for n in arguments.devices if n <= arguments.compile_up_to), default=1)
-    # Before the first look at the devices.
+    # Before any device is used.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={most}"
     jax.config.update("jax_platforms", "cpu")
     config = decoder(arguments)

@@ -1,28 +1,28 @@
-"""GPT-2 here and in `transformers` on torch: training steps and generation, in turn.
+"""GPT-2 here and in `transformers` on torch: training steps and generation, in interleaved rounds.
 
     python -m experiments.bench_decoder [--rounds 7] [--json]
 
 Training: 6 layers, width 384, 6 heads, vocabulary 65, 16 rows of 256 tokens, float32, no dropout, AdamW.
 Generation: GPT-2 124M with the very same random weights, float32, greedy, 64 tokens behind a prompt of 16, for
-1 and for 8 rows; `transformers` uses its own key/value cache. Each side has a process of its own, which take
-turns; medians are compared, and every ratio is this package's throughput over torch's. The bandwidth is that
-of products of a 1 GiB matrix and a vector, measured in turn with the generation, since a shared machine's
-memory is faster in one minute than in the next: the better of NumPy's and torch's. The fraction of it counts
-each weight once a token. Needs torch and transformers; seven rounds took four minutes on two cores of an
+1 and for 8 rows; `transformers` uses its own key/value cache. Each side has a process of its own, and their
+measurements alternate; medians are compared, and every ratio is this package's throughput over torch's. The
+bandwidth is that of products of a 1 GiB matrix and a vector, measured in the same rounds as the generation,
+since the memory of a shared machine varies in speed: the better of NumPy's and torch's. The fraction of it
+counts each weight once a token. Needs torch and transformers; seven rounds took four minutes on two cores of an
 AMD EPYC (2026-11-21).
 """
 
 from __future__ import annotations
 
-from experiments.allocator_settings import restart_with_kept_memory
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_kept_memory()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # the processes of both sides inherit it
 
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Arguments:
     rounds: int = 7
     """Measurements of each side."""
     preset: str = "124M"
-    """GPT-2's size for the generation; another only to try the command."""
+    """GPT-2's size for the generation; another only to test the command."""
     json: bool = False
     """Print one JSON object last on standard output."""
 
@@ -61,12 +61,12 @@ def prompts(rows: int) -> np.ndarray:
 
 def weights(preset: str, folder: str) -> int:
     """Writes random weights as a published folder; returns the bytes that a token reads of them."""
-    from transformer_jax import runs
     from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
-    from transformer_jax.models import gpt
+    from transformer_jax.models.gpt import GPT, GPTConfig
     from transformer_jax.pretrained import save
+    from transformer_jax.training.trained_model import make_model
 
-    model = runs.make_model(gpt.GPTConfig.preset(preset))
+    model = make_model(GPT, GPTConfig.preset(preset))
     save(folder, model, TextTokenizer.characters(["a"]))
     return 4 * (model.parameter_count - model.config.max_length * model.config.width)
 
@@ -77,18 +77,18 @@ def weights(preset: str, folder: str) -> int:
 def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
-    from transformer_jax.training.language_loss import language_loss
 
-    from transformer_jax import runs
-    from transformer_jax.models.gpt import GPTConfig
+    from transformer_jax.models.gpt import GPT, GPTConfig
+    from transformer_jax.tasks.language_modeling import NextToken
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
+    from transformer_jax.training.trained_model import make_model
 
-    model = runs.make_model(GPTConfig(vocab_size=65, **SMALL))
+    model = make_model(GPT, GPTConfig(vocab_size=65, **SMALL))
     schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
     optimizer = make_optimizer("adam", schedule, model, weight_decay=0.1, clip=0, b1=0.9, b2=0.95, epsilon=1e-8)
-    train_step = make_train_step(language_loss(), optimizer)
+    train_step = make_train_step(NextToken(), optimizer)
     tokens = training_tokens().astype(np.int32)
     batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": np.ones((ROWS, LENGTH), np.float32)}
     state = create_state(model, optimizer, jax.random.key(0))
@@ -110,7 +110,7 @@ def our_generation(folder: str) -> dict[str, Callable[[], Any]]:
 
     model, _ = load(folder)
     generator = Generator(model, sampling=Sampling(temperature=0))
-    del model  # the generator has its own, cut into blocks
+    del model  # the generator has its own copy, split into blocks
     key = jax.random.key(0)
 
     def generate(rows: int, count: int) -> np.ndarray:
@@ -203,9 +203,9 @@ def torch_memory(_: Any) -> dict[str, Callable[[], Any]]:
     return dict.fromkeys(GENERATION, read)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark and prints its result."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     sides: dict[str, Callable] = {"ours": our_training, "torch": torch_training}
     training = compare({"training": 3}, sides, None, arguments.rounds)["training"]
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +234,7 @@ def main() -> None:
         summary[f"generation_ratio_{rows}"] = ratio
     first = {side: generation["first"][side]["seconds"] for side in ("ours", "torch")}
     print(f"first token  ours {1e3 * first['ours']:.0f} ms, torch {1e3 * first['torch']:.0f} ms")
-    # Tokens behind the first, each of which reads every weight once.
+    # Tokens after the first; each reads every weight once.
     steady = (NEW - 1) / (generation["generation_1"]["ours"]["seconds"] - first["ours"])
     summary["bandwidth_fraction"] = steady * read / fastest
     print(

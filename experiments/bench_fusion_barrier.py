@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import optax
 import tyro
-from transformer_jax.training.translation_loss import translation_loss
 
-from transformer_jax import runs
 from transformer_jax.layers import fusion_barrier
-from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.tasks.translation_losses import TokenLoss
 from transformer_jax.training.step import create_state, make_train_step
+from transformer_jax.training.trained_model import make_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,9 @@ def main() -> None:
         3, arguments.vocab_size, (arguments.rows, arguments.length), np.int32
     )
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
-    model = runs.make_model(TransformerConfig.preset(arguments.preset, arguments.vocab_size, dropout=0.0))
+    model = make_model(
+        Transformer, TransformerConfig.preset(arguments.preset, arguments.vocab_size, dropout=0.0)
+    )
     optimizer = optax.adam(1e-3)
     with_barriers = fusion_barrier._behind_a_branch
     steps: dict[str, Any] = {}
@@ -56,7 +58,7 @@ def main() -> None:
         fusion_barrier._behind_a_branch = barrier  # read while the step is lowered
         states[name] = create_state(jax.tree.map(lambda x: x.copy(), model), optimizer, jax.random.key(0))
         jax.clear_caches()  # a lowered step would keep the other one
-        step: Any = make_train_step(translation_loss(0.1), optimizer)
+        step: Any = make_train_step(TokenLoss(0.1), optimizer)
         steps[name] = step.lower(states[name], batch).compile()
     fusion_barrier._behind_a_branch = with_barriers
     seconds: dict[str, list[float]] = {name: [] for name in steps}

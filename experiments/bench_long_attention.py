@@ -1,11 +1,11 @@
-"""The memory of attention over a long input, forward and backward, against what whole weights would need.
+"""The memory of attention over a long input, forward and backward, against what complete weights would need.
 
     python -m experiments.bench_long_attention [--length 32768] [--json]
 
 Causal attention of 8 heads of width 64 over one row in float32, as `dot_product_attention` chooses it. The peak
-is the process's own above what it had after importing, arguments and gradients included; the plain form's need
-is arithmetic: logits, weights and the gradient of each in the backward pass, 4 bytes a query, key and head.
-At lengths that the plain form can hold (--check, 1,024 as a default) its values and gradients are compared.
+is that of the process, less what it had after importing, with arguments and gradients; the plain form's need is
+computed: logits, weights and the gradient of each in the backward pass, 4 bytes a query, key and head. At a
+length that the plain form can hold (--check) values and gradients are compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.command import run_command
+from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.chunked_attention import chunked_attention
@@ -32,7 +32,7 @@ from transformer_jax.layers.visibility import causal
 
 HEADS, WIDTH = 8, 64
 # Logits and weights, and the gradient of each.
-_WHOLE_ARRAYS = 4
+_COMPLETE_ARRAYS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Arguments:
 
 def plain_need(length: int) -> int:
     """Bytes of the arrays of length x length that the plain form makes."""
-    return _WHOLE_ARRAYS * 4 * HEADS * length**2
+    return _COMPLETE_ARRAYS * 4 * HEADS * length**2
 
 
 def passes(attend: Callable[..., jax.Array], length: int) -> Callable[[], Any]:
@@ -72,9 +72,8 @@ def passes(attend: Callable[..., jax.Array], length: int) -> Callable[[], Any]:
 
 
 def peak() -> int:
-    """Bytes that this process held at most so far."""
-    # Linux's own record begins with the program; what `getrusage` gives has the memory of the process that
-    # started it in it.
+    """The peak memory of this process in bytes."""
+    # Linux's record begins with the program; `getrusage` includes the memory of the parent process.
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
@@ -99,7 +98,7 @@ def measure(arguments: Arguments) -> dict[str, float]:
     """
     for name in ("length", "check"):
         if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} {getattr(arguments, name)} is below 1")
+            raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
     jnp.zeros(1).block_until_ready()
     before = peak()
     began = time.perf_counter()
@@ -116,9 +115,9 @@ def measure(arguments: Arguments) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     found = measure(arguments)
     print(
         f"{arguments.length:,} tokens: peak {found['peak_bytes'] / 2**30:.2f} GiB, the plain form's arrays "

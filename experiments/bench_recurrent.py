@@ -1,24 +1,24 @@
-"""An attentional LSTM translator here and in torch: training steps in turn.
+"""An attentional LSTM translator here and in torch: training steps, in interleaved rounds.
 
     python -m experiments.bench_recurrent [--rounds 7] [--json]
 
 Luong's model with one LSTM of width 256 on each side, embeddings of 256, "general" scores, vocabulary 10,000,
 one matrix for both embeddings and the logits, 64 rows of 20 tokens, float32, dropout 0.3, Adam. Without input
 feeding torch runs `torch.nn.LSTM` over the whole target, and attends for all steps at once; with it, a loop of
-`torch.nn.LSTMCell`. Each side has a process of its own, which take turns; medians are compared, and every ratio
-is this package's throughput over torch's. Needs torch.
+`torch.nn.LSTMCell`. Each side has a process of its own, and their measurements alternate; medians are compared,
+and every ratio is this package's throughput over torch's. Needs torch.
 """
 
 from __future__ import annotations
 
-from experiments.allocator_settings import restart_with_kept_memory
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_kept_memory()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # the processes of both sides inherit it
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,13 @@ def tokens() -> tuple[np.ndarray, np.ndarray]:
 def ours(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
-    from transformer_jax.training.translation_loss import translation_loss
 
-    from transformer_jax import runs
-    from transformer_jax.models.luong import LuongConfig
+    from transformer_jax.models.luong import Luong, LuongConfig
+    from transformer_jax.tasks.translation_losses import TokenLoss
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
+    from transformer_jax.training.trained_model import make_model
 
     source, target = (a.astype(np.int32) for a in tokens())
     batch = {"source": source, "target_in": target[:, :-1], "target_out": target[:, 1:]}
@@ -64,12 +64,12 @@ def ours(_: Any) -> dict[str, Callable[[], Any]]:
         config = LuongConfig(
             vocab_size=VOCAB, width=WIDTH, hidden=WIDTH, layers=1, dropout=DROPOUT, input_feeding=feeding
         )
-        model = runs.make_model(config)
+        model = make_model(Luong, config)
         schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
         optimizer = make_optimizer(
             "adam", schedule, model, weight_decay=0.0, clip=0, b1=0.9, b2=0.999, epsilon=1e-8
         )
-        train_step = make_train_step(translation_loss(0.0), optimizer)
+        train_step = make_train_step(TokenLoss(0.0), optimizer)
         state = create_state(model, optimizer, jax.random.key(0))
 
         def step() -> None:
@@ -140,9 +140,9 @@ def torch_side(_: Any) -> dict[str, Callable[[], Any]]:
     return {name: job(feeding) for name, feeding in JOBS.items()}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark and prints its result."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     sides: dict[str, Callable] = {"ours": ours, "torch": torch_side}
     report = compare(dict.fromkeys(JOBS, 5), sides, None, arguments.rounds)
     summary = {}

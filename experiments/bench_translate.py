@@ -1,27 +1,27 @@
-"""The tiny Transformer here and in torch: training steps, greedy and beam search, in turn.
+"""The tiny Transformer here and in torch: training steps, greedy and beam search, in interleaved rounds.
 
     python -m experiments.bench_translate [--sources FILE] [--rounds 7] [--json]
 
-Training: `torch.nn.Transformer` with tied embeddings and Adam, against this package's training step; 128
-pairs of 20 tokens, vocabulary 10,000, float32, dropout 0.3, label smoothing 0.1. Decoding: MarianMTModel of
-`transformers` with the very same weights, 1,000 sources in batches of 64 sorted by length, 20 tokens made
-for each (random weights never end a sentence); this package has two batches in the works at a time, as its
-`Translator` has. Each side has processes of its own, which take turns; medians are compared, and every
-ratio is this package's throughput over torch's. Needs torch and transformers; takes three to five minutes
-on two CPU cores (2026-11-22).
+Training: `torch.nn.Transformer` with tied embeddings and Adam, against this package's training step; 128 pairs
+of 20 tokens, vocabulary 10,000, float32, dropout 0.3, label smoothing 0.1. Decoding: MarianMTModel of
+`transformers` with the very same weights, 1,000 sources in batches of 64 sorted by length, 20 tokens made for
+each (random weights never end a sentence); this package searches two batches at a time, as its `Translator`
+does. Each side has processes of its own, and their measurements alternate; medians are compared, and every
+ratio is this package's throughput over torch's. Needs torch and transformers; takes three to five minutes on
+two CPU cores (2026-11-22).
 """
 
 from __future__ import annotations
 
-from experiments.allocator_settings import restart_with_kept_memory
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_kept_memory()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # the processes of both sides inherit it
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,12 @@ def source_batches(path: str | None) -> list[np.ndarray]:
 
 def our_model(dropout: float) -> Any:
     """The preset, with biases in the attention as torch has them."""
-    from transformer_jax import runs
-    from transformer_jax.models.transformer import TransformerConfig
+    from transformer_jax.models.transformer import Transformer, TransformerConfig
+    from transformer_jax.training.trained_model import make_model
 
-    return runs.make_model(TransformerConfig.preset("tiny", VOCAB, dropout=dropout, attention_bias=True))
+    return make_model(
+        Transformer, TransformerConfig.preset("tiny", VOCAB, dropout=dropout, attention_bias=True)
+    )
 
 
 # --- this package ------------------------------------------------------------
@@ -84,8 +86,8 @@ def our_model(dropout: float) -> Any:
 def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call."""
     import jax
-    from transformer_jax.training.translation_loss import translation_loss
 
+    from transformer_jax.tasks.translation_losses import TokenLoss
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
@@ -93,7 +95,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     model = our_model(DROPOUT)
     schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=1)
     optimizer = make_optimizer("adam", schedule, model, weight_decay=0, clip=0, b1=0.9, b2=0.98, epsilon=1e-9)
-    train_step = make_train_step(translation_loss(SMOOTHING), optimizer)
+    train_step = make_train_step(TokenLoss(SMOOTHING), optimizer)
     tokens = training_tokens().astype(np.int32)
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
     state = create_state(model, optimizer, jax.random.key(0))
@@ -243,9 +245,9 @@ def torch_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     return {"greedy": lambda: decode(1), "beam": lambda: decode(BEAMS)}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark and prints its result."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     batches = source_batches(arguments.sources)
     sentences = BATCH * len(batches)
     training = compare({"training": 5}, {"ours": our_training, "torch": torch_training}, None, arguments.rounds)

@@ -1,36 +1,36 @@
-"""Positions in one decoder: what each scheme costs, and how far past the training length it carries.
+"""Positions in one decoder: what each scheme costs, and how it extrapolates past the training length.
 
     python -m experiments.compare_positions --text book.txt
 
-Trains one small GPT for each scheme on windows of 64 tokens, alike but for the scheme, then evaluates it on the
-held-out text in windows of 64, 128, 256 and 512 tokens: a scheme that carries over keeps its loss or lowers it
-as the context grows. Prints a table, and writes `table.json` and `positions.png` to --runs-dir.
+Trains one small GPT for each scheme on windows of 64 tokens, then evaluates it on the held-out text in windows
+of 64, 128, 256 and 512 tokens: with a scheme that extrapolates, the loss does not rise with the context. Prints
+a table, and writes `table.json` and `positions.png` to --runs-dir.
 """
 
 from __future__ import annotations
 
-from experiments.allocator_settings import restart_with_kept_memory
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_kept_memory()
+    restart_with_allocator_settings()
 
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tyro
-from transformer_jax.language_config import LanguageConfig, resolve_language
-from transformer_jax.language_model import evaluate, load_texts, train_language_model
-from transformer_jax.runs import load_language_run
 
-from experiments.command import run_command
+from transformer_jax import tasks
+from transformer_jax.commands.run_command import run_command
 from transformer_jax.data.batches.token_batches import TokenizedDocuments, validation_windows
 from transformer_jax.errors import UserError
-from transformer_jax.layers.position_configs import SCHEMES
+from transformer_jax.layers.position_configs import SCHEMES, parse_positions
+from transformer_jax.tasks.language_modeling import evaluate, load_texts
 from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.config import choose
 
 CONTEXT, LENGTHS = 64, (64, 128, 256, 512)
 
@@ -59,26 +59,24 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
     """Trains and evaluates each scheme: name, parameters, tokens_per_second, and a loss for each length.
 
     Raises:
-      UserError: an unknown scheme, or what `train_language_model` raises.
+      UserError: an unknown scheme, a short text, or raised by `train`.
     """
-    unknown = set(arguments.only) - set(SCHEMES)
-    if unknown:
-        raise UserError(f"unknown positions {', '.join(sorted(unknown))}: choose from {', '.join(SCHEMES)}")
-    resolved = resolve_language(LanguageConfig(text=arguments.text, tokenizer=arguments.tokenizer))
-    documents = load_texts(resolved).valid
-    if sum(map(len, documents)) <= max(LENGTHS):
-        raise UserError(
-            f"a held-out text of {sum(map(len, documents))} characters is too short: give more text"
-        )
+    for scheme in arguments.only:
+        choose("positions", scheme, tuple(SCHEMES))
+    common = tasks.configure(
+        "language_modeling", "text", model="gpt", preset="mini", context=CONTEXT, max_length=max(LENGTHS),
+        text=arguments.text, tokenizer=arguments.tokenizer, batch_size=arguments.batch_size,
+        steps=arguments.steps, seed=arguments.seed, sample_tokens=0,
+    )  # fmt: skip
+    documents = load_texts(common.task).valid
+    characters = sum(map(len, documents))
+    if characters <= max(LENGTHS):
+        raise UserError(f"a held-out text of {characters} characters is too short: name more `text`")
     for scheme in arguments.only or SCHEMES:
-        config = LanguageConfig(
-            text=arguments.text, tokenizer=arguments.tokenizer, model="gpt", preset="mini", positions=scheme,
-            context=CONTEXT, max_length=max(LENGTHS), batch_size=arguments.batch_size, steps=arguments.steps,
-            seed=arguments.seed, sample_tokens=0,
-        )  # fmt: skip
         folder = pathlib.Path(arguments.runs_dir) / scheme
-        results = train_language_model(config, folder, note=lambda line: print(line, file=sys.stderr))
-        run = load_language_run(folder)
+        config = common.with_values(positions=parse_positions(scheme))
+        results, _ = tasks.train(config, folder, note=lambda line: print(line, file=sys.stderr))
+        run = tasks.load(folder)
         valid = TokenizedDocuments(documents, run.tokenizer)
         stream = valid.stream()
         losses = {}
@@ -95,13 +93,13 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
 
 
 def _run_of(arguments: Arguments) -> list[Any]:
-    """What rows of one table have in common."""
+    """The values that all rows of a table share."""
     return [list(arguments.text), arguments.tokenizer, arguments.steps, arguments.batch_size, arguments.seed]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     folder = pathlib.Path(arguments.runs_dir)
     file = folder / "table.json"
     table: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []

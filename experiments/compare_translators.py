@@ -1,100 +1,108 @@
-"""The line of translators under one loop: a table of scores, and a picture of score against source length.
+"""The translators compared: a table of scores, and a picture of the score against the source length.
 
     python -m experiments.compare_translators
     python -m experiments.compare_translators --train train.en train.de --valid val.en val.de --test t.en t.de
 
-Trains each model on the same corpus, with as many parameters as the Transformer of --preset (the cells' width
-is chosen for it) and as many target tokens as the Transformer sees in --steps, and writes `table.json` and
-`lengths.png` to --runs-dir. The same command again resumes, and reads again what is finished.
+Trains each model on the same corpus, with as many parameters as the Transformer of --preset (by the width of
+its cells) and as many target tokens as the Transformer sees in --steps, and writes `table.json` and
+`lengths.png` to --runs-dir. Flags of the Transformer alone (--norm) are not used for the others. The same
+command again resumes; runs that are finished are only scored.
 """
 
 from __future__ import annotations
 
-from experiments.allocator_settings import restart_with_kept_memory
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_kept_memory()
+    restart_with_allocator_settings()
 
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-import tyro
 from flax import nnx
-from transformer_jax.config_values import choose
-from transformer_jax.translation import model_config, train_translator
-from transformer_jax.translation_config import TranslationConfig, resolve
-from transformer_jax.translation_data import load_corpus, prepare
 
-from experiments.command import run_command
+from experiments.several_translators import note, parse_translators
+from transformer_jax import tasks
+from transformer_jax.commands.parsing import Parsed
+from transformer_jax.commands.run_command import run_command
 from transformer_jax.data.tokenizers.byte_pairs import PAD, BytePairTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
-from transformer_jax.models.registry import TRANSLATORS, module_of
+from transformer_jax.models.registry import TRANSLATORS, module_of, name_of
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
+from transformer_jax.tasks.translation import ENTRY, PreparedPairs, load_corpus
 from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.config import choose
 
 _FEWEST = 20  # sentences that a bin needs for a score of its own
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains one translator of each kind alike and compares them."""
+    """The flags of this experiment alone."""
 
-    config: Annotated[TranslationConfig, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=TranslationConfig
-    )
     models: tuple[str, ...] = tuple(TRANSLATORS)
     """Models to compare."""
     bins: tuple[int, ...] = (2, 4, 6, 8, 10, 12)
-    """Source lengths in words where bins of the picture end; the last one holds what is longer."""
+    """Largest source lengths, in words, of the picture's bins; one more bin holds longer sentences."""
     runs_dir: str = "runs/translators"
     """Folder of the runs, the table and the picture."""
 
 
 def parameters(config: Any) -> int:
-    """Parameters of a model of this config; nothing is allocated."""
+    """The number of parameters of a model; nothing is allocated."""
     return jax.eval_shape(lambda: module_of(config)(config, rngs=nnx.Rngs(0))).parameter_count
 
 
-def hidden_for(config: TranslationConfig, vocab_size: int, wanted: int) -> int:
-    """The width of cells with which a recurrent model comes nearest to the wanted number of parameters.
+def hidden_for(config: Any, expected: int) -> int:
+    """The width of cells with which a recurrent model has nearly the expected number of parameters.
+
+    Args:
+      config: of the model.
+      expected: number of parameters.
 
     Raises:
       UserError: even the narrowest cells have more.
     """
 
     def count(hidden: int) -> int:
-        return parameters(model_config(resolve(dataclasses.replace(config, hidden=hidden)), vocab_size))
+        return parameters(dataclasses.replace(config, hidden=hidden))
 
     low, high = 1, 2
-    if count(low) > wanted:
-        raise UserError(f"{config.model} has more than {wanted:,} parameters in its embeddings alone")
-    while count(high) < wanted:
+    if count(low) > expected:
+        name = name_of(TRANSLATORS, config)
+        raise UserError(f"{name} has more than {expected:,} parameters in its embeddings alone")
+    while count(high) < expected:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if count(middle) <= wanted else (low, middle)
-    return min((low, high), key=lambda hidden: abs(count(hidden) - wanted))
+        low, high = (middle, high) if count(middle) <= expected else (low, middle)
+    return min((low, high), key=lambda hidden: abs(count(hidden) - expected))
 
 
-def steps_for(batches: Any, target_tokens: int) -> int:
-    """The number of steps in which batches bring at least so many target tokens."""
+def target_tokens(batch: Any) -> int:
+    """The number of target tokens in a batch."""
+    return int((batch["target_out"] != PAD).sum())
+
+
+def steps_for(batches: Any, expected: int) -> int:
+    """The number of steps whose batches have at least the expected number of target tokens."""
     seen = 0
     for steps, batch in enumerate(batches.from_step(0), 1):
-        seen += int((batch["target_out"] != PAD).sum())
-        if seen >= target_tokens:
+        seen += target_tokens(batch)
+        if seen >= expected:
             return steps
-    raise AssertionError("batches come without end")
+    raise AssertionError("batches do not end")
 
 
 def binned(lengths: np.ndarray, ends: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
-    """(name, indices) of the bins of sentences that hold at least `_FEWEST`; others join the one before."""
+    """(name, indices) of the bins of sentences; one with fewer than `_FEWEST` is joined with the one before."""
     found: list[tuple[int, int, np.ndarray]] = []
     begin = 1
     for end in (*ends, max(int(lengths.max()), ends[-1] + 1)):
@@ -108,56 +116,61 @@ def binned(lengths: np.ndarray, ends: tuple[int, ...]) -> list[tuple[str, np.nda
     return [(f"{first} to {end}" if first < end else str(end), own) for first, end, own in found]
 
 
-def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
+def rows(parsed: Parsed) -> Iterator[dict[str, Any]]:
     """Trains and scores each model.
 
     Raises:
-      UserError: an unknown model, or what `train_translator` raises.
+      UserError: an unknown model, or raised by `train`.
     """
+    arguments: Arguments = parsed.own
+    if "model" in parsed.named:
+        raise UserError("`model` is one of several here: name them with `models`")
     for name in arguments.models:
         choose("model", name, tuple(TRANSLATORS))
-    base = dataclasses.replace(arguments.config, model="transformer")
-    resolved = resolve(base)
-    corpus = load_corpus(resolved)
+    base = parsed.config
+    corpus = load_corpus(base)
     texts = (text for pair in corpus.train for text in pair if text)
-    tokenizer = BytePairTokenizer.train(texts, resolved.vocab_size)
-    wanted = parameters(model_config(resolved, tokenizer.vocab_size))
-    transformer = prepare(resolved, corpus, tokenizer, lambda line: None)
+    tokenizer = BytePairTokenizer.train(texts, base.model.vocab_size)
+    vocabulary = dict(vocab_size=tokenizer.vocab_size)
+    size = parameters(dataclasses.replace(base.model, **vocabulary))
+    transformer = PreparedPairs(base, corpus, tokenizer, lambda line: None)
     tokens = sum(
-        int((batch["target_out"] != PAD).sum())
-        for batch, _ in zip(transformer.train.from_step(0), range(resolved.steps), strict=False)
+        target_tokens(batch)
+        for batch, _ in zip(transformer.train.from_step(0), range(base.optimization.steps), strict=False)
     )
     sources = [pair.source for pair in corpus.test]
     references = [pair.target for pair in corpus.test]
     bins = binned(np.array([len(text.split()) for text in sources]), arguments.bins)
     for name in arguments.models:
-        config = dataclasses.replace(arguments.config, model=name)
+        config, changes = base, {}
         if name != "transformer":
-            config = dataclasses.replace(config, hidden=hidden_for(config, tokenizer.vocab_size, wanted))
-            data = prepare(resolve(config), corpus, tokenizer, lambda line: None, transformer.lengths)
-            config = dataclasses.replace(config, steps=steps_for(data.train, tokens))
+            config = parsed.for_model(ENTRY, name)
+            changes["hidden"] = hidden_for(dataclasses.replace(config.model, **vocabulary), size)
+            data = PreparedPairs(config, corpus, tokenizer, lambda line: None, transformer.lengths)
+            changes["steps"] = steps_for(data.train, tokens)
+            config = parsed.for_model(ENTRY, name, **changes)
         folder = pathlib.Path(arguments.runs_dir) / name
-        results = train_translator(config, folder, note=lambda line: print(line, file=sys.stderr))
-        found = [translation for _, translation, _ in results.pop("translations")]
+        results, _ = tasks.train(config, folder, execution=parsed.execution, note=note)
+        found = tasks.load(folder).translator()(sources, truncate=True)
 
         def score(own: np.ndarray, found: list[str] = found) -> float:
             pairs = [found[i] for i in own], [references[i] for i in own]
-            return dict(translation_scores(*pairs, bleu_tokenize=resolved.bleu_tokenize))["bleu"]
+            return dict(translation_scores(*pairs, bleu_tokenize=base.task.bleu_tokenize))["bleu"]
 
         yield results | {
             "model": name,
-            "hidden": config.hidden,
+            "hidden": changes.get("hidden"),
             "bins": [{"words": words, "sentences": len(own), "bleu": score(own)} for words, own in bins],
         }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,))
-    folder, table = pathlib.Path(arguments.runs_dir), []
+    parsed = parse_translators("compare_translators", argv, Arguments, __doc__)
+    folder, table = pathlib.Path(parsed.own.runs_dir), []
     print("| model | BLEU | chrF | exact match | parameters | target tokens | tokens/s | training |")
     print("|---|---|---|---|---|---|---|---|")
-    for row in rows(arguments):
+    for row in rows(parsed):
         table.append(row)
         print(
             f"| {row['model']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['exact_match']:.1f} | "

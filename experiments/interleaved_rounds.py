@@ -1,4 +1,4 @@
-"""Two sides of a benchmark in processes of their own, which take turns on one machine."""
+"""Two sides of a benchmark in processes of their own, measured in interleaved rounds on one machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], argument: Any) -> None:
-    """A process of one side: runs the job it is asked for, and answers (seconds, result, peak bytes)."""
+    """The process of one side: runs each job that it receives, and sends (seconds, result, peak bytes)."""
     if make.__name__.startswith("torch"):
         import torch
 
@@ -27,7 +27,17 @@ def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], 
 
 
 def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rounds: int) -> dict[str, Any]:
-    """Medians of each job on each side, which take turns; `jobs` says how many calls one measurement has."""
+    """Medians of each job on each side, in interleaved rounds.
+
+    Args:
+      jobs: number of calls in one measurement, by name.
+      sides: functions that make the jobs of a side from `argument`, each run in a process of its own.
+      argument: of the sides.
+      rounds: measurements of each side.
+
+    Returns:
+      {job: {side: {"seconds", "peak"}, "results": {side: result of the first call}}}.
+    """
     context = multiprocessing.get_context("spawn")
     connections = {}
     for side, make in sides.items():

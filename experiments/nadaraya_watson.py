@@ -5,8 +5,8 @@
 
 Draws examples (of 2 sin x + x^0.8 with noise, or of two interleaved half circles), answers unseen queries with
 each kernel at a fixed and at a learned width, prints a table of errors and writes `table.json` and a picture to
---out-dir. A width is learned on the examples alone, each answered by the others: by gradient descent where the
-kernel has a gradient, else the best of 60 widths. Seconds on a CPU.
+--out-dir. A width is learned on the examples alone, each answered by the others: by gradient descent if the
+kernel has a gradient, else as the best of 60 widths. Seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from transformer_jax.training.kernel_width import best_width, learn_width
 
-from experiments.command import run_command
+from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.layers.kernel_pooling import KERNELS
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.plotting.kernel_pooling import Fit, plot_classification, plot_regression
+from transformer_jax.tasks.kernel_width import best_width, learn_width
 from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.config import choose
 
 _SEARCHED = np.geomspace(0.02, 5.0, 60)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Answers queries with the means of examples near them."""
+    """Answers queries with weighted means of the examples near them."""
 
     task: Literal["regression", "classification"] = "regression"
     """Numbers, or one of two classes."""
@@ -43,7 +45,7 @@ class Arguments:
     noise: float | None = None
     """Standard deviation of the noise; None: 0.5 for regression, 0.2 for classification."""
     width: float = 0.3
-    """The fixed width, where learning begins."""
+    """The fixed width, from which learning starts."""
     kernels: tuple[str, ...] = tuple(KERNELS)
     """Kernels to compare."""
     steps: int = 300
@@ -55,31 +57,30 @@ class Arguments:
 
 
 def check(arguments: Arguments) -> None:
-    """That the arguments can be.
+    """Checks the arguments.
 
     Raises:
-      UserError: they cannot.
+      UserError: a value out of range, or an unknown kernel.
     """
     if not arguments.width > 0:
-        raise UserError(f"--width {arguments.width} must be above 0: nothing is near at no distance")
+        raise UserError(f"`width` {arguments.width} must be above 0")
     if arguments.examples < 2:
-        raise UserError(f"--examples {arguments.examples} must be at least 2")
+        raise UserError(f"`examples` {arguments.examples} must be at least 2")
     if arguments.noise is not None and arguments.noise < 0:
-        raise UserError(f"--noise {arguments.noise} must be at least 0")
+        raise UserError(f"`noise` {arguments.noise} must be at least 0")
     if arguments.steps < 1:
-        raise UserError(f"--steps {arguments.steps} must be at least 1")
+        raise UserError(f"`steps` {arguments.steps} must be at least 1")
     for kernel in arguments.kernels:
-        if kernel not in KERNELS:
-            raise UserError(f"unknown kernel {kernel!r}: choose from {', '.join(KERNELS)}")
+        choose("kernel", kernel, tuple(KERNELS))
 
 
 def curve(x: np.ndarray) -> np.ndarray:
-    """What the regression's examples are drawn around."""
+    """The function that the examples of the regression are drawn around."""
     return 2 * np.sin(x) + x**0.8
 
 
 def half_circles(count: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Points (count, 2) on two interleaved half circles, and which (count,) they are on."""
+    """Points (count, 2) on two interleaved half circles, and the number (count,) of their half circle."""
     label = np.arange(count) % 2
     angle = rng.uniform(0, np.pi, count)
     upper = np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -88,7 +89,7 @@ def half_circles(count: int, noise: float, rng: np.random.Generator) -> tuple[np
 
 
 def fitted(kernel: str, arguments: Arguments, key: np.ndarray, value: np.ndarray) -> dict[str, Any]:
-    """The kernel's models by name: "fixed", and "learned" where it has a width to learn."""
+    """The kernel's models by name: "fixed", and "learned" if it has a width."""
     classes = arguments.task == "classification"
     config = KernelRegressionConfig(kernel, key.shape[1], arguments.width)
     models = {"fixed": KernelRegression(config)}
@@ -102,12 +103,12 @@ def fitted(kernel: str, arguments: Arguments, key: np.ndarray, value: np.ndarray
 
 
 def compare(arguments: Arguments) -> list[dict[str, Any]]:
-    """Fits all kernels and draws the picture; a row for each: kernel, fit, width, and on unseen queries the
-    share that was answered, in per cent, with the error (the mean of all values where there was no answer) or
-    the accuracy in per cent.
+    """Fits all kernels, draws the picture, and returns a row for each: kernel, fit, width, and on unseen
+    queries the answered share in per cent, with the error (an unanswered query gets the mean of all values)
+    or the accuracy in per cent.
 
     Raises:
-      UserError: arguments that cannot be.
+      UserError: see `check`.
     """
     check(arguments)
     rng = np.random.default_rng(arguments.seed)
@@ -154,9 +155,9 @@ def compare(arguments: Arguments) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     rows = compare(arguments)
     measure = "accuracy" if arguments.task == "classification" else "error"
     head = "accuracy, %" if measure == "accuracy" else "root mean squared error"
