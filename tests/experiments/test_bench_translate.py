@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax import runs
-from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.training.trained_model import make_model
 
 torch = pytest.importorskip("torch", reason="the benchmark's other side is torch")
 pytest.importorskip("transformers", reason="the benchmark's other side is transformers")
@@ -22,7 +22,7 @@ def test_marian_with_our_weights_computes_our_logits(rng):
     config = dataclasses.replace(
         TransformerConfig.preset("tiny", 211, attention_bias=True, dropout=0.0), norm_epsilon=1e-5
     )
-    model = runs.make_model(config)
+    model = make_model(Transformer, config)
     model = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(scale=0.1, size=x.shape), x.dtype), model)
     source, target = (rng.integers(3, 211, (5, n)).astype(np.int32) for n in (11, 7))
     source[1, 6:] = 0

@@ -1,33 +1,49 @@
-"""The experiment on positions, on a text that is long enough for its longest windows."""
+"""The experiment on positions, on a text just long enough for its longest windows."""
+
+import json
 
 import numpy as np
 import pytest
 
-from experiments.compare_positions import LENGTHS, Arguments, rows
+from experiments import compare_positions
+from experiments.compare_positions import LENGTHS
 from transformer_jax.errors import UserError
 from transformer_jax.plotting.extrapolation import plot_extrapolation
 
 
 @pytest.mark.long
-def test_each_scheme_is_trained_and_measured(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("a red dog sees a big cat. the cat runs. " * 200)
-    arguments = Arguments(
-        text=(str(text),), steps=4, batch_size=4, only=("learned", "alibi"), runs_dir=str(tmp_path / "runs")
-    )
-    learned, alibi = rows(arguments)
-    # 512 positions of width 128 are what a table costs.
+def test_each_scheme_is_trained_and_measured(tmp_path, capsys):
+    text, folder = tmp_path / "text.txt", tmp_path / "runs"
+    text.write_text("a red dog sees a big cat. the cat runs. " * 140)
+    command = ["--text", str(text), "--steps", "2", "--batch-size", "2", "--runs-dir", str(folder), "--only"]
+    compare_positions.main([*command, "learned", "alibi"])
+    printed = capsys.readouterr().out
+    table = json.loads((folder / "table.json").read_text())
+    learned, alibi = table
+    # 512 positions of width 128 are the parameters of a table.
     assert learned["parameters"] - alibi["parameters"] == 512 * 128
-    for row in (learned, alibi):
+    for row in table:
         assert list(row["losses"]) == [str(n) for n in LENGTHS]
         assert np.isfinite(list(row["losses"].values())).all()
-    again, _ = rows(arguments)
-    assert again["losses"] == learned["losses"]
+        assert f"| {row['positions']} | {row['parameters']:,} |" in printed
+    assert (folder / "positions.png").stat().st_size > 5_000
+    compare_positions.main([*command, "learned"])
+    alibi_again, again = json.loads((folder / "table.json").read_text())
+    assert alibi_again == alibi, "a row that was not made again is kept"
+    assert again["losses"] == learned["losses"], "a finished run is read, not trained"
 
 
-def test_a_short_text_and_an_unknown_scheme(tmp_path):
-    with pytest.raises(UserError, match="unknown positions up: choose from learned"):
-        next(rows(Arguments(only=("up",), runs_dir=str(tmp_path))))
+def test_an_unknown_scheme(tmp_path):
+    with pytest.raises(UserError, match="unknown positions 'up': choose one of learned"):
+        compare_positions.main(["--only", "up", "--runs-dir", str(tmp_path)])
+
+
+def test_a_text_that_is_too_short(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a red dog. " * 40)
+    with pytest.raises(UserError, match="characters is too short: name more `text`"):
+        compare_positions.main(["--text", str(text), "--runs-dir", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_picture(tmp_path):

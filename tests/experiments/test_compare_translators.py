@@ -1,27 +1,52 @@
 """The comparison of translators: equal sizes, equal tokens, a table and a picture."""
 
+import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
-from experiments.command import run_command
 from PIL import Image
-from transformer_jax.translation import model_config
-from transformer_jax.translation_config import TranslationConfig, resolve
 
 from experiments import compare_translators
+from experiments.compare_translators import Arguments
+from experiments.several_translators import parse_translators
+from tests.experiments.sentences import SMALL, write_pairs
+from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.tasks.translation import ENTRY
+
+OTHERS = [name for name in TRANSLATORS if name != "transformer"]
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSLATORS if name != "transformer"])
-def test_sizes_come_out_equal(name):
-    base = TranslationConfig(preset="mini")
-    wanted = compare_translators.parameters(model_config(resolve(base), 1_500))
-    config = TranslationConfig(preset="mini", model=name)
-    hidden = compare_translators.hidden_for(config, 1_500, wanted)
-    resolved = resolve(TranslationConfig(preset="mini", model=name, hidden=hidden))
-    assert compare_translators.parameters(model_config(resolved, 1_500)) == pytest.approx(wanted, rel=0.01)
+@pytest.mark.parametrize("name", OTHERS)
+def test_sizes_are_equal(name):
+    expected = compare_translators.parameters(TRANSLATORS["transformer"].preset("mini", 1_500))
+    config = TRANSLATORS[name].preset("mini", 1_500)
+    hidden = compare_translators.hidden_for(config, expected)
+    found = compare_translators.parameters(dataclasses.replace(config, hidden=hidden))
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_a_size_that_embeddings_alone_exceed():
+    with pytest.raises(UserError, match="lstm has more than 1,000 parameters in its embeddings alone"):
+        compare_translators.hidden_for(TRANSLATORS["lstm"].preset("mini", 1_500), 1_000)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_flags_are_those_of_every_model_that_has_them(name):
+    flags = ["--steps", "40", "--dropout", "0.25", "--norm", "post", "--seed=3", "--learning_rate", "0.5"]
+    parsed = parse_translators("compare_translators", flags, Arguments, "")
+    assert parsed.config.model.norm == "post"
+    config = parsed.for_model(ENTRY, name, hidden=7, steps=60)
+    assert (type(config.model), config.model.hidden) == (TRANSLATORS[name].config, 7)
+    assert (config.model.dropout, config.seed, config.optimization.learning_rate) == (0.25, 3, 0.5)
+    # What no flag names is the recipe's for this model and these steps.
+    assert (config.optimization.steps, config.optimization.save_every, config.task.batching) == (
+        60,
+        3,
+        "buckets",
+    )
+    assert parsed.config.task.batching == "packed"
 
 
 def test_bins_hold_enough_sentences_and_every_one_once():
@@ -32,28 +57,31 @@ def test_bins_hold_enough_sentences_and_every_one_once():
     assert sorted(everyone) == list(range(len(lengths)))
 
 
-def test_an_unknown_model_is_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["compare", "--models", "rnn", "--runs-dir", str(tmp_path / "runs")])
-    assert run_command(compare_translators.main) == 2
-    assert "unknown model 'rnn': choose one of transformer, lstm" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--models", "rnn"], "unknown model 'rnn': choose one of transformer, lstm"),
+        (["--model", "lstm"], "`model` is one of several here: name them with `models`"),
+        (["--hidden", "7"], "--hidden is a flag of lstm, .*, not of transformer"),
+    ],
+)
+def test_wrong_flags(flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        compare_translators.main([*flags, "--runs-dir", str(tmp_path / "runs")])
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
-def test_models_are_trained_alike_and_compared(tmp_path, monkeypatch, capsys):
+def test_models_are_trained_alike_and_compared(tmp_path, capsys):
     folder = tmp_path / "runs"
-    command = ["compare", "--phrases", "1300", "--vocab-size", "300", "--steps", "6", "--batch-tokens", "256",
-               "--beam-size", "1", "--save-every", "6", "--runs-dir", str(folder),
-               "--models", "transformer", "lstm", "bahdanau"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    assert run_command(compare_translators.main) == 0, capsys.readouterr().err
-    table = {row["model"]: row for row in json.loads((folder / "table.json").read_text())}
-    wanted = table["transformer"]
-    for name in ("lstm", "bahdanau"):
-        assert table[name]["parameters"] == pytest.approx(wanted["parameters"], rel=0.01)
-        # The last batch brings more than is missing.
-        assert 0 <= table[name]["target_tokens"] - wanted["target_tokens"] <= 256
-    assert sum(b["sentences"] for b in wanted["bins"]) == wanted["test_sentences"]
+    command = [*write_pairs(tmp_path, test=60), *SMALL, "--preset", "mini", "--runs-dir", str(folder)]
+    compare_translators.main([*command, "--models", "transformer", "bahdanau"])
+    transformer, bahdanau = json.loads((folder / "table.json").read_text())
+    assert (transformer["model"], bahdanau["model"]) == ("transformer", "bahdanau")
+    assert bahdanau["parameters"] == pytest.approx(transformer["parameters"], rel=0.01)
+    # The last batch may have more than is missing.
+    assert 0 <= bahdanau["target_tokens"] - transformer["target_tokens"] <= 256
+    assert sum(b["sentences"] for b in transformer["bins"]) == transformer["test_sentences"] == 60
     assert "| bahdanau |" in capsys.readouterr().out
     with Image.open(folder / "lengths.png") as picture:
         assert picture.size[0] > 500

@@ -1,18 +1,18 @@
 """Soft and hard attention side by side."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
-from experiments.command import run_command
 from PIL import Image
 
 from experiments import hard_attention
 from experiments.hard_attention import Arguments, agreement, shown
-from transformer_jax.data.corpora.pairs import Pair
+from tests.experiments.sentences import SMALL, write_pairs
+from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.decoding.translator import Alignment
 from transformer_jax.errors import UserError
+from transformer_jax.training.run_folder import read_config
 
 
 def test_the_pair_of_the_picture():
@@ -20,56 +20,51 @@ def test_the_pair_of_the_picture():
     assert shown(Arguments(), pairs) == pairs[1]
     assert shown(Arguments(), pairs[:1]) == pairs[0]
     assert shown(Arguments(text="a", translation="z"), pairs) == Pair("a", "z")
-    for half in (dict(text="a"), dict(translation="z")):
-        with pytest.raises(UserError, match="--text and --translation go together"):
-            shown(Arguments(**half), pairs)
 
 
 def test_agreement_counts_tokens():
     class Stub:
-        def __init__(self, places):
-            self.places = places
+        def __init__(self, positions):
+            self.positions = positions
 
         def translator(self):
             return self
 
         def align(self, text, translation):
-            return Alignment(translation, [], [], np.eye(3)[self.places[text]][None, None])
+            return Alignment(translation, [], [], np.eye(3)[self.positions[text]][None, None])
 
     runs = {"soft": Stub({"a": [0, 1, 2], "b": [0]}), "hard": Stub({"a": [0, 2, 2], "b": [1]})}
     assert agreement(runs, [Pair("a", "x"), Pair("b", "y")]) == 50
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("flags", "message"),
     [
-        (["--text", "a"], "--text and --translation go together"),
-        (["--text", " ", "--translation", "a"], "--text and --translation must not be empty"),
-        (["--model", "lstm"], "--model lstm: both models of this experiment are given"),
-        (["--compared", "0"], "--compared 0 must be at least 1"),
+        (["--text", "a"], "`text` and `translation` go together"),
+        (["--translation", "a"], "`text` and `translation` go together"),
+        (["--text", " ", "--translation", "a"], "`text` and `translation` must not be empty"),
+        (["--model", "lstm"], "`model` lstm: this experiment compares bahdanau and hard_attention"),
+        (["--compared", "0"], "`compared` 0 is below 1"),
         (["--corpus", "wmt"], "unknown corpus 'wmt'"),
+        (["--norm", "post"], "--norm is a flag of transformer, not of bahdanau"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["hard_attention", "--runs-dir", str(tmp_path / "runs"), *arguments])
-    assert run_command(hard_attention.main) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_wrong_flags(flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        hard_attention.main(["--runs-dir", str(tmp_path / "runs"), *flags])
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
-def test_both_are_trained_and_drawn(tmp_path, monkeypatch, capsys):
-    command = ["hard_attention", "--phrases", "1300", "--vocab-size", "300", "--steps", "4", "--batch-tokens",
-               "256", "--save-every", "4", "--buckets", "1", "--compared", "3",
-               "--runs-dir", str(tmp_path)]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    assert run_command(hard_attention.main) == 0, capsys.readouterr().err
-    soft, hard = json.loads((tmp_path / "table.json").read_text())
+def test_both_are_trained_and_drawn(tmp_path, capsys):
+    folder = tmp_path / "runs"
+    flags = [*write_pairs(tmp_path), *SMALL, "--preset", "mini", "--hidden", "32", "--compared", "3"]
+    hard_attention.main([*flags, "--runs-dir", str(folder)])
+    soft, hard = json.loads((folder / "table.json").read_text())
     assert (soft["attention"], hard["attention"]) == ("soft", "hard")
     assert hard["parameters"] > soft["parameters"], "the baseline"
     assert 0 <= soft["agreement"] == hard["agreement"] <= 100
+    assert [read_config(folder / name)["run"]["model"]["hidden"] for name in ("soft", "hard")] == [32, 32]
     assert "| hard |" in capsys.readouterr().out
-    with Image.open(tmp_path / "alignment.png") as picture:
+    with Image.open(folder / "alignment.png") as picture:
         assert picture.size[0] > 500

@@ -1,30 +1,29 @@
-"""The worked example of a causal experiment."""
+"""The worked example of an ablation."""
 
 import json
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from experiments import induction_heads
 from experiments.induction_heads import measure, repeated_words
-from tests.conftest import ROOT
+from transformer_jax.errors import UserError
 from transformer_jax.interpretability.induction import repeated_tokens
 from transformer_jax.models.gpt import GPT, GPTConfig
 
 
-def test_words_stand_four_times_in_a_line(rng):
+def test_lines_repeat_a_word_four_times(rng):
     for line in repeated_words(rng, 20).split("\n"):
         assert len(line) % 4 == 0
         assert 2 <= len(line) // 4 <= 16
         assert line == 4 * line[: len(line) // 4]
 
 
-def test_heads_are_measured_and_taken_out(rng):
+def test_heads_are_measured_and_ablated(rng):
     model = GPT(GPTConfig.preset("micro", 26, max_length=64), rngs=nnx.Rngs(0))
-    # A first layer that writes nothing is not missed, whichever head is taken out.
+    # The loss does not depend on the heads of a first layer whose output is 0.
     kernel = model.blocks.attention.output.kernel
     kernel[...] = 20 * kernel[...].at[0].set(0.0)
     tokens = jnp.asarray(repeated_tokens(rng, 3, 8, 26))
@@ -34,18 +33,33 @@ def test_heads_are_measured_and_taken_out(rng):
     assert np.abs(found["ablated"][1] - found["loss"]).min() > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--period", "40"], "`period` 40: two copies must fit 64 tokens, from 2 to 31"),
+        (["--rows", "0"], "`rows` 0 is below 1"),
+        (["--seed", "-1"], "`seed` -1 is below 0"),
+        (["--run-dir", "."], "`run_dir` .: give the run a folder of its own"),
+    ],
+)
+def test_wrong_flags(flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        induction_heads.main(["--run-dir", str(tmp_path / "run"), *flags])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.long
-def test_the_command_finds_the_head(tmp_path):
+def test_the_command_finds_the_head(tmp_path, capsys):
     """Half of its training is enough to tell the heads apart."""
-    command = [sys.executable, "-m", "experiments.induction_heads", "--run-dir", str(tmp_path / "run")]
-    subprocess.run([*command, "--steps", "600", "--rows", "16"], cwd=ROOT, check=True, capture_output=True)
-    found = json.loads((tmp_path / "run" / "heads.json").read_text())
-    assert np.max(found["induction"]) > 0.2, "a head that looks at what followed the earlier copy"
-    assert np.argmax(np.max(found["induction"], axis=1)) == 1, "in the second layer"
+    folder = tmp_path / "run"
+    induction_heads.main(["--run-dir", str(folder), "--steps", "600", "--rows", "16"])
+    found = json.loads((folder / "heads.json").read_text())
+    assert np.max(found["induction"]) > 0.2, "a head that attends to the token after the earlier copy"
+    assert np.argmax(np.max(found["induction"], axis=1)) == 1, "in layer 1, counted from 0"
     assert found["loss"] < 1.5
     assert np.max(found["ablated"]) > found["loss"] + 0.2
+    printed = capsys.readouterr().out
+    assert "\n| 0 | 0 |" in printed
+    assert "\n| 1 | 3 |" in printed
     for name in ("induction.png", "ablation.png"):
-        assert (tmp_path / "run" / name).stat().st_size > 5_000
-    wrong = subprocess.run([*command, "--period", "40"], cwd=ROOT, capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert wrong.stderr == "error: --period 40: two copies must fit 64 tokens, from 2 to 31\n"
+        assert (folder / name).stat().st_size > 5_000

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from transformer_jax.training.kernel_width import best_width, learn_width
 
 from experiments.nadaraya_watson import Arguments, compare, curve
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.kernel_width import best_width, learn_width
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def loss_at(config, examples, width):
     return np.mean(errors)
 
 
-def test_the_learned_width_is_the_best_for_those_left_out(examples):
+def test_the_learned_width_has_the_lowest_leave_one_out_error(examples):
     config = KernelRegressionConfig("gaussian", width=0.8)
     model, losses = learn_width(KernelRegression(config), *examples, steps=300)
     np.testing.assert_allclose(losses[0], loss_at(config, examples, 0.8), rtol=1e-4)
@@ -81,20 +81,20 @@ def test_the_table_and_the_picture(task, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(width=0.0), "--width 0.0 must be above 0"),
-        (dict(width=-1.0), "--width -1.0 must be above 0"),
-        (dict(kernels=("cosine",)), "unknown kernel 'cosine': choose from gaussian"),
-        (dict(examples=1), "--examples 1 must be at least 2"),
-        (dict(noise=-0.1), "--noise -0.1 must be at least 0"),
-        (dict(steps=0), "--steps 0 must be at least 1"),
+        (dict(width=0.0), "`width` 0.0 must be above 0"),
+        (dict(width=-1.0), "`width` -1.0 must be above 0"),
+        (dict(kernels=("cosine",)), "unknown kernel 'cosine': choose one of .*gaussian"),
+        (dict(examples=1), "`examples` 1 must be at least 2"),
+        (dict(noise=-0.1), "`noise` -0.1 must be at least 0"),
+        (dict(steps=0), "`steps` 0 must be at least 1"),
     ],
 )
-def test_arguments_that_cannot_be(arguments, message):
+def test_wrong_arguments(arguments, message):
     with pytest.raises(UserError, match=message):
         compare(Arguments(**arguments))
 
 
-def test_configs_that_cannot_be():
+def test_wrong_configs():
     with pytest.raises(ValueError, match="width of 0 must be above 0"):
         KernelRegressionConfig("gaussian", width=0)
     with pytest.raises(ValueError, match="kernel 'cosine' is not one of"):

@@ -176,7 +176,7 @@ def parse_run(
 
 
 def _named(argv: Sequence[str]) -> frozenset[str]:
-    """The fields of a command line's flags: `start` of --start-from, `tie` of --tie=all, `json` of --no-json."""
+    """The fields that flags name: `start` of --start-from, `tie` of --tie=all, `remat` of --no-remat."""
     flags = (flag.removeprefix("--").split("=")[0].replace("_", "-") for flag in argv if flag.startswith("--"))
     fields = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     return frozenset({"start" if field == "start_from" else field for field in fields})
