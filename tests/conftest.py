@@ -28,11 +28,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
 
-import jax
-import numpy as np
-import pytest
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
-from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.layers.compute_options import ComputeOptions  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAPPED = 25_000  # of the 65,530 memory maps that Linux lets a process have
@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def stacks_are_scanned(request, monkeypatch):
-    """Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. A test of what
-    a CPU does asks for it with the marker `unrolled`."""
+    """Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. A test of
+    unrolled stacks has the marker `unrolled`."""
     if "unrolled" not in request.keywords:
         monkeypatch.setattr(
             ComputeOptions, "unroll_of", lambda self, layers: max(1, min(self.unroll or 1, layers))

@@ -9,7 +9,7 @@ WORDS = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze
 
 
 def write_pairs(folder, **counts):
-    """Writes pairs of a toy language, whose words have one translation each and turn their order around; returns
+    """Writes pairs of a toy language, in which each word has one translation and the order is reversed; returns
     the files of each split."""
     rng, files = np.random.default_rng(0), {}
     for split, count in counts.items():

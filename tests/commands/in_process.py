@@ -1,4 +1,4 @@
-"""Commands called in the process of the tests: starting Python and importing JAX takes longer than most of them."""
+"""Commands called in the process of the tests: starting Python takes longer than most of them."""
 
 import contextlib
 import io

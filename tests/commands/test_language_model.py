@@ -33,8 +33,8 @@ def text(tmp_path_factory):
 
 def config(path, /, **changes):
     options = dict(
-        text=(str(path),) if path else (), tokenizer="char", context=16, batch_size=4, steps=12, warmup=2, schedule="constant",
-        save_every=4, evaluate_every=6, average=2, sample_tokens=8, dropout=0.1,
+        text=(str(path),) if path else (), tokenizer="char", context=16, batch_size=4, steps=12,
+        warmup=2, schedule="constant", save_every=4, evaluate_every=6, average=2, sample_tokens=8, dropout=0.1,
     )  # fmt: skip
     return configure("language_modeling", "text", **(options | changes))
 

@@ -6,8 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from tests.tasks.toy_classification import ENTRY, Rows, small
+from tests.tasks.toy_classification import ENTRY, Classifier, Rows, small
 from transformer_jax import tasks
 from transformer_jax.distributed.mesh import make_mesh
 from transformer_jax.distributed.sharding import rule_of
@@ -93,7 +94,7 @@ def test_a_name_of_a_child_is_that_of_the_model_it_is():
 
 def load_fresh():
     config = dataclasses.replace(small().model, classes=2)
-    return plan.module_of(ENTRY, config)(config, rngs=__import__("flax").nnx.Rngs(0))
+    return Classifier(config, rngs=nnx.Rngs(0))
 
 
 def test_other_data_are_refused(whole):

@@ -44,7 +44,7 @@ class Pair(nnx.Module):
 
 
 class TwoTerms(Objective):
-    """The generator predicts the next token, the discriminator the parity of the first of its tokens, each row
+    """The generator predicts the next token, the discriminator the parity of the last token, each row
     with a weight of its own."""
 
     def loss(self, model, extra, batch, key):
@@ -93,7 +93,7 @@ def test_two_networks_are_trained_together_and_one_is_kept(tmp_path):
 
 
 class Distillation(Objective):
-    """A student that follows a teacher, which follows the student; the centre is a mean of the teacher's outputs."""
+    """A student follows a teacher, which follows the student; the centre is a mean of the teacher's outputs."""
 
     def initial_extra(self, model, key):
         return {"teacher": jax.tree.map(jnp.copy, model), "centre": jnp.zeros(2)}

@@ -208,7 +208,7 @@ def _arguments(entry: TaskEntry, base: RunConfig, model: str, own: type) -> Any:
                 base.start,
                 "start",
                 "Folders of a run or of published weights to start from, with a new optimizer and schedule, as "
-                "FOLDER or FOLDER,part=encoder,into=encoder,leave_out=head/.*; the vocabulary is the first one's.",
+                "FOLDER or FOLDER,part=encoder,into=encoder,leave_out=head/.*; the first one gives the vocabulary.",
                 tuple[Start, ...],
                 aliases=("--start-from",),
             ),

@@ -89,7 +89,7 @@ RULES = (
 def own_name(name: str, model: Any) -> str:
     """The name of a parameter in the innermost model that it is part of.
 
-    A model made of models declares them as `children = ("encoder", ...)`, names of its attributes; exactly these
+    A model made of models declares them as `children = ("encoder", ...)`, names of attributes; exactly these
     prefixes are taken off.
     """
     first, _, rest = name.partition("/")

@@ -379,9 +379,10 @@ def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
         return (sums, *how.ring.pass_on(passing)), None
 
     rows = logarithms.shape  # (n, B, G, R, t)
-    sums = jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows)
-    passing = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
-    ((of_mixed, of_total), *_), _ = jax.lax.scan(turn, (sums, *passing), jnp.arange(how.ring.parts))
+    sums: Any = (jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows))
+    passing: Any = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
+    carried: Any = (sums, *passing)
+    ((of_mixed, of_total), *_), _ = jax.lax.scan(turn, carried, jnp.arange(how.ring.parts))
     of_mixed, of_total = _joined(of_mixed, T, axis=3), _joined(of_total, T, axis=3)
     of_mixed, of_total = jnp.moveaxis(of_mixed, 3, 1), jnp.moveaxis(of_total, 3, 1)[..., None]
     return (of_mixed - of_total * mixed).astype(mixed.dtype)

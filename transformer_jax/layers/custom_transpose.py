@@ -32,12 +32,13 @@ def with_transpose(function: Callable, transpose: Callable, residuals: Any, line
     Returns:
       What `function` returns.
     """
-    residual_leaves, of_residuals = jax.tree.flatten(residuals)
+    residual_leaves: list[Any] = jax.tree.leaves(residuals)
+    of_residuals: Any = jax.tree.structure(residuals)
     linear_leaves = jax.tree.leaves(linear)
     count = len(residual_leaves)
     # Traced here, where the mesh axes of a `shard_map` around it have their names.
     forward, output = jax.make_jaxpr(function, return_shape=True)(residuals, linear)
-    of_output = jax.tree.structure(output)
+    of_output: Any = jax.tree.structure(output)
 
     def backward(*leaves: jax.Array) -> list[jax.Array]:
         arguments = of_residuals.unflatten(leaves[:count]), of_output.unflatten(leaves[count:])

@@ -473,7 +473,7 @@ def _saving_error(target: pathlib.Path, error: BaseException) -> UserError:
 
 
 def rewrite_manifest(folder: pathlib.Path, totals: Totals) -> None:
-    """Adds a run's totals to the manifest of a complete checkpoint of an older format; a damaged one stays damaged.
+    """Adds totals to the manifest of a complete checkpoint of an older format; a damaged one stays damaged.
 
     Args:
       folder: of the checkpoint.

@@ -13,7 +13,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from transformer_jax.distributed.mesh import check_model, place_batch
+from transformer_jax.distributed.mesh import check_model, check_rows, place_batch
 from transformer_jax.distributed.processes import (
     broadcast_from_first,
     check_same,
@@ -31,7 +31,13 @@ from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.run_folder import AVERAGED, RunFolder, read_config
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.starts import OpenedStart, open_start, started
-from transformer_jax.training.step import TrainState, create_state, make_train_step, parted
+from transformer_jax.training.step import (
+    TrainState,
+    check_micro_batches,
+    create_state,
+    make_train_step,
+    parted,
+)
 from transformer_jax.training.task import Task, TaskEntry
 from transformer_jax.training.totals import Totals
 from transformer_jax.training.trained_model import make_model, module_of
@@ -138,8 +144,13 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
       UserError: values that contradict each other, or a model that the mesh does not divide.
     """
     objective = entry.objective(config, config.model)
+    check_micro_batches(objective, config.optimization.accumulation)
     if mesh is not None:
         check_model(config.model, mesh)
+        if not objective.additive:
+            # Rows that fill up a batch would be compared with the others.
+            rows = next(iter(entry.abstract_batch(config).values())).shape[0]
+            check_rows(rows, mesh, "its number of rows", whole=True)
         if entry.check_mesh is not None:
             entry.check_mesh(config, mesh)
     return objective

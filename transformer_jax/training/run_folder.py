@@ -303,7 +303,7 @@ def _different(old: Mapping[str, Any], new: Mapping[str, Any], *, flags: bool = 
 
 
 def check_free(folder: pathlib.Path, unfinished: set[str]) -> None:
-    """Checks that a new run may be made in the folder: it does not exist, or holds only what an interrupted start
+    """Checks that a new run may be made in the folder: it is absent, or holds only what an interrupted start
     leaves, files of these names.
 
     Raises:

@@ -131,6 +131,19 @@ def create_state(
     )
 
 
+def check_micro_batches(objective: Objective, accumulation: int) -> None:
+    """Checks that batches may be cut into micro-batches.
+
+    Raises:
+      UserError: the objective is no sum over rows.
+    """
+    if accumulation > 1 and not objective.additive:
+        raise UserError(
+            f"`accumulation` {accumulation}: this loss compares the rows of a batch, which cannot be cut into "
+            "micro-batches"
+        )
+
+
 def make_train_step(
     objective: Objective | Loss,
     optimizer: optax.GradientTransformation,
@@ -158,11 +171,7 @@ def make_train_step(
       UserError: micro-batches of an objective that is no sum over rows.
     """
     learned = objective if isinstance(objective, Objective) else FunctionObjective(objective)
-    if accumulation > 1 and not learned.additive:
-        raise UserError(
-            f"`accumulation` {accumulation}: this loss compares the rows of a batch with each other, so a batch "
-            "cannot be cut into micro-batches"
-        )
+    check_micro_batches(learned, accumulation)
 
     def gradients(state: TrainState, batch: Any, key: jax.Array):
         def total(trained: Leaves):

@@ -64,14 +64,22 @@ class Task(Protocol):
       about: a line on the batches.
     """
 
-    model_config: Any
-    processor: Any
-    files: Files
-    fingerprint: str
-    batches: Batches
-    best: tuple[str, Literal["min", "max"]]
-    unit: str
-    about: str
+    @property
+    def model_config(self) -> Any: ...
+    @property
+    def processor(self) -> Any: ...
+    @property
+    def files(self) -> Files: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def batches(self) -> Batches: ...
+    @property
+    def best(self) -> tuple[str, Literal["min", "max"]]: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def about(self) -> str: ...
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
         """Scores while training: yields (name, value)."""
@@ -96,17 +104,17 @@ class TaskEntry(NamedTuple):
       name: as config.json and commands know it.
       config: the task's dataclass.
       kind: of the models that it trains, a key of `models.registry.MODELS`.
-      recipes: by name, functions whose keywords are what other values follow from; each gives a complete config.
-        A recipe's attribute `published`, if it has one, is a score of the literature.
+      recipes: by name, functions that give complete configs; their keywords are what other values
+        follow from. A recipe's attribute `published`, if it has one, is a score of the literature.
       processor: its type.
       abstract_batch: from a config to {name: `jax.ShapeDtypeStruct`} of a full batch.
       objective: from a config and a model's config to the objective; checks across fields raise here.
-      prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files of
-        the run that exists in the folder, or None.
-      trained: (model, processor, config or None, weights) -> an object with these attributes and methods for what
-        the task is for.
-      check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan), or
-        raises `UserError`; None checks nothing.
+      prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files
+        of the run that exists in the folder, or None.
+      trained: (model, processor, config or None, weights) -> an object with these attributes and methods for
+        what the task is for.
+      check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan),
+        or raises `UserError`; None checks nothing.
       files: names of the other files that a task of it may keep in a run folder.
       models: of the kind, in place of the registry's; for models that are not in it.
     """
