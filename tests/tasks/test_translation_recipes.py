@@ -32,8 +32,9 @@ def test_every_recipe_is_complete(name):
 
 def test_flags_give_what_python_gives():
     """Keywords of a recipe and fields alike, each found by its own name; the recipe follows from the data."""
-    flags = ("--recipe", "multi30k", "--model", "lstm", "--steps", "40", "--hidden", "24", "--dropout",
-             "0.2", "--train", "a", "b", "--valid", "a", "b", "--test", "a", "b", "--seed", "3", "--clip", "2")  # fmt: skip
+    pairs = ("--train", "a", "b", "--valid", "a", "b", "--test", "a", "b")
+    flags = (*pairs, "--recipe", "multi30k", "--model", "lstm", "--steps", "40", "--hidden", "24")
+    flags += ("--dropout", "0.2", "--seed", "3", "--clip", "2")
     changes = dict(model="lstm", steps=40, hidden=24, dropout=0.2, seed=3, clip=2.0)
     assert parsed(*flags) == translation("multi30k", **FILES, **changes)
     assert parsed() == translation("phrases")

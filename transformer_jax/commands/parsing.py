@@ -182,6 +182,12 @@ def _named(argv: Sequence[str]) -> frozenset[str]:
     return frozenset({"start" if field == "start_from" else field for field in fields})
 
 
+def default_arguments(entry: TaskEntry, own: type) -> Any:
+    """The flags of a task's command with the values of its first recipe."""
+    base = next(iter(entry.recipes.values()))()
+    return _arguments(entry, base, name_of(models_of(entry), base.model), own)
+
+
 def _arguments(entry: TaskEntry, base: RunConfig, model: str, own: type) -> Any:
     """The dataclass instance that tyro reads flags into, with the recipe's values as defaults."""
     recipes, models = ", ".join(entry.recipes), ", ".join(models_of(entry))
@@ -207,8 +213,8 @@ def _arguments(entry: TaskEntry, base: RunConfig, model: str, own: type) -> Any:
             text(
                 base.start,
                 "start",
-                "Folders of a run or of published weights to start from, with a new optimizer and schedule, as "
-                "FOLDER or FOLDER,part=encoder,into=encoder,leave_out=head/.*; the first one gives the vocabulary.",
+                "Folders of runs or of published weights to start from, with a new optimizer and schedule: "
+                "FOLDER or FOLDER,part=encoder,into=encoder,leave_out=head/.*; the first gives the vocabulary.",
                 tuple[Start, ...],
                 aliases=("--start-from",),
             ),

@@ -231,7 +231,7 @@ def decay_mask(model: Any) -> dict[str, bool]:
 
 
 def muon_dimensions(model: Any) -> dict[str, MuonDimensionNumbers | None]:
-    """By canonical name, the matrix axes that Muon orthogonalises, None for parameters that it leaves to Adam."""
+    """By canonical name, the matrix axes that Muon orthogonalises; None for parameters that Adam updates."""
 
     def dimensions(rule: Rule) -> MuonDimensionNumbers | None:
         if not rule.inputs:

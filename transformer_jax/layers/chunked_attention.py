@@ -356,7 +356,7 @@ def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
     queries, logarithms = _chunks(moving.query, turns.size), _chunks(logarithm, turns.size, axis=3)
 
     def turn(carry, number_of_turn):
-        sums, *passing = carry
+        sums, passing = carry
 
         def of_queries(chunk):
             sums, query, of_query, logarithm, first = chunk
@@ -376,13 +376,12 @@ def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
             return jax.lax.scan(of_keys, sums, (turns.number, *passing))[0]
 
         sums = jax.lax.map(of_queries, (sums, turns.query, queries, logarithms, turns.first))
-        return (sums, *how.ring.pass_on(passing)), None
+        return (sums, how.ring.pass_on(passing)), None
 
     rows = logarithms.shape  # (n, B, G, R, t)
-    sums: Any = (jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows))
-    passing: Any = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
-    carried: Any = (sums, *passing)
-    ((of_mixed, of_total), *_), _ = jax.lax.scan(turn, carried, jnp.arange(how.ring.parts))
+    sums = jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows)
+    passing = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
+    ((of_mixed, of_total), _), _ = jax.lax.scan(turn, (sums, passing), jnp.arange(how.ring.parts))
     of_mixed, of_total = _joined(of_mixed, T, axis=3), _joined(of_total, T, axis=3)
     of_mixed, of_total = jnp.moveaxis(of_mixed, 3, 1), jnp.moveaxis(of_total, 3, 1)[..., None]
     return (of_mixed - of_total * mixed).astype(mixed.dtype)

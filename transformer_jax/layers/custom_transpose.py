@@ -32,20 +32,22 @@ def with_transpose(function: Callable, transpose: Callable, residuals: Any, line
     Returns:
       What `function` returns.
     """
-    residual_leaves: list[Any] = jax.tree.leaves(residuals)
-    of_residuals: Any = jax.tree.structure(residuals)
+    residual_leaves, of_residuals = jax.tree.flatten(residuals)
     linear_leaves = jax.tree.leaves(linear)
     count = len(residual_leaves)
     # Traced here, where the mesh axes of a `shard_map` around it have their names.
     forward, output = jax.make_jaxpr(function, return_shape=True)(residuals, linear)
-    of_output: Any = jax.tree.structure(output)
+    of_output = jax.tree.structure(output)
 
     def backward(*leaves: jax.Array) -> list[jax.Array]:
-        arguments = of_residuals.unflatten(leaves[:count]), of_output.unflatten(leaves[count:])
+        arguments = (
+            jax.tree.unflatten(of_residuals, leaves[:count]),
+            jax.tree.unflatten(of_output, leaves[count:]),
+        )
         return jax.tree.leaves(transpose(*arguments))
 
     leaves = _linear.bind(*residual_leaves, *linear_leaves, forward=forward, backward=backward, count=count)
-    return of_output.unflatten(leaves)
+    return jax.tree.unflatten(of_output, leaves)
 
 
 def _evaluated(*arguments: Any, forward: ClosedJaxpr, backward: Leaves, count: int) -> list[jax.Array]:

@@ -1,8 +1,9 @@
 """The fusion barrier: an identity that XLA's CPU backend does not fuse across.
 
 It is a primitive of its own, since no combination of JAX's functions has all that it needs: derivatives in
-forward and reverse mode, a barrier at the cotangent where there is none at the value, and no trace in what other
-platforms compile. Two parameters say where it stands: at the value (`forward`), at the cotangent (`backward`).
+forward and reverse mode, a barrier at the cotangent where there is none at the value, and no trace in what
+other platforms compile. Two parameters say where it stands: `forward`, at the value; `backward`, at the
+cotangent.
 """
 
 import jax

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from transformer_jax.layers.rotary import RotaryScaling
 
 
-@dataclasses.dataclass(frozen=True)
 class Positions:
     """Base of the position schemes; see `make_positions` for what computes them."""
 
