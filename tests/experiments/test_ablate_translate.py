@@ -6,7 +6,7 @@ import pytest
 
 from experiments import ablate_translate
 from experiments.ablate_translate import BASE_ENTRY, VARIANTS
-from tests.experiments.sentences import SMALL, write_pairs
+from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.translation_recipes import RECIPES
 from transformer_jax.training.run_folder import read_config
@@ -37,14 +37,14 @@ def test_a_row_changes_what_it_names(name):
 )
 def test_wrong_flags(flags, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        ablate_translate.main([*write_pairs(tmp_path), "--runs-dir", str(tmp_path / "runs"), *flags])
+        ablate_translate.main([*pair_flags(tmp_path), "--runs-dir", str(tmp_path / "runs"), *flags])
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
 def test_rows_are_trained_scored_and_kept(tmp_path, capsys):
     folder, rows = tmp_path / "ablation", ["base", "no average", "post-norm"]
-    command = [*write_pairs(tmp_path), *SMALL, "--preset", "mini", "--runs-dir", str(folder), "--only"]
+    command = [*pair_flags(tmp_path), *SMALL, "--runs-dir", str(folder), "--only"]
     ablate_translate.main([*command, *rows])
     table = json.loads((folder / "table.json").read_text())
     assert [row["name"] for row in table] == rows

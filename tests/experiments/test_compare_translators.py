@@ -10,7 +10,7 @@ from PIL import Image
 from experiments import compare_translators
 from experiments.compare_translators import Arguments
 from experiments.several_translators import parse_translators
-from tests.experiments.sentences import SMALL, write_pairs
+from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS
 from transformer_jax.tasks.translation import ENTRY
@@ -74,7 +74,7 @@ def test_wrong_flags(flags, message, tmp_path):
 @pytest.mark.long
 def test_models_are_trained_alike_and_compared(tmp_path, capsys):
     folder = tmp_path / "runs"
-    command = [*write_pairs(tmp_path, test=60), *SMALL, "--preset", "mini", "--runs-dir", str(folder)]
+    command = [*pair_flags(tmp_path, test=60), *SMALL, "--runs-dir", str(folder)]
     compare_translators.main([*command, "--models", "transformer", "bahdanau"])
     transformer, bahdanau = json.loads((folder / "table.json").read_text())
     assert (transformer["model"], bahdanau["model"]) == ("transformer", "bahdanau")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from experiments import hard_attention
 from experiments.hard_attention import Arguments, agreement, shown
-from tests.experiments.sentences import SMALL, write_pairs
+from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.decoding.translator import Alignment
 from transformer_jax.errors import UserError
@@ -58,7 +58,7 @@ def test_wrong_flags(flags, message, tmp_path):
 @pytest.mark.long
 def test_both_are_trained_and_drawn(tmp_path, capsys):
     folder = tmp_path / "runs"
-    flags = [*write_pairs(tmp_path), *SMALL, "--preset", "mini", "--hidden", "32", "--compared", "3"]
+    flags = [*pair_flags(tmp_path), *SMALL, "--hidden", "32", "--compared", "3"]
     hard_attention.main([*flags, "--runs-dir", str(folder)])
     soft, hard = json.loads((folder / "table.json").read_text())
     assert (soft["attention"], hard["attention"]) == ("soft", "hard")
