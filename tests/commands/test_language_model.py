@@ -51,7 +51,7 @@ def whole(text, tmp_path_factory):
 
 
 def test_what_a_run_leaves(whole):
-    folder, results, notes = whole
+    folder, _, notes = whole
     stored = json.loads((folder / "results.json").read_text())
     assert {
         "validation_loss",

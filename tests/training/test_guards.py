@@ -113,7 +113,7 @@ def test_out_of_memory_is_answered_with_the_need_and_the_dials(tmp_path):
         UserError, match=r"out of memory: a step needs about .* GiB on each device; cut the batch"
     ) as e:
         trained(tmp_path, GOOD, train_step=Full())
-    for dial in ("--accumulation", "--remat", "--mesh"):
+    for dial in ("`accumulation`", "`remat`", "`mesh`"):
         assert dial in str(e.value)
 
     def broken(state, batch):

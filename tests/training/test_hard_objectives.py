@@ -21,14 +21,16 @@ from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import create_state, make_train_step
 
 DECAY, CENTRE_DECAY = 0.75, 0.9
+GENERATOR = toy.ClassifierConfig(classes=toy.WORDS, width=4)
+DISCRIMINATOR = toy.ClassifierConfig(classes=2, width=8)
 
 
 @dataclasses.dataclass(frozen=True)
 class PairConfig:
     """Two networks, each with its own width."""
 
-    generator: toy.ClassifierConfig = toy.ClassifierConfig(classes=toy.WORDS, width=4)
-    discriminator: toy.ClassifierConfig = toy.ClassifierConfig(classes=2, width=8)
+    generator: toy.ClassifierConfig = GENERATOR
+    discriminator: toy.ClassifierConfig = DISCRIMINATOR
     classes: int = 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import optax
+from flax import nnx
 from jax.sharding import Mesh
 
 from transformer_jax.distributed.mesh import check_model, check_rows, place_batch
@@ -145,6 +146,9 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
     """
     objective = entry.objective(config, config.model)
     check_micro_batches(objective, config.optimization.accumulation)
+    if config.trainable != ".*":
+        module = module_of(entry, config.model)
+        parted(jax.eval_shape(lambda: module(config.model, rngs=nnx.Rngs(0))), config.trainable)
     if mesh is not None:
         check_model(config.model, mesh)
         if not objective.additive:
@@ -264,7 +268,7 @@ def _fitted(
 def averaged(
     state: TrainState, objective: Objective, optimization: Optimization, checkpoints: Checkpoints
 ) -> Any:
-    """The model that the run is for, averaged over its last checkpoints (or over its steps, by `ema`), and saved.
+    """The model that the run is for, averaged over its last checkpoints or its steps, and saved.
 
     Raises:
       UserError: no complete checkpoint, or a full disk.
