@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: translate test test-all lint types docs notebooks lock clean
+.PHONY: translate test test-all soak lint types docs notebooks lock clean
 
 # The embedded corpus: a Transformer from nothing to scored translations.
 translate: $(VENV)/train
@@ -16,6 +16,10 @@ test: $(VENV)/test
 # With the long tests: whole commands, kills, a full disk, parity with torch where it is installed.
 test-all: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long
+
+# What breaks only rarely, many times over: a run that is killed a hundred times.
+soak: $(VENV)/test
+	TRANSFORMER_JAX_KILLS=100 $(BIN)/python -m pytest --long tests/commands/test_kills.py
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -63,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if given else 2
     name, *rest = given
     if name == "--version":
-        from transformer_jax import __version__
-
-        print(__version__)
+        print(importlib.metadata.version("transformer_jax"))
         return 0
     if name == "--print-completion":
         print_completion(rest[0] if rest else "bash")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -237,29 +236,24 @@ def as_json(value: Any) -> Any:
     return [as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _field_from_json(name: str, kind: Any, value: Any) -> Any:
-    try:
-        # msgspec reads a dataclass from its fields; positions are written as text.
-        if isinstance(kind, type) and issubclass(kind, Positions):
-            return parse_positions(value)
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
+def _from_text(kind: type, value: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Positions):
+        return parse_positions(value)
+    raise NotImplementedError(f"{kind} is not read from text")
 
 
 def from_json(kind: type[T], value: Mapping[str, Any], what: str) -> T:
     """A config of a kind from what `as_json` gave.
 
     Raises:
-      UserError: a field of another type, or a value that cannot be; `what` says where it stands.
+      UserError: a field of another type, or a value that cannot be; `what` says where it is from.
     """
     unknown = set(value) - field_names(kind)
     if unknown:
         raise UserError(f"{what}: unknown field {', '.join(sorted(unknown))}; a newer version wrote it")
     try:
-        kinds = typing.get_type_hints(kind)
-        return kind(**{name: _field_from_json(name, kinds[name], item) for name, item in value.items()})
-    except (TypeError, ValueError) as error:
+        return msgspec.convert(value, kind, dec_hook=_from_text)
+    except (msgspec.ValidationError, ValueError) as error:
         raise UserError(f"{what}: {error}") from None
 
 
