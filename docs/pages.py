@@ -1,7 +1,8 @@
-"""Writes the pages of the site below build/pages: the README, a page per room, notebooks, experiments.
+"""Writes the pages of the site below build/pages: README, guides, a page per package, notebooks, experiments.
 
-Whatever stands in the folders comes in by itself: a new module, room, notebook or experiment
-needs no line here.
+Everything in these folders is included by itself: a new module, package, guide (docs/*.md), notebook or
+experiment needs no line here. Pages keep the places that their files have in the repository, so that the
+links between them work on a code host and on the site.
 """
 
 import ast
@@ -12,6 +13,8 @@ import shutil
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
+# Guides that a reader wants first; the others follow by name.
+FIRST = ("data", "recipes", "runs", "language_models", "translators")
 
 
 def write(name: str, text: str) -> None:
@@ -30,24 +33,36 @@ def titled(title: str, underline: str) -> str:
     return f"{title}\n{underline * len(title)}\n\n"
 
 
-def room(folder: pathlib.Path) -> str:
-    """The page of a package: its docstring, then its modules, each with all that is public in it."""
-    package = ".".join(folder.relative_to(ROOT).parts)
-    text = titled(folder.name, "=") + f".. automodule:: {package}\n   :no-members:\n\n"
+def package_page(folder: pathlib.Path) -> str:
+    """The page of a package: its docstring, then its modules with all that is public in them, then the packages
+    that it contains."""
+    parts = folder.relative_to(ROOT).parts
+    package = ".".join(parts)
+    text = titled(".".join(parts[1:]) or package, "=") + f".. automodule:: {package}\n   :no-members:\n\n"
     for path in sorted(folder.glob("[!_]*.py")):
         text += titled(path.stem, "-") + f".. automodule:: {package}.{path.stem}\n\n"
         # A function with a gradient of its own is an object, which automodule leaves out.
         for name in re.findall(r"^@jax\.custom_\w+\ndef ([a-z]\w*)", path.read_text(encoding="utf-8"), re.M):
             text += f".. autofunction:: {package}.{path.stem}.{name}\n\n"
+    inner = [path.parent.name for path in sorted(folder.glob("*/__init__.py"))] if folder != PACKAGE else []
+    if inner:
+        text += "\n".join([".. toctree::", "", *(f"   {folder.name}/{name}" for name in inner), ""])
     return text
 
 
-def rooms() -> list[str]:
-    """Those of the package in the order of their names, then what stands beside them."""
-    folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py"))]
-    for folder in [*folders, PACKAGE]:
-        write(f"rooms/{folder.name}.rst", room(folder))
-    return [f"rooms/{folder.name}" for folder in [*folders, PACKAGE]]
+def packages() -> list[str]:
+    """Writes a page per package, nested ones below the page of theirs; returns the pages of the top level, the
+    package's own modules last."""
+    folders = [path.parent for path in sorted(PACKAGE.rglob("__init__.py"))]
+    for folder in folders:
+        write(f"packages/{page_name(folder)}.rst", package_page(folder))
+    inner = [folder for folder in folders if folder.parent == PACKAGE]
+    return [f"packages/{page_name(folder)}" for folder in [*inner, PACKAGE]]
+
+
+def page_name(folder: pathlib.Path) -> str:
+    """data/corpora of transformer_jax/data/corpora."""
+    return folder.name if folder == PACKAGE else folder.relative_to(PACKAGE).as_posix()
 
 
 def notebooks() -> list[str]:
@@ -67,21 +82,36 @@ def experiments() -> None:
     write("experiments.md", text)
 
 
-def readable(name: str) -> str:
-    """A Markdown file of the root; the files that it links to are put beside the page."""
-    text = (ROOT / name).read_text(encoding="utf-8")
+def with_linked_files(name: str) -> str:
+    """A Markdown file of the repository; files that it links to and that are no pages are copied beside it."""
+    source = ROOT / name
+    text = source.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        (PAGES / link).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / link, PAGES / link)
+        target = (source.parent / link).resolve()
+        if target.suffix not in (".md", ".ipynb"):
+            copy = PAGES / target.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(target, copy)
     return text
+
+
+def guides() -> list[str]:
+    found = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    names = [name for name in FIRST if name in found] + sorted(found - set(FIRST))
+    for name in names:
+        write(f"docs/{name}.md", with_linked_files(f"docs/{name}.md"))
+    return [f"docs/{name}" for name in names]
 
 
 def main() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     experiments()
-    write("changelog.md", readable("CHANGELOG.md"))
-    contents = toctree("Rooms", rooms()) + toctree("Notebooks", notebooks())
-    write("index.md", readable("README.md") + contents + toctree("More", ["experiments", "changelog"]))
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        write(name, with_linked_files(name))
+    contents = toctree("Guides", guides()) + toctree("Packages", packages())
+    contents += toctree("Notebooks", notebooks())
+    contents += toctree("More", ["experiments", "CONTRIBUTING", "CHANGELOG"])
+    write("index.md", with_linked_files("README.md") + contents)
 
 
 if __name__ == "__main__":

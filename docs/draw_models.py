@@ -1,0 +1,150 @@
+"""Draws docs/models.svg: the line of models, from the package's registry.
+
+    python docs/draw_models.py
+
+A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper.
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from transformer_jax.models.registry import MODELS
+
+FILE = pathlib.Path(__file__).with_name("models.svg")
+
+
+class Place(NamedTuple):
+    """Where a model stands in the picture.
+
+    Attributes:
+      title: as the field calls it.
+      paper: authors and year.
+      column, row: of the grid; a column is a time.
+      parents: kind and name of the models that it follows from.
+    """
+
+    title: str
+    paper: str
+    column: int
+    row: int
+    parents: tuple[tuple[str, str], ...] = ()
+
+
+SEQ2SEQ, BAHDANAU = ("translator", "lstm"), ("translator", "bahdanau")
+# By kind and name in the registry; names that share a module share a box, that of the first.
+PLACES = {
+    SEQ2SEQ: Place("LSTM seq2seq", "Sutskever et al. 2014", 0, 1),
+    ("decoder", "lstm"): Place("Recurrent LM", "Zaremba et al. 2014", 0, 3),
+    ("translator", "luong"): Place("Luong attention", "Luong et al. 2015", 1, 0, (SEQ2SEQ,)),
+    BAHDANAU: Place("Additive attention", "Bahdanau et al. 2015", 1, 1, (SEQ2SEQ,)),
+    ("translator", "hard_attention"): Place("Hard attention", "Xu et al. 2015", 1, 2, (BAHDANAU,)),
+    ("translator", "transformer"): Place(
+        "Transformer", "Vaswani et al. 2017", 2, 1, (("translator", "luong"), BAHDANAU)
+    ),
+    ("decoder", "gpt"): Place(
+        "GPT-2", "Radford et al. 2019", 3, 1, (("translator", "transformer"), ("decoder", "lstm"))
+    ),
+    ("decoder", "llama"): Place("Llama", "Touvron et al. 2023", 4, 0, (("decoder", "gpt"),)),
+    ("decoder", "modern_gpt"): Place("Modern GPT", "Jordan et al. 2024", 4, 2, (("decoder", "gpt"),)),
+}  # fmt: skip
+YEARS = ("2014", "2015", "2017", "2019", "2023–24")
+
+BOX_WIDTH, BOX_HEIGHT, GAP, ROW_GAP, MARGIN, TOP = 168, 64, 34, 20, 12, 34
+# Fill, edge and text of a box: readable on a light and on a dark page, since each box has its own ground.
+COLOURS = {"translator": ("#dbeafe", "#3b82f6", "#172554"), "decoder": ("#dcfce7", "#16a34a", "#052e16")}
+LABELS = {"translator": "translators", "decoder": "language models"}
+GREY = "#7d8590"
+
+
+def corner(place: Place) -> tuple[int, int]:
+    """The upper left corner of a box."""
+    return MARGIN + place.column * (BOX_WIDTH + GAP), TOP + place.row * (BOX_HEIGHT + ROW_GAP)
+
+
+def names_of(kind: str, module: type) -> list[str]:
+    """The names of a module in the registry."""
+    return [name for name, entry in MODELS[kind].items() if entry.module is module]
+
+
+def text(x: float, y: float, words: str, size: int, colour: str, **style: Any) -> str:
+    extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{extra}>{words}</text>'
+
+
+def box(kind: str, place: Place, names: list[str]) -> list[str]:
+    fill, edge, ink = COLOURS[kind]
+    x, y = corner(place)
+    middle = x + BOX_WIDTH / 2
+    return [
+        f'<rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="8" fill="{fill}" stroke="{edge}" '
+        'stroke-width="1.5"/>',
+        text(middle, y + 22, place.title, 14, ink, font_weight="bold", text_anchor="middle"),
+        text(middle, y + 39, ", ".join(names), 12, ink, text_anchor="middle", font_family="monospace"),
+        text(middle, y + 55, place.paper, 11, ink, text_anchor="middle"),
+    ]
+
+
+def line(path: str) -> str:
+    return f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.5" marker-end="url(#head)"/>'
+
+
+def arrow(start: Place, end: Place) -> str:
+    """From the right edge of a box to the left edge of the next column, or round to the lower edge of a later
+    one; straight down within a column."""
+    (x1, y1), (x2, y2) = corner(start), corner(end)
+    if start.column == end.column:
+        x, y = x1 + BOX_WIDTH // 2, y1 + BOX_HEIGHT
+        return line(f"M{x} {y} V{y2 - 3}")
+    x1, y1 = x1 + BOX_WIDTH, y1 + BOX_HEIGHT // 2
+    if end.column - start.column > 1:
+        path = f"M{x1} {y1} H{x2 + BOX_WIDTH // 2} V{y2 + BOX_HEIGHT + 3}"
+    elif start.row == end.row:
+        path = f"M{x1} {y1} H{x2 - 3}"
+    else:
+        path = f"M{x1} {y1} H{x1 + GAP // 2} V{y2 + BOX_HEIGHT // 2} H{x2 - 3}"
+    return line(path)
+
+
+def draw() -> str:
+    """The picture as SVG."""
+    boxes, arrows, drawn = [], [], set()
+    for kind, models in MODELS.items():
+        for name, entry in models.items():
+            if (kind, entry.module) in drawn:
+                continue
+            drawn.add((kind, entry.module))
+            place = PLACES[kind, name]
+            boxes += box(kind, place, names_of(kind, entry.module))
+            arrows += [arrow(PLACES[parent], place) for parent in place.parents]
+    columns, rows = len(YEARS), 1 + max(place.row for place in PLACES.values())
+    width = 2 * MARGIN + columns * BOX_WIDTH + (columns - 1) * GAP
+    height = TOP + rows * BOX_HEIGHT + (rows - 1) * ROW_GAP + MARGIN
+    years = [
+        text(MARGIN + n * (BOX_WIDTH + GAP) + BOX_WIDTH / 2, 20, year, 13, GREY, text_anchor="middle")
+        for n, year in enumerate(YEARS)
+    ]
+    legend, x, y = [], MARGIN + 4 * (BOX_WIDTH + GAP), height - MARGIN - 44
+    for kind, label in LABELS.items():
+        fill, edge, _ = COLOURS[kind]
+        legend.append(f'<rect x="{x}" y="{y}" width="16" height="16" rx="3" fill="{fill}" stroke="{edge}"/>')
+        legend.append(text(x + 24, y + 13, label, 13, GREY))
+        y += 26
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
+            "<title>The line of models, from the LSTM translator to today's decoders</title>",
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
+            f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
+            *years,
+            *arrows,
+            *boxes,
+            *legend,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(draw(), encoding="utf-8")
