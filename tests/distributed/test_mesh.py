@@ -244,8 +244,8 @@ def test_meshes():
         ("data=0", "data=0 must be a number of at least 1"),
         ("data=-2", "data=-2 must be a number"),
         ("data=two", "data=two must be a number"),
-        ("data=2,data=4", "data stands there twice"),
-        ("data=3", "is of 3 devices, which does not divide the 8 that there are"),
+        ("data=2,data=4", "data is named twice"),
+        ("data=3", "is of 3 devices, which does not divide the 8 that exist"),
         ("data=16", "is of 16 devices, which does not divide the 8"),
     ],
 )

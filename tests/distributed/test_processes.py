@@ -265,8 +265,11 @@ def test_processes_of_different_configs_are_refused(config, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("127.0.0.1:9876", None, None), "`num_processes`, `process_id` must stand beside `coordinator`"),
-        ((None, 2, 1), "`coordinator` must stand beside `num_processes` and `process_id`"),
+        (
+            ("127.0.0.1:9876", None, None),
+            "`process_id` must be set together with `coordinator`",
+        ),
+        ((None, 2, 1), "`coordinator` must be set together with `num_processes` and `process_id`"),
         (("nowhere", 2, 1), "`coordinator` nowhere is not HOST:PORT"),
         (("host:port", 2, 1), "is not HOST:PORT"),
         (("127.0.0.1:9876", 2, 2), "`process_id` 2 is not one of 0 to 1"),

@@ -56,8 +56,8 @@ def language(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT)
     return configure(
         "language_modeling", "text", text=(str(tmp_path / "book.txt"),), tokenizer="char", context=16,
-        batch_size=4, steps=6, schedule="constant", save_every=2, evaluate_every=3, sample_tokens=0, dropout=0.1,
-        positions="bucketed:buckets=8",
+        batch_size=4, steps=6, schedule="constant", save_every=2, evaluate_every=3, sample_tokens=0,
+        dropout=0.1, positions="bucketed:buckets=8",
     )  # fmt: skip
 
 

@@ -70,6 +70,6 @@ def test_a_shard_that_tears_later_ends_the_run_in_one_line(tmp_path):
         for place in range(2000, 8000, 100):
             data[place] ^= 255
         shard.write_bytes(data)
-    with pytest.raises(UserError, match=r"toy_pairs-train.* cannot be read .*the shard is torn") as error:
+    with pytest.raises(UserError, match=r"toy_pairs-train.* cannot be read .*the shard is damaged") as error:
         train(config(folder, steps=40), tmp_path / "run")
     assert "\n" not in str(error.value)

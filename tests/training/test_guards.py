@@ -110,7 +110,7 @@ def test_out_of_memory_is_answered_with_the_need_and_the_dials(tmp_path):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
 
     with pytest.raises(
-        UserError, match=r"out of memory: a step needs about .* GiB on each device; cut the batch"
+        UserError, match=r"out of memory: a step needs about .* GiB on each device; split the batch"
     ) as e:
         trained(tmp_path, GOOD, train_step=Full())
     for dial in ("`accumulation`", "`remat`", "`mesh`"):

@@ -17,7 +17,7 @@ from transformer_jax.decoding.top_k import top_k
 from transformer_jax.decoding.translator import bucket_length
 from transformer_jax.errors import UserError
 
-# Tokens that a call of the compiled loop makes at most, before the host looks at them.
+# Tokens that a call of the compiled loop makes at most, before the host reads them.
 _CHUNK = 32
 # Rows of a batch are rounded up to one of these.
 _ROWS = (1, 2, 4, 8, 16, 32, 64)

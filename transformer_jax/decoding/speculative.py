@@ -18,10 +18,10 @@ from transformer_jax.errors import UserError
 def accepted_tokens(
     target: jax.Array, draft: jax.Array, proposed: jax.Array, rng: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Which proposals stand, and the token after them (Leviathan et al. 2023, algorithm 1).
+    """How many proposals are accepted, and the token after them (Leviathan et al. 2023, algorithm 1).
 
-    A proposal x stands with probability min(1, p(x) / q(x)); at the first that does not, a token is drawn from
-    what p has more than q, and behind the last that all stand, from p. What comes out is distributed as p.
+    A proposal x is accepted with probability min(1, p(x) / q(x)). In place of the first rejected one a token is
+    drawn from the positive part of p - q; if all are accepted, one more from p. The result is distributed as p.
 
     Args:
       target: (N + 1, V) the large model's probabilities p, of each proposal's place and the one behind.
@@ -30,7 +30,7 @@ def accepted_tokens(
       rng: a key.
 
     Returns:
-      (number of proposals that stand, the token after them).
+      (number of accepted proposals, the token after them).
     """
     N, V = draft.shape
     accept, mend = jax.random.split(rng)
@@ -66,7 +66,7 @@ def _round(
     sampling: Sampling,
     draft_tokens: int,
 ):
-    """One proposal and its verdict: (caches, tokens (N + 1,), how many of them stand)."""
+    """One proposal and its verdict: (caches, tokens (N + 1,), how many of them are accepted)."""
     target_cache, draft_cache = caches
     target_step, draft_step = model.step_function(), draft.step_function()
     length = target_cache.length
@@ -74,7 +74,7 @@ def _round(
 
     def distribution(logits: jax.Array) -> jax.Array:
         logits = sampling.logits(logits, None)
-        if greedy:  # all on the likeliest, so that a proposal stands where the two agree
+        if greedy:  # all on the likeliest, so that a proposal is accepted where the two agree
             return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
         return jax.nn.softmax(logits, axis=-1)
 
@@ -86,7 +86,7 @@ def _round(
         return (cache, token), (token, q)
 
     *keys, verdict = jax.random.split(rng, draft_tokens + 2)
-    # One token more than is proposed, so that the draft has seen the last proposal if it stands.
+    # One token more than is proposed, so that the draft has seen the last proposal if it is accepted.
     (draft_cache, _), (proposed, q) = jax.lax.scan(propose, (draft_cache, last), jnp.stack(keys))
     proposed, q = proposed[:-1], q[:-1]
     output, target_cache = target_step(target_cache, jnp.concatenate([last[None], proposed])[None])
@@ -145,9 +145,9 @@ class SpeculativeGenerator:
         on_tokens: Callable[[list[list[int]]], Sequence[bool]] | None = None,
         chunk: int = 0,
     ) -> list[list[int]]:
-        """See `Generator`; `chunk` is not read, since a round makes as many tokens as stand."""
+        """See `Generator`; `chunk` is not read, since a round makes as many tokens as are accepted."""
         del chunk
-        # The last round may propose more than is wanted.
+        # The last round may propose more than is needed.
         self._plain.check(prompts, max_new_tokens, context=self.limit, spare=self.draft_tokens + 1)
         made: list[list[int]] = [[] for _ in prompts]
         for number, (ids, rng) in enumerate(zip(prompts, rngs, strict=True)):

@@ -17,9 +17,9 @@ def _chunk_size(V: int, k: int) -> int:
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` along the last axis, for a k that is small beside it.
+    """`jax.lax.top_k` along the last axis, for a k much smaller than it.
 
-    Each of the k largest stands in one of the k chunks with the largest maxima, so only these are
+    Each of the k largest is in one of the k chunks with the largest maxima, so only these are
     searched: a maximum costs far less than a selection, which XLA's CPU backend does in one thread.
 
     Args:
@@ -34,7 +34,7 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     chunks = -(-V // size)
     if chunks <= 2 * k:
         return jax.lax.top_k(x, k)
-    # One batch axis: with two, XLA's CPU backend sorts whole rows for a `top_k`.
+    # One batch axis: with two, XLA's CPU backend sorts complete rows for a `top_k`.
     x = x.reshape(-1, V)
     if V % size:
         x = jnp.pad(x, ((0, 0), (0, chunks * size - V)), constant_values=-jnp.inf)

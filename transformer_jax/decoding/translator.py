@@ -81,7 +81,7 @@ def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> lis
         first: dict[tuple[int, ...], concurrent.futures.Future] = {}
         pending = []
         for source in sources:
-            # The first of a shape compiles; a second one beside it would compile the same again.
+            # The first of a shape compiles; a second one at the same time would compile the same again.
             if source.shape in first:
                 first[source.shape].result()
             pending.append(pool.submit(one, source))

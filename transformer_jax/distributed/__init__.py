@@ -1,1 +1,1 @@
-"""The mesh, where parameters lie on it, the processes of a run, and the collectives of a program."""
+"""The mesh, the sharding of parameters, the processes of a run, and the collectives of a program."""

@@ -268,7 +268,7 @@ def _branches(conditional: _Instruction) -> list[str]:
 
 
 def _closed(text: str) -> tuple[str, str]:
-    """What stands before the bracket that closes, and what after it."""
+    """The text before the closing bracket, and the text after it."""
     depth = 1
     for place, character in enumerate(text):
         depth += (character == "(") - (character == ")")

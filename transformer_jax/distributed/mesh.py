@@ -1,7 +1,7 @@
-"""The mesh of devices that a run is spread over, and how batches come onto it.
+"""The mesh of devices that a run is sharded over, and how batches are placed on it.
 
-`data=2,fsdp=2,tensor=2,sequence=1`: rows of a batch are cut over `data` and `fsdp`, parameters and optimizer
-state over `fsdp` and `tensor` (see `sharding`), the tokens of a row over `sequence`.
+`data=2,fsdp=2,tensor=2,sequence=1`: rows of a batch are sharded over `data` and `fsdp`, parameters and
+optimizer state over `fsdp` and `tensor` (see `sharding`), the tokens of a row over `sequence`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse_mesh(text: str) -> dict[str, int]:
                 f"`mesh` {text}: unknown axis {name!r}; write {'=N, '.join(AXES)}=N, as in data=2,fsdp=4"
             )
         if name in sizes:
-            raise UserError(f"`mesh` {text}: {name} stands there twice")
+            raise UserError(f"`mesh` {text}: {name} is named twice")
         if not size.strip().isascii() or not size.strip().isdigit() or int(size) < 1:
             raise UserError(f"`mesh` {text}: {name}={size} must be a number of at least 1")
         sizes[name] = int(size)
@@ -44,7 +44,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(text: str | None) -> Mesh | None:
-    """The mesh that a run is spread over: that of `make_mesh`; where none is named, the devices of several
+    """The mesh that a run is sharded over: that of `make_mesh`; if none is named, the devices of several
     processes each take rows, and one process uses one device.
 
     Raises:
@@ -58,7 +58,7 @@ def mesh_of(text: str | None) -> Mesh | None:
 def make_mesh(text: str) -> Mesh:
     """The mesh of "data=2,tensor=4" over the devices of all processes.
 
-    Fewer devices than there are may be named where one process has them all; the first ones are taken.
+    One process may name fewer devices than it has; the first ones are taken.
 
     Raises:
       UserError: see `parse_mesh`; or a mesh that the devices cannot be divided into.
@@ -67,7 +67,7 @@ def make_mesh(text: str) -> Mesh:
     wanted, devices = math.prod(sizes.values()), jax.devices()
     if len(devices) % wanted or (jax.process_count() > 1 and wanted != len(devices)):
         raise UserError(
-            f"`mesh` {text} is of {wanted} devices, which does not divide the {len(devices)} that there are "
+            f"`mesh` {text} is of {wanted} devices, which does not divide the {len(devices)} that exist "
             f"({jax.process_count()} process(es)): name axes whose product is {len(devices)}"
         )
     return jax.make_mesh(
@@ -86,7 +86,7 @@ def planned_mesh(text: str) -> AbstractMesh:
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Programs that are made within are spread over the mesh; None changes nothing."""
+    """Programs that are made within are sharded over the mesh; None changes nothing."""
     if mesh is None:
         yield
         return
@@ -95,9 +95,9 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
 
 
 def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
-    """x cut along these axes of the mesh that the program is made for, those that divide it.
+    """x sharded over these axes of the mesh that the program is made for, those that divide it.
 
-    Without a mesh, on one of another make, and within `jax.shard_map`, x itself.
+    Without a mesh, on a mesh of other axes, and within `jax.shard_map`, x itself.
 
     Args:
       x: any array.
@@ -122,7 +122,7 @@ def replicated(tree: Any) -> Any:
 
 
 def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
-    """That the heads of a model can be cut over `tensor`, and its tokens over `sequence`.
+    """Checks that the heads of a model can be sharded over `tensor`, and its tokens over `sequence`.
 
     Raises:
       UserError: they cannot.
@@ -137,18 +137,18 @@ def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
 
 
 def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
-    """The number of parts that the rows of a batch are cut into."""
+    """The number of shards of a batch's rows."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole: bool) -> None:
-    """That a batch can be cut over the mesh.
+    """Checks that a batch can be sharded over the mesh.
 
     Args:
       rows: of the batch.
       mesh: None is one device.
       flag: that sets the number of rows.
-      whole: rows must divide; otherwise those that are missing are added empty, and each part needs one.
+      whole: rows must divide; otherwise the batch is padded with empty rows, and each shard needs one.
 
     Raises:
       UserError: it cannot.
@@ -162,7 +162,7 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
 
 
 def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
-    """That rows of so many tokens can be cut over `sequence`.
+    """Checks that rows of so many tokens can be sharded over `sequence`.
 
     Raises:
       UserError: they cannot.
@@ -193,8 +193,8 @@ def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.nda
 
 
 def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where an array (B, ...) of a batch lies: rows over `data` and `fsdp`, tokens over `sequence` where it
-    divides them."""
+    """The sharding of an array (B, ...) of a batch: rows over `data` and `fsdp`, tokens over `sequence` if
+    it divides them."""
     if len(shape) < 2:
         return NamedSharding(mesh, PartitionSpec(ROWS))
     return NamedSharding(mesh, PartitionSpec(ROWS, SEQUENCE if shape[1] % mesh.shape[SEQUENCE] == 0 else None))
@@ -203,10 +203,9 @@ def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
 def place_batch(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
     """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
 
-    Every process has a batch of the global shape, of which it needs the rows of `rows_here` alone. Rows that
-    are missing for equal parts
-    are added to each micro-batch as zeros: padding, which weighs nothing and leaves every other row in its
-    place. Tokens are cut over `sequence` where it divides them.
+    Every process has a batch of the global shape, of which it needs the rows of `rows_here` alone. Each
+    micro-batch is padded to equal shards with rows of zeros, which have no weight. Tokens are sharded over
+    `sequence` if it divides them.
 
     Args:
       batch: arrays (B, ...).

@@ -1,7 +1,7 @@
 """One run over many processes: how they find each other, and how they agree.
 
 Each process runs the same command and holds its part of the arrays (see `mesh`). What is no array, they agree
-on through the key-value store of JAX's coordination service, which the first process keeps: what stands in the
+on through the key-value store of JAX's coordination service, which the first process keeps: what is in the
 run's folder, whether to stop, which checkpoint to take. All processes call `gather` and what is made of it in
 the same order; one process alone calls them for nothing.
 """
@@ -34,7 +34,7 @@ _rounds = itertools.count()
 
 
 class SharedError(UserError):
-    """An error that every process raises, and the first one tells."""
+    """An error that every process raises, and the first one reports."""
 
 
 class ProcessLost(UserError):
@@ -160,7 +160,7 @@ def join(
         return
     if missing and launcher is None:
         raise UserError(
-            f"{', '.join(missing)} must stand beside {' and '.join(sorted(set(given) - set(missing)))}"
+            f"{', '.join(missing)} must be set together with {' and '.join(sorted(set(given) - set(missing)))}"
         )
     if num_processes is not None and num_processes < 1:
         raise UserError(f"`num_processes` {num_processes} is below 1")
@@ -343,7 +343,7 @@ def publish(name: str, value: str, *, overwrite: bool = True) -> None:
     Args:
       name: "kind-3/part", see `new_name`.
       value: any text.
-      overwrite: take the place of one that is there; otherwise that one stays.
+      overwrite: replace an existing value; otherwise the existing one stays.
     """
     try:
         _store().key_value_set(f"transformer_jax/{name}", value, allow_overwrite=overwrite)

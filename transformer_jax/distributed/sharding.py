@@ -24,7 +24,7 @@ class Rule:
     """What the parameters of a name pattern are.
 
     Attributes:
-      pattern: regular expression that the whole name matches.
+      pattern: regular expression that the complete name matches.
       axes: logical name of each axis.
       decays: weight decay applies.
       inputs, outputs: names of the axes of the matrix that Muon orthogonalises; empty where Muon does
@@ -106,7 +106,7 @@ def rule_of(name: str, model: Any = None) -> Rule:
       model: that the name is of, see `own_name`; None for a model that has no children.
 
     Raises:
-      ValueError: no rule, or more than one: the table must be mended.
+      ValueError: no rule, or more than one: correct the table.
     """
     name = own_name(name, model)
     matching = [rule for rule in RULES if re.fullmatch(rule.pattern, name)]
@@ -115,7 +115,7 @@ def rule_of(name: str, model: Any = None) -> Rule:
     return matching[0]
 
 
-# Which axis of a mesh each logical axis may be cut along.
+# Which axis of a mesh each logical axis may be sharded over.
 _MESH_AXES = {
     "vocab": "tensor",
     "heads": "tensor",
@@ -130,12 +130,12 @@ _MESH_AXES = {
 def parameter_sharding(
     name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None, model: Any = None
 ) -> jax.sharding.Sharding:
-    """Where a parameter's parts go: along the mesh's axes "tensor" and "fsdp" where they divide it.
+    """The sharding of a parameter: over the mesh's axes "tensor" and "fsdp" if they divide it.
 
     Args:
       name: canonical name of the parameter.
       shape: of the parameter.
-      mesh: None puts all of it on the default device.
+      mesh: None is the default device.
       model: see `rule_of`.
     """
     if mesh is None:
@@ -153,7 +153,7 @@ def parameter_sharding(
 
 
 def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Where each leaf of a training state goes: what belongs to a parameter goes where the parameter is.
+    """The sharding of each leaf of a training state: what belongs to a parameter is sharded like it.
 
     Args:
       state: a `TrainState`, or its abstract shape.
@@ -194,7 +194,7 @@ def placed_shapes(tree: Any, shardings: Any) -> Any:
 
 
 def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[str]:
-    """Lines that say how a training state lies on the mesh: kinds of leaves, and bytes on each device.
+    """Lines on the sharding of a training state: kinds of leaves, and bytes per device.
 
     Args:
       state: a state, or its abstract shape with shardings.
@@ -214,7 +214,7 @@ def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[
         ]
         cut = " x ".join(f"{number} {axis}" for number, axis in cuts)
         part = "parameters" if name.startswith(("trained/", "frozen/")) else "optimizer and others"
-        own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'whole'}", [0, 0, 0])
+        own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'replicated'}", [0, 0, 0])
         whole = leaf.size * leaf.dtype.itemsize
         own[0] += 1
         own[1] += whole

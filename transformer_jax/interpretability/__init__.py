@@ -1,1 +1,1 @@
-"""Looking inside: a model's named values returned or replaced, and what they tell."""
+"""Inspection: a model's named values returned or replaced, and what is computed from them."""

@@ -1,8 +1,9 @@
 """What a model computes on its way: its named values returned, or replaced.
 
 A model's named points (`layers.named_points`) are part of the program that JAX traces of it. Both functions
-here trace the model and run that program once more, equation by equation, with an eye on those points: nothing
-is kept in the model, and a model that nobody looks at costs what it would cost without them.
+here trace the model, run that program once more, equation by equation, and return or replace the values at
+those points: nothing is kept in the model, and a model that is not inspected costs what it would cost without
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def exact(model: nnx.Module) -> Any:
 def activations(
     function: Callable[..., Any], *inputs: Any, only: str | Sequence[str] = "*", **options: Any
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Runs a model and returns its named values beside its output.
+    """Runs a model and returns its output and its named values.
 
     Names are paths: "decoder/residual", "encoder/self_attention/weights". A value that a loop over layers names
     comes back with a leading axis of L, one of a loop over time with an axis of T, the outer loop's first; so
@@ -47,16 +48,16 @@ def activations(
     decoding has, is not seen. Each call traces and compiles anew: compile what you call often with `jax.jit`.
 
     Args:
-      function: a model, one of its methods, or any function of arrays. Where weights are wanted, models are run
+      function: a model, one of its methods, or any function of arrays. If weights are asked for, models are run
         with `exact` attention, those among the inputs too; one that a function only encloses is run as it is.
       *inputs, **options: its arguments.
-      only: shell patterns of the names that are wanted; what is not wanted is not kept.
+      only: shell patterns of the names to keep; other values are not kept.
 
     Returns:
       (what the function returns, the values by name in the order of their computation).
 
     Raises:
-      ValueError: a pattern that no name fits, with the names that there are; or a wanted value that is named
+      ValueError: a pattern that no name fits, with the names that exist; or a value to keep that is named
         several times with different shapes.
     """
     patterns = [only] if isinstance(only, str) else list(only)
@@ -155,7 +156,7 @@ class _Turn(NamedTuple):
     length: int
 
 
-# Where models have attention weights: they are run plainly where one of these is looked at.
+# Where models have attention weights: they are run plainly if one of these is inspected.
 _WEIGHTS = [
     "/".join(filter(None, (side, kind, WEIGHTS)))
     for side in ("encoder", "decoder", "")
@@ -201,7 +202,7 @@ class _Program:
         self.order: list[str] = []
 
     def run(self, constants: Sequence[jax.Array], look: _Look) -> tuple[Any, dict[str, list[jax.Array]]]:
-        """(the output, the wanted values by name, one for each time that they were named)."""
+        """(the output, the values to keep by name, one for each time that they were named)."""
         outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, look)
         self.order = list(look.met)
         return jax.tree.unflatten(self.structure, outputs), seen
@@ -229,7 +230,7 @@ def _evaluate(
         kind, parameters = equation.primitive.name, equation.params
         own = _scope_of(equation)
         within = f"{scope}{own}/" if own else scope
-        # So that whoever looks at this run finds the scopes again.
+        # So that inspecting this run finds the scopes again.
         with jax.named_scope(own) if own else contextlib.nullcontext():
             if kind == "name":
                 name = within + parameters["name"]
@@ -268,7 +269,7 @@ _INSIDE = {
 
 
 def _has_names(equation: Any) -> bool:
-    """Whether named values lie inside an equation that this module opens."""
+    """Whether named values are inside an equation that this module opens."""
     kind, parameters = equation.primitive.name, equation.params
     inner = parameters["jaxpr"] if kind == "scan" else parameters.get(_INSIDE.get(kind, ""))
     if inner is None:

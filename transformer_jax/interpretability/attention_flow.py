@@ -1,4 +1,4 @@
-"""What attention weights say together: how spread a head's are, and what reaches a token through all layers."""
+"""Entropy of attention weights, and what reaches a token through all layers: rollout and flow."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import maximum_flow
 
-# SciPy's flows are whole numbers: a weight is counted in millionths.
+# SciPy's flows are integers: a weight is counted in millionths.
 _UNIT = 1_000_000
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """How spread each query's attention is: -sum of p log p, in nats.
+    """The entropy of each query's attention: -sum of p log p, in nats.
 
     Args:
       weights: (..., T, S), rows sum to 1; a row of zeros has entropy 0.

@@ -12,7 +12,7 @@ def repeated_tokens(rng: np.random.Generator, rows: int, period: int, vocab_size
 
 
 def induction_scores(weights: np.ndarray, period: int) -> np.ndarray:
-    """How much each head looks at the token after the earlier copy of the current one.
+    """How much each head attends to the token after the earlier copy of the current one.
 
     Args:
       weights: (L, B, H, T, T) of texts that repeat after `period` tokens, as `repeated_tokens` are.
@@ -25,9 +25,9 @@ def induction_scores(weights: np.ndarray, period: int) -> np.ndarray:
 
 
 def previous_token_scores(weights: np.ndarray) -> np.ndarray:
-    """How much each head looks at the token before: (L, B, H, T, T) -> (L, H).
+    """How much each head attends to the token before: (L, B, H, T, T) -> (L, H).
 
-    An induction head needs one in an earlier layer, which tells each token what stands in front of it.
+    An induction head needs one in an earlier layer, which gives each token the one before it.
     """
     return _diagonal(weights, 1, first=1)
 

@@ -1,4 +1,4 @@
-"""ComputeOptions of speed and memory. They never change a result beyond rounding; a test holds them to that."""
+"""Options of speed and memory. They never change a result beyond rounding, which a test checks."""
 
 import dataclasses
 from typing import Literal

@@ -42,7 +42,7 @@ def plot_matrices(
       rows, columns: the T and S labels, tokens or other words; None: numbers.
       xlabel, ylabel: what columns and rows are.
       title: shown above.
-      colours: what the colours say, beside the scale.
+      colours: label of the colour scale.
       limits: of the scale; None: the lowest and the highest value.
       colormap: matplotlib's name, of numbers.
       across: panels in a row, at most.
@@ -75,7 +75,7 @@ def plot_matrices(
         np.clip(0.06 * size, 2.4, 6.0) if labels is None else np.clip(0.24 * size, 1.8, 6.0)
         for labels, size in ((columns, S), (rows, T))
     )
-    # Tokens stand upright under their columns and need room.
+    # Tokens are upright under their columns and need room.
     below = 0.9 if columns is not None else 0.3
     beside = 0.9 if rows is not None else 0.4
     figure = Figure(
@@ -116,7 +116,7 @@ def plot_matrices(
 
 
 def label_axes(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Tokens down the left side and upright under the panel, of very many some; whole numbers where there are
+    """Tokens down the left side and upright under the panel, of very many some; integers if there are
     no tokens."""
 
     def some(labels: Sequence[str]) -> tuple[range, list[str], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Published folders of weights: `load` one, `save` one that `transformers` loads, tell one from a run."""
+"""Published folders of weights: `load` one, `save` one that `transformers` loads, recognise one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of published families. A family is one file beside this one, and one entry here."""
+"""The list of published families. A family is one file in this package, and one entry here."""
 
 from __future__ import annotations
 

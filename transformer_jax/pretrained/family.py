@@ -14,7 +14,7 @@ class Tensor:
     """One published tensor, which holds one parameter of ours or several side by side.
 
     Attributes:
-      theirs: its name; "{layer}" stands for the number of each layer.
+      theirs: its name; "{layer}" is replaced by the number of each layer.
       ours: canonical names of parameters, without the layer, in their order along the last axis.
       transposed: the tensor is (outputs, inputs), as in torch's Linear.
       in_config: the tensor exists only if this field of our config is true.

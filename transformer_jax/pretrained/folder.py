@@ -37,8 +37,8 @@ def load(
 ) -> tuple[Any, TextTokenizer]:
     """A published model and its tokenizer.
 
-    Each parameter is read from its file into its own place, one layer's tensor at a time: beside the model
-    itself no more than one parameter's layers are in memory.
+    Each parameter is read from its file into its own place, one layer's tensor at a time: in addition to
+    the model no more than one parameter's layers are in memory.
 
     Args:
       folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
@@ -83,7 +83,7 @@ def load(
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a parameter stands: the names of its tensors, a layer each, and its columns in each of them."""
+    """Where a parameter is stored: the names of its tensors, a layer each, and its columns in each of them."""
 
     names: tuple[str, ...]
     stacked: bool
@@ -117,7 +117,7 @@ def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[i
 
 
 def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, Any]) -> dict[str, _Place]:
-    """Where each parameter of ours stands, once every tensor of theirs is accounted for.
+    """Where each parameter of ours is stored, once every tensor of theirs is accounted for.
 
     Raises:
       UserError: tensors that are missing, left over or misshapen; all are listed.

@@ -54,7 +54,7 @@ class TensorFiles:
         else:
             torch_files = sorted(p.name for p in folder.glob("*.bin"))
             hint = f" ({torch_files[0]} is not read: convert it to safetensors)" if torch_files else ""
-            raise UserError(f"{folder}: neither {SINGLE} nor {INDEX} is there{hint}")
+            raise UserError(f"{folder}: neither {SINGLE} nor {INDEX} exists{hint}")
 
     def _open(self, file: str) -> None:
         path = self.folder / file
@@ -114,9 +114,9 @@ def write_tensors(
     """Writes tensors into one file, or several with an index, one file's tensors in memory at a time.
 
     Args:
-      folder: is there.
+      folder: an existing one.
       tensors: by name, (size in bytes, function that makes the array).
-      largest_file: in bytes; a larger tensor stands in a file of its own.
+      largest_file: in bytes; a larger tensor gets a file of its own.
 
     Yields:
       The name of each file once it is written.

@@ -71,7 +71,7 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """What a checkpoint holds: its parts, each a folder that can be read alone."""
+    """The parts of a checkpoint, each a folder that can be read alone."""
     training = {field: getattr(state, field) for field in ("step", "optimizer_state", "key", "ema")}
     parts = {"model": state.trained | state.frozen, "training": training}
     return parts if state.extra is None else parts | {"extra": state.extra}
@@ -87,7 +87,7 @@ class Checkpoints:
 
     Args:
       folder: made at the first save.
-      keep_last: how many of the newest scheduled ones are kept, beside the best and the newest.
+      keep_last: how many of the newest scheduled ones are kept, in addition to the best and the newest.
       save_every: the schedule, in steps.
     """
 
@@ -104,7 +104,7 @@ class Checkpoints:
     def save(self, state: TrainState, totals: Totals = Totals(), *, best: bool = False) -> None:
         """Starts writing a checkpoint; returns once the state may be changed.
 
-        A checkpoint that already stands at this step is left as it is.
+        An existing complete checkpoint of this step is left as it is.
 
         Args:
           state: what to save.
@@ -126,7 +126,7 @@ class Checkpoints:
     def save_model(self, name: str, model: Any, *, step: int) -> None:
         """Writes parameters alone, under a name ("averaged"), and waits for it.
 
-        One of this name that is there stays until the new one is complete.
+        An existing one of this name stays until the new one is complete.
 
         Args:
           name: of its folder.
@@ -172,9 +172,9 @@ class Checkpoints:
         self._finisher.start()
 
     def _check_room(self, parts: dict[str, Any]) -> None:
-        """That the arrays fit on the disk, before any is written.
+        """Checks that the arrays fit on the disk, before any is written.
 
-        A disk that runs full in the middle of a save is told of as well, but Orbax's own threads then
+        A disk that runs full in the middle of a save is reported as well, but Orbax's own threads then
         print their tracebacks around it.
         """
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(parts))
@@ -265,7 +265,7 @@ class Checkpoints:
         return [step for step in steps if step % self.save_every == 0 or step == steps[-1]]
 
     def step_of(self, name: str) -> int | None:
-        """The step that a whole checkpoint of this name belongs to, or None where there is none."""
+        """The step of the complete checkpoint of this name, or None if absent."""
         return broadcast_from_first(lambda: self._step_of(name))
 
     def _step_of(self, name: str) -> int | None:
@@ -273,7 +273,7 @@ class Checkpoints:
         return None if manifest is None else manifest.get("step")
 
     def is_whole(self, name: int | str) -> bool:
-        """Whether every file of a checkpoint, its manifest too, is there and as it was written."""
+        """Whether every file of a checkpoint, its manifest too, exists and is as it was written."""
         return broadcast_from_first(lambda: self._is_whole(name))
 
     def _is_whole(self, name: int | str) -> bool:
@@ -291,7 +291,7 @@ class Checkpoints:
           (the state, the run's totals), or None if nothing was ever saved.
 
         Raises:
-          UserError: folders of checkpoints are there but none is whole: never a silent step 0.
+          UserError: folders of checkpoints exist but none is complete: never a silent step 0.
         """
         step = broadcast_from_first(self._newest)
         if step is None:
@@ -311,7 +311,7 @@ class Checkpoints:
         return Totals(**broadcast_from_first(read))
 
     def _newest(self) -> int | None:
-        """The newest whole checkpoint; those after it are torn, and no longer count."""
+        """The newest complete checkpoint; those after it are damaged, and no longer count."""
         damaged: list[int] = []
         for step in reversed(self._steps()):
             if not self._is_whole(step):
@@ -321,10 +321,10 @@ class Checkpoints:
                 )
                 continue
             for other in damaged:
-                # Without its manifest it counts as torn: it is not averaged, kept or taken for saved.
+                # Without its manifest it counts as damaged: it is not averaged, kept or taken for saved.
                 (self.folder / str(other) / MANIFEST).unlink(missing_ok=True)
             return step
-        # A save that was begun and never ended leaves nothing to lose, a folder that was whole once does.
+        # A save that was begun and never ended leaves nothing to lose, a folder that was complete once does.
         begun = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
         torn = [
             p.name
@@ -400,7 +400,7 @@ class Checkpoints:
 
     def _read(self, name: int | str, targets: dict[str, Any]) -> dict[str, Any]:
         """The parts of a checkpoint as nested dictionaries: arrays of NumPy, or where a leaf of the target is
-        spread over processes, JAX's with what this process holds of it."""
+        sharded over processes, JAX's with this process's shards."""
         self.wait()
         path = self.folder / str(name)
         args = {}
@@ -413,7 +413,7 @@ class Checkpoints:
 
 
 def _spread_out(leaf: Any) -> bool:
-    """Whether other processes hold parts of an array, or of what an abstract one stands for."""
+    """Whether other processes have shards of an array, real or abstract."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable
 
@@ -425,7 +425,7 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 
 def _held(leaf: jax.Array) -> dict[Any, np.ndarray]:
-    """What this process holds of an array: all of it, or by device the part of each of its devices."""
+    """This process's part of an array: all of it, or by device the shard of each of its devices."""
     if not _spread_out(leaf):
         return {None: np.asarray(leaf)}
     return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
@@ -442,7 +442,7 @@ def _joined(like: Any, parts: dict[Any, np.ndarray]) -> Any:
 def _copied(tree: Any) -> Any:
     """Host copies: the step that follows donates the buffers it was given.
 
-    An array that is spread over processes stays on its devices. Orbax copies what lies on an accelerator before
+    An array that is sharded over processes stays on its devices. Orbax copies what is on an accelerator before
     it returns; on a CPU it would read the buffers themselves later.
     """
 

@@ -195,7 +195,7 @@ def begin(
     Args:
       objective: of the run.
       config: of the run.
-      model: to start from; its memory is given away.
+      model: to start from; its buffers are donated.
       mesh: that the state is sharded over; None is the default device.
 
     Raises:

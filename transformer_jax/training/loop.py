@@ -164,7 +164,7 @@ def fit(
             values |= {f"best_{best}": best_value, "best_step": totals.best_step}
         return values
 
-    # Of the first step: its arguments are given away when it fails.
+    # Of the first step: its arguments are donated when it fails.
     shapes: tuple[Any, ...] = ()
     with (
         stop_requested() as stop,

@@ -1,4 +1,4 @@
-"""What to tell of a step that does not fit in memory."""
+"""The error of a step that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformer_jax.errors import UserError
 def reporting_out_of_memory(describe: Callable[[], UserError]) -> Iterator[None]:
     """Raises what `describe` makes in place of the error of a device that has no room left.
 
-    Programs run behind the caller: the error comes from the call, or from the next look at a result.
+    Programs run asynchronously: the error comes from the call, or from the next use of a result.
     """
     try:
         yield
@@ -26,7 +26,7 @@ def reporting_out_of_memory(describe: Callable[[], UserError]) -> Iterator[None]
 
 
 def out_of_memory(train_step: Any, state: Any, batch: Any) -> UserError:
-    """The error to raise: what the step needs on each device, and the compute that lower it.
+    """The error to raise: what the step needs per device, and the options that lower it.
 
     Args:
       train_step: the jitted step that failed.
@@ -35,10 +35,10 @@ def out_of_memory(train_step: Any, state: Any, batch: Any) -> UserError:
     try:
         needs = train_step.lower(state, batch).compile().memory_analysis()
         need = f"{(needs.argument_size_in_bytes + needs.temp_size_in_bytes) / 2**30:.2f} GiB"
-        told = f"a step needs about {need} on each device"
+        need_text = f"a step needs about {need} on each device"
     except Exception:  # noqa: BLE001  the estimate is a help, not the matter
-        told = "a step does not fit"
+        need_text = "a step does not fit"
     return UserError(
-        f"out of memory: {told}; cut the batch into parts with `accumulation`, recompute activations with "
-        "`remat`, spread the run with `mesh` fsdp=N, or lower the batch's tokens"
+        f"out of memory: {need_text}; split the batch with `accumulation`, recompute activations with "
+        "`remat`, shard the run with `mesh` fsdp=N, or lower the batch's tokens"
     )

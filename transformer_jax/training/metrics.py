@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard event files beside it."""
+"""The record of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "metrics.jsonl"
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; what is no whole line, as a kill leaves it, is left out."""
+    """The lines of a run's `metrics.jsonl`; an incomplete line, as a kill leaves it, is left out."""
     path = pathlib.Path(folder) / FILE
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

@@ -1,4 +1,4 @@
-"""What a run learns: a loss, state beside the parameters, and which model the run is for."""
+"""What a run learns: a loss, extra state, and which model the run is for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Objective:
 
         Args:
           model: the module with its parameters.
-          extra: state beside the parameters; it is read, never changed.
+          extra: state in addition to the parameters; it is read, never changed.
           batch: arrays that lead with B.
           key: for everything random.
 
@@ -38,7 +38,7 @@ class Objective:
         raise NotImplementedError
 
     def initial_extra(self, model: Any, key: jax.Array) -> Any:
-        """State beside the parameters before the first step; made under `jax.jit`."""
+        """The extra state before the first step; made under `jax.jit`."""
         return None
 
     def after_update(self, model: Any, extra: Any, means: Mapping[str, jax.Array], step: jax.Array) -> Any:
@@ -47,7 +47,7 @@ class Objective:
         Args:
           model: with its updated parameters.
           extra: the state that the loss has read.
-          means: sums of the whole batch divided by their weights, once.
+          means: sums of the complete batch divided by their weights, once.
           step: number of steps before this one.
         """
         return extra

@@ -1,4 +1,4 @@
-"""Losses that stand out of those before them."""
+"""Loss spikes: losses far above those before them."""
 
 from __future__ import annotations
 

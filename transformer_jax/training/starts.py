@@ -125,7 +125,7 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
         check_same_kind(opened, model.config)
         for name, leaf in opened.leaves().items():
             if name in given:
-                problems.append(f"{name} is given twice")
+                problems.append(f"{name} comes from two starts")
             elif name not in own:
                 problems.append(f"{name} is not in the new model")
             elif own[name].shape != leaf.shape:
@@ -134,7 +134,7 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
     for name in own.keys() - given.keys():
         if any(not into or name.startswith(f"{into}/") for into in covered):
-            problems.append(f"{name} is missing there")
+            problems.append(f"{name} is missing in the folders")
     if problems:
         folders = ", ".join(opened.start.folder for opened in starts)
         raise UserError(f"`start` {folders} does not fit: {'; '.join(sorted(problems))}")

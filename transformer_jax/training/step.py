@@ -45,7 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
       frozen: the other parameters; they are constants of the loss and have no optimizer state.
       optimizer_state: Optax's, of the trained parameters.
       key: base key; everything random is folded from it, the step and a purpose.
-      extra: what an objective keeps beside the model (a teacher, running centres), or None.
+      extra: what an objective keeps in addition to the model (a teacher, running centres), or None.
       ema: exponential moving average of the trained parameters, or None.
       structure: of the model.
     """

@@ -109,7 +109,7 @@ class StepWatch:
     def _say(self) -> None:
         """Leaves where this process is for the others, about once a second."""
         said = 0
-        with contextlib.suppress(RuntimeError):  # process 0 is gone: the limit will tell
+        with contextlib.suppress(RuntimeError):  # process 0 is gone: the limit will report it
             while not self._over.wait(1.0):
                 if self._step != said:
                     said = self._step

@@ -217,7 +217,7 @@ def test_a_torn_shard_is_found_when_it_is_opened(copied, damage):
         shard.write_bytes(
             {"cut in half": data[: len(data) // 2], "cut at the end": data[:-10], "emptied": b""}[damage]
         )
-    with pytest.raises(UserError, match="0 of 100 records can be read; the shard is torn or missing") as error:
+    with pytest.raises(UserError, match="0 of 100 records can be read; the shard is damaged") as error:
         corpus(folder)
     assert str(shard) in str(error.value)
 
@@ -229,7 +229,7 @@ def test_a_flipped_byte_is_found_when_it_is_read(copied):
     shard.write_bytes(data)
     pairs = corpus(folder).train
     with pytest.raises(
-        UserError, match=r"record \d+ of the split cannot be read \(Corrupted.*the shard is torn"
+        UserError, match=r"record \d+ of the split cannot be read \(Corrupted.*the shard is damaged"
     ) as error:
         list(pairs)
     assert pathlib.Path(str(error.value).split(":")[0]) == shard

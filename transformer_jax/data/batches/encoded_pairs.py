@@ -13,7 +13,7 @@ from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 
 # Pairs encoded at once while lengths are counted: enough for the tokenizer's threads.
 _CHUNK = 4_096
-# Pairs that tell how much longer sentences get under BPE-dropout.
+# Pairs that show how much longer sentences get under BPE-dropout.
 _MEASURED_PAIRS = 2_000
 
 
@@ -28,7 +28,7 @@ class EncodedPairs:
       lengths: what `token_lengths` gave for the same pairs and tokenizer; counted here where None.
 
     Attributes:
-      numbers: (N,) int32, where in `pairs` each example stands: those that were not left out.
+      numbers: (N,) int32, index in `pairs` of each example: those that were not left out.
       lengths: (N, 2) int32 tokens to plan for on the source and target side, without begin and end.
       too_long, empty: how many pairs were left out, and how many of these lack a side.
     """
@@ -111,7 +111,7 @@ def token_lengths(pairs: Sequence[Pair], tokenizer: BytePairTokenizer) -> np.nda
     """Tokens of each side, without begin and end, counted in one pass, in order.
 
     Returns:
-      (pairs, 2) uint16; 0 is a side without text, and 65,535 stands for any number above.
+      (pairs, 2) uint16; 0 is a side without text, and 65,535 means that or more.
     """
 
     def chunks() -> Iterator[np.ndarray]:

@@ -22,7 +22,7 @@ def pack_rows(lengths: np.ndarray, row_length: int, seed: int) -> tuple[np.ndarr
 
     Returns:
       (members (examples,) int32, starts (rows + 1,) int32): row n holds the pairs whose numbers are
-      `members[starts[n] : starts[n + 1]]`; every pair stands in one row.
+      `members[starts[n] : starts[n + 1]]`; every pair is in one row.
 
     Raises:
       ValueError: a pair longer than a row.

@@ -1,4 +1,4 @@
-"""Batches of a language model: windows of one long stream, or whole documents packed into rows.
+"""Batches of a language model: windows of one long stream, or complete documents packed into rows.
 
 Which tokens make up step n is a pure function of (corpus, seed, n), as for `TranslationBatches`.
 """
@@ -89,7 +89,7 @@ class StreamWindows:
         self.stream, self.length = stream, length
 
     def epoch(self, rng: np.random.Generator) -> np.ndarray:
-        # One window is given up to the shift, so that every epoch has the same number.
+        # One window is lost to the shift, so that every epoch has the same number.
         count = max(1, (len(self.stream) - 1) // self.length - 1)
         shift = rng.integers(min(self.length, len(self.stream) - count * self.length))
         return shift + self.length * rng.permutation(count)
@@ -101,7 +101,7 @@ class StreamWindows:
 
 
 class PackedDocuments:
-    """Rows of T tokens that each hold whole documents, or pieces of those that are longer than a row.
+    """Rows of T tokens that each hold complete documents, or pieces of those that are longer than a row.
 
     Attention and positions stay inside a document: `segments` (B, T) numbers the documents of a row from 1,
     with 0 at padding.
@@ -140,7 +140,7 @@ class PackedDocuments:
 class TokenBatches:
     """An endless sequence of training batches of B rows, one for each step.
 
-    What is left of an epoch when no whole batch is, comes again in a later one.
+    The rest of an epoch that fills no batch comes again in a later one.
 
     Args:
       rows: what to draw from.
@@ -162,7 +162,7 @@ class TokenBatches:
 
     def _draw_order(self, epoch: int) -> np.ndarray:
         order = self.rows.epoch(np.random.default_rng((self.seed, epoch)))
-        # A corpus of less than one batch stands in it several times.
+        # A corpus of less than one batch is repeated in it.
         return np.resize(order, max(len(order), self.batch_size))
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class TokenBatches:
 
 
 def validation_windows(stream: np.ndarray, length: int, batch_size: int) -> Iterable[Batch]:
-    """The whole stream in windows that do not overlap, in order; each token but the first is predicted once.
+    """The complete stream in windows that do not overlap, in order; each token but the first is predicted once.
 
     The last window, and the last batch, are filled up with tokens of weight 0.
 

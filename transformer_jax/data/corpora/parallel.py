@@ -16,7 +16,7 @@ class Corpus:
 
     Attributes:
       empty: how many pairs of each split were left out already because a side was empty.
-      identity: tells this corpus from any other; None where its texts have to.
+      identity: distinguishes this corpus from any other; None if only its texts do.
     """
 
     train: Sequence[Pair]

@@ -169,7 +169,7 @@ class PhraseBook:
                     if split_of(source) == "train" and len(source) <= _LONGEST:
                         break
                     if template.name in ("territory", "language"):
-                        # A bare name is one text with one split: set it beside a phrase that can vary.
+                        # A bare name is one text with one split: combine it with a phrase that can vary.
                         pair = ((template, atom), self._draw_simple(rng))
                         phrase = self._nested[1], (_CONNECTORS[0], pair)
                     else:

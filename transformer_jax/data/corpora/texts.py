@@ -23,7 +23,7 @@ class TextCorpus:
     """Documents of two splits, in memory or read from disk when asked for.
 
     Attributes:
-      identity: tells this corpus from any other; None where its texts have to.
+      identity: distinguishes this corpus from any other; None if only its texts do.
     """
 
     train: Sequence[str]
@@ -76,7 +76,7 @@ def read_documents(paths: Sequence[str]) -> list[str]:
 
 
 def split_documents(documents: Sequence[str], seed: int = 0) -> TextCorpus:
-    """A tenth held out: the last tenth of one document, else whole documents, drawn from the seed.
+    """A tenth held out: the last tenth of one document, else complete documents, drawn from the seed.
 
     The seed is of the corpus, not of a run: what is held out never changes.
     """
@@ -96,7 +96,7 @@ def split_documents(documents: Sequence[str], seed: int = 0) -> TextCorpus:
 def python_reference() -> TextCorpus:
     """The Python language reference that ships with every Python: a document for each topic of `help()`."""
     topics = pydoc_data.topics.topics
-    # Some topics have two names: what is held out must not stand in the training text as well.
+    # Some topics have two names: what is held out must not be in the training text as well.
     return split_documents(list(dict.fromkeys(topics[name] for name in sorted(topics))))
 
 

@@ -34,7 +34,7 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
       split: in TFDS's syntax: "train", "train[:90%]".
 
     Raises:
-      UserError: an unknown split, or a shard that is missing, torn or of another set.
+      UserError: an unknown split, or a shard that is missing, damaged or of another set.
     """
 
     def __init__(self, builder: Any, split: str):
@@ -77,7 +77,7 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
             path = self._paths[bisect.bisect_right(self._ends, number)]
             reason = str(error).split(";")[0]
             raise UserError(
-                f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is torn: "
+                f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is damaged: "
                 "delete the folder and prepare the set again"
             ) from None
         return self._kept(example)
@@ -125,11 +125,11 @@ def _check_shard(path: str, records: int) -> None:
 
     reader = ArrayRecordReader(path)
     found = reader.num_records() if reader.ok() else 0
-    with contextlib.suppress(RuntimeError):  # what is torn is not closed well either
+    with contextlib.suppress(RuntimeError):  # a damaged file is not closed well either
         reader.close()
     if found != records:
         raise UserError(
-            f"{path}: {found:,} of {records:,} records can be read; the shard is torn or missing: "
+            f"{path}: {found:,} of {records:,} records can be read; the shard is damaged or missing: "
             "delete the folder and prepare the set again"
         )
 
@@ -146,7 +146,7 @@ def _texts(translations: dict[str, Any], languages: tuple[str, str]) -> list[str
 
 
 def translation_feature(builder: Any) -> tuple[str, list[str]]:
-    """Where in an example the translations stand, "" being the example itself, and their languages.
+    """Where in an example the translations are, "" being the example itself, and their languages.
 
     Raises:
       UserError: a set without translations.
@@ -214,7 +214,7 @@ def prepared_builder(
 
     Args:
       name: "wmt14_translate/de-en", with ":VERSION" behind it for an older one.
-      check: raises where the set is not of the kind that is wanted, before it is downloaded.
+      check: raises where the set is not of the expected kind, before it is downloaded.
       data_dir: TFDS's folder; None is its own default, TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:

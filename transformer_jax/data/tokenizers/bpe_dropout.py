@@ -48,7 +48,7 @@ class BPEDropout:
     def encode(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         """Token ids of each text, without begin or end."""
         words = [self._tokenizer.words(text) for text in texts]
-        # How many merges of the whole word are applied before the first one is passed over: for most
+        # How many merges of the complete word are applied before the first one is passed over: for most
         # words all of them, and their segmentation is the tokenizer's, known already.
         applied = iter((rng.geometric(self.rate, size=sum(map(len, words))) - 1).tolist())
         draws = random.Random(int(rng.integers(2**63)))

@@ -41,7 +41,7 @@ class TextTokenizer(TokenizerFile):
 
     @property
     def end(self) -> int | None:
-        """The token that stands between texts, or None."""
+        """The token between texts, or None."""
         return self.ends[0] if self.ends else None
 
     @property
@@ -51,7 +51,7 @@ class TextTokenizer(TokenizerFile):
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> TextTokenizer:
-        """One token for each character that stands in the texts, in the order of their code points."""
+        """One token for each character of the texts, in the order of their code points."""
         vocabulary = sorted(set().union(*texts))
         tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(vocabulary)}, unk_token="\ufffd"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

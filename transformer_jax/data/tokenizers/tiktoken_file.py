@@ -49,7 +49,7 @@ _ENCODINGS: dict[str, tuple[int, str, dict[str, int]]] = {
 
 
 def _alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE (Radford et al. 2019)."""
+    """The printable character of each byte in byte-level BPE (Radford et al. 2019)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
@@ -110,7 +110,7 @@ def read_tiktoken(path: str | pathlib.Path) -> Tokenizer:
     merges = []
     for token in sorted((t for t in ranks if len(t) > 1), key=ranks.__getitem__):
         parts = _parts(token, ranks)
-        if len(parts) == 2:  # some tokens are never made by merging, only found whole
+        if len(parts) == 2:  # some tokens are never made by merging, only found as complete words
             merges.append((written(parts[0]), written(parts[1])))
     vocabulary = {written(token): rank for token, rank in ranks.items()} | special
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))

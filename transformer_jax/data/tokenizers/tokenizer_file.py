@@ -65,7 +65,7 @@ class TokenizerFile:
         return self._tokenizer.to_str(pretty=True)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the tokenizer in the library's JSON format, whole or not at all.
+        """Writes the tokenizer in the library's JSON format, atomically.
 
         Raises:
           UserError: the folder cannot be written, or the disk is full.
