@@ -277,7 +277,7 @@ class Generator:
         context: int | None = None,
         spare: int = 0,
     ) -> None:
-        """That the prompts can be continued.
+        """Checks that the prompts can be continued.
 
         Args:
           prompts, max_new_tokens: see `__call__`.

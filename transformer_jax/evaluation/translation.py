@@ -10,7 +10,7 @@ BLEU_TOKENIZERS = tuple(BLEU.TOKENIZERS)
 
 
 def check_bleu_tokenizer(name: str) -> None:
-    """That the tokenizer is known and that what it needs is installed.
+    """Checks that the tokenizer is known and that what it needs is installed.
 
     Raises:
       ValueError: it is not; the message is one line.

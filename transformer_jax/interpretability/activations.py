@@ -1,4 +1,4 @@
-"""What a model computes on its way: its named values returned, or replaced.
+"""The named values of a model, returned or replaced.
 
 A model's named points (`layers.named_points`) are part of the program that JAX traces of it. Both functions
 here trace the model, run that program once more, equation by equation, and return or replace the values at
@@ -45,7 +45,7 @@ def activations(
     Names are paths: "decoder/residual", "encoder/self_attention/weights". A value that a loop over layers names
     comes back with a leading axis of L, one of a loop over time with an axis of T, the outer loop's first; so
     does one that is named several times in a row. A value inside a loop without a fixed number of turns, as
-    decoding has, is not seen. Each call traces and compiles anew: compile what you call often with `jax.jit`.
+    decoding has, is not seen. Each call traces and compiles again: compile what you call often with `jax.jit`.
 
     Args:
       function: a model, one of its methods, or any function of arrays. If weights are asked for, models are run

@@ -29,7 +29,7 @@ class AttentionMap(NamedTuple):
 
 
 def check_attends(model: Any) -> None:
-    """That a model has attention to show.
+    """Checks that a model has attention to show.
 
     Raises:
       UserError: it has none.

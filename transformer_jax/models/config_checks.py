@@ -69,7 +69,7 @@ def make_rotary_scaling(config: Any) -> None:
 
 
 def check_recurrent_sizes(config: Any) -> None:
-    """That a recurrent model's sizes are at least 1 and dropout is a rate.
+    """Checks that a recurrent model's sizes are at least 1 and dropout is a rate.
 
     Raises:
       ValueError: a value out of range.

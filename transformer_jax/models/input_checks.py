@@ -8,7 +8,7 @@ import jax
 
 
 def check_length(config: Any, length: int, what: str) -> None:
-    """That a source or target fits the model.
+    """Checks that a source or target fits the model.
 
     Raises:
       ValueError: it has no tokens, or more than the config's `max_length`.

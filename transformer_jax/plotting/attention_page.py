@@ -19,7 +19,7 @@ _LARGEST = 20_000_000  # weights: 53 MB of text, which browsers still open
 
 
 def check_writable(path: str | pathlib.Path) -> None:
-    """That a page can be written there, before it is made.
+    """Checks that a page can be written to a path, before it is made.
 
     Raises:
       UserError: no folder to write into, or a folder in its place.

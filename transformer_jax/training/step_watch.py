@@ -24,7 +24,7 @@ _GRACE = 3.0
 
 
 def check_limit(limit: float | None) -> None:
-    """That a limit can be.
+    """Checks a time limit.
 
     Raises:
       UserError: it is not above 0.

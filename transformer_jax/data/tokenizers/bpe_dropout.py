@@ -22,7 +22,7 @@ class BPEDropout:
     """Encodes texts with merges left out at random (Provilkov et al. 2020, algorithm 1).
 
     The merges of a word are applied in their order, but each that could be applied next is passed over
-    with probability `rate`, drawn anew at every turn; a word is done when none is left. Rare words are
+    with probability `rate`, drawn again in every round; a word is done when none is left. Rare words are
     so met as several sequences of parts, which regularises training on few sentences. Decoding is that of
     the tokenizer: any cut spells the same text. Only training texts are cut at random.
 
