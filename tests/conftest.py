@@ -59,14 +59,17 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
 
 
+UNROLLED = ComputeOptions.unroll_of
+# Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. From here on, so that
+# fixtures of modules scan them too.
+ComputeOptions.unroll_of = lambda self, layers: max(1, min(self.unroll or 1, layers))
+
+
 @pytest.fixture(autouse=True)
-def stacks_are_scanned(request, monkeypatch):
-    """Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. A test of
-    unrolled stacks has the marker `unrolled`."""
-    if "unrolled" not in request.keywords:
-        monkeypatch.setattr(
-            ComputeOptions, "unroll_of", lambda self, layers: max(1, min(self.unroll or 1, layers))
-        )
+def stacks_are_unrolled_where_marked(request, monkeypatch):
+    """A test of unrolled stacks, as a CPU has them, has the marker `unrolled`."""
+    if "unrolled" in request.keywords:
+        monkeypatch.setattr(ComputeOptions, "unroll_of", UNROLLED)
 
 
 @pytest.fixture(autouse=True)

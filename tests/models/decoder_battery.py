@@ -266,7 +266,7 @@ class DecoderBattery:
         with Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(state)
             checkpoints.wait()
-            restored = checkpoints.restore(fresh())
+            restored, _ = checkpoints.restore(fresh())
         state, loss = train(state, self.further_steps)
         again, _ = train(restored, self.further_steps)
         assert loss < 0.3
