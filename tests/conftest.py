@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 UNROLLED = ComputeOptions.unroll_of
-# Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. From here on, so that
+# Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. Set here, so that
 # fixtures of modules scan them too.
 ComputeOptions.unroll_of = lambda self, layers: max(1, min(self.unroll or 1, layers))
 

@@ -15,7 +15,7 @@ from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.registry import ModelEntry
 from transformer_jax.training.config import Optimization, RunConfig
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.task import TaskEntry, processor_of, shared_processor
+from transformer_jax.training.task import TaskEntry, Trained, processor_of, shared_processor
 
 LENGTH, WORDS = 5, 11
 
@@ -121,13 +121,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     return ToyTask(config, shared_processor(Labels, make))
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    model: Classifier
-    processor: Labels
-    config: RunConfig | None
-    weights: str
-
+class TrainedClassifier(Trained):
     def classify(self, tokens):
         return [self.processor.names[i] for i in np.asarray(self.model(jnp.asarray(tokens)).argmax(-1))]
 
@@ -163,6 +157,6 @@ ENTRY = TaskEntry(
     abstract_batch=abstract_batch,
     objective=lambda config, model_config: CrossEntropy(),
     prepare=prepare,
-    trained=Trained,
+    trained=TrainedClassifier,
     models={"classifier": ModelEntry(ClassifierConfig, Classifier)},
 )

@@ -32,7 +32,7 @@ from transformer_jax.layers.losses import smoothed_cross_entropy
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least, choose
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
+from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
 # Tokens of the validation text that a sample begins with, if no other beginning is named.
@@ -340,26 +340,8 @@ def prepare(
     return on_every_process(lambda: LanguageModeling(config, corpus, tokenizer, mesh, note))
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainedLanguageModel:
-    """A language model from a run or a published folder.
-
-    Attributes:
-      model: the module with its parameters.
-      processor: the tokenizer.
-      config: of the run, or None for published weights.
-      weights: which parameters these are: "averaged", the step of a checkpoint, or "published".
-    """
-
-    model: Any
-    processor: Any
-    config: RunConfig | None = None
-    weights: str = ""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Text to ids and back."""
-        return self.processor
+class TrainedLanguageModel(Trained):
+    """A language model from a run or a published folder."""
 
     def generate(
         self,

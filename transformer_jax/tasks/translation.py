@@ -29,7 +29,7 @@ from transformer_jax.tasks.translation_losses import TokenLoss, token_loss
 from transformer_jax.tasks.translation_recipes import RECIPES
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
+from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
 _VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
@@ -267,26 +267,8 @@ def prepare(
     return Translation(config, corpus, tokenizer, pairs, mesh, note)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainedTranslator:
-    """A translator from a run or a published folder.
-
-    Attributes:
-      model: the module with its parameters.
-      processor: the tokenizer.
-      config: of the run, or None for published weights.
-      weights: which parameters these are: "averaged", the step of a checkpoint, or "published".
-    """
-
-    model: Any
-    processor: Any
-    config: RunConfig | None = None
-    weights: str = ""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Text to ids and back."""
-        return self.processor
+class TrainedTranslator(Trained):
+    """A translator from a run or a published folder."""
 
     def translator(self, *, beam_size: int | None = None, alpha: float | None = None) -> Translator:
         """A `Translator` with the search of the run's config, or another.

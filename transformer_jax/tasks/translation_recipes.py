@@ -143,99 +143,106 @@ _BIG: dict[str, Any] = dict(average=20, save_every=600, evaluate_every=15_000)
 
 
 def _wmt14(
-    recipe: str,
+    name: str,
+    about: str,
+    score: str,
     own: dict[str, Any],
     optimization: dict[str, Any],
     *,
-    model: str,
-    preset: str,
-    steps: int,
+    size: str,
+    most: int,
     width: int,
-    corpus: str | None,
-    train: tuple[str, ...],
     **model_values: Any,
-) -> RunConfig:
-    """The set-up of "Attention Is All You Need", sections 5 and 6.1.
+) -> Callable[..., RunConfig]:
+    """A recipe with the set-up of "Attention Is All You Need", sections 5 and 6.1.
 
     Batches are of about 25,000 tokens a side: 104 rows of 256, 95 % full. The schedule's peak is
     width ** -0.5 * warmup ** -0.5 (equation 3). The paper scores tokenised text with split compounds;
     sacreBLEU of plain text, which is what is printed here, comes out up to a point lower.
     """
-    if corpus is not None or train:
+
+    @published(f"{score} BLEU (Vaswani et al. 2017, table 2)")
+    def recipe(
+        *,
+        model: str = "transformer",
+        preset: str = size,
+        steps: int = most,
+        corpus: str | None = None,
+        train: tuple[str, ...] = (),
+    ) -> RunConfig:
         # The direction is of the recipe's own set.
-        own = dict(corpus=corpus or TranslationConfig.corpus)
-    task: dict[str, Any] = dict(
-        batch_tokens=104 * 256, batching="packed", label_smoothing=0.1, beam_size=4, length_penalty=0.6
-    )
-    return _run(
-        recipe,
-        model=model,
-        preset=preset,
-        steps=steps,
-        model_values=dict(dtype="bfloat16", max_length=256) | model_values,
-        norm="post",
-        task=task | own,
-        optimization=optimization
-        | dict(
-            learning_rate=round(width**-0.5 * 4_000**-0.5, 7), schedule="inverse_sqrt", warmup=4_000, clip=0.0
-        ),
-    )
+        data = dict(corpus=corpus or TranslationConfig.corpus) if corpus is not None or train else own
+        task: dict[str, Any] = dict(
+            batch_tokens=104 * 256, batching="packed", label_smoothing=0.1, beam_size=4, length_penalty=0.6
+        )
+        peak = round(width**-0.5 * 4_000**-0.5, 7)
+        schedule = dict(learning_rate=peak, schedule="inverse_sqrt", warmup=4_000, clip=0.0)
+        return _run(
+            name,
+            model=model,
+            preset=preset,
+            steps=steps,
+            model_values=dict(dtype="bfloat16", max_length=256) | model_values,
+            norm="post",
+            task=task | data,
+            optimization=optimization | schedule,
+        )
 
-
-@published("27.3 BLEU (Vaswani et al. 2017, table 2)")
-def wmt14_en_de_base(
-    *, model: str = "transformer", preset: str = "base", steps: int = 100_000, corpus: str | None = None,
-    train: tuple[str, ...] = (),
-) -> RunConfig:  # fmt: skip
-    """The paper's base model on WMT 2014 English-German."""
-    return _wmt14(
-        "wmt14-en-de-base", _GERMAN, _BASE, model=model, preset=preset, steps=steps, width=512, corpus=corpus,
-        train=train, vocab_size=37_000,
-    )  # fmt: skip
-
-
-@published("28.4 BLEU (Vaswani et al. 2017, table 2)")
-def wmt14_en_de_big(
-    *, model: str = "transformer", preset: str = "big", steps: int = 300_000, corpus: str | None = None,
-    train: tuple[str, ...] = (),
-) -> RunConfig:  # fmt: skip
-    """The paper's big model on WMT 2014 English-German."""
-    return _wmt14(
-        "wmt14-en-de-big", _GERMAN, _BIG, model=model, preset=preset, steps=steps, width=1024, corpus=corpus,
-        train=train, vocab_size=37_000,
-    )  # fmt: skip
-
-
-@published("38.1 BLEU (Vaswani et al. 2017, table 2)")
-def wmt14_en_fr_base(
-    *, model: str = "transformer", preset: str = "base", steps: int = 100_000, corpus: str | None = None,
-    train: tuple[str, ...] = (),
-) -> RunConfig:  # fmt: skip
-    """The paper's base model on WMT 2014 English-French."""
-    return _wmt14(
-        "wmt14-en-fr-base", _FRENCH, _BASE, model=model, preset=preset, steps=steps, width=512, corpus=corpus,
-        train=train, vocab_size=32_000,
-    )  # fmt: skip
-
-
-@published("41.8 BLEU (Vaswani et al. 2017, table 2)")
-def wmt14_en_fr_big(
-    *, model: str = "transformer", preset: str = "big", steps: int = 300_000, corpus: str | None = None,
-    train: tuple[str, ...] = (),
-) -> RunConfig:  # fmt: skip
-    """The paper's big model on WMT 2014 English-French, with a dropout of 0.1."""
-    return _wmt14(
-        "wmt14-en-fr-big", _FRENCH, _BIG, model=model, preset=preset, steps=steps, width=1024, corpus=corpus,
-        train=train, vocab_size=32_000, dropout=0.1,
-    )  # fmt: skip
+    recipe.__doc__ = about
+    return recipe
 
 
 RECIPES: dict[str, Callable[..., RunConfig]] = {
     "phrases": phrases,
     "files": files,
     "multi30k": multi30k,
-    "wmt14-en-de-base": wmt14_en_de_base,
-    "wmt14-en-de-big": wmt14_en_de_big,
-    "wmt14-en-fr-base": wmt14_en_fr_base,
-    "wmt14-en-fr-big": wmt14_en_fr_big,
+    **{
+        name: _wmt14(name, about, score, data, saves, size=size, most=most, width=width, **values)
+        for name, about, score, data, saves, size, most, width, values in (
+            (
+                "wmt14-en-de-base",
+                "The paper's base model on WMT 2014 English-German.",
+                "27.3",
+                _GERMAN,
+                _BASE,
+                "base",
+                100_000,
+                512,
+                dict(vocab_size=37_000),
+            ),
+            (
+                "wmt14-en-de-big",
+                "The paper's big model on WMT 2014 English-German.",
+                "28.4",
+                _GERMAN,
+                _BIG,
+                "big",
+                300_000,
+                1024,
+                dict(vocab_size=37_000),
+            ),
+            (
+                "wmt14-en-fr-base",
+                "The paper's base model on WMT 2014 English-French.",
+                "38.1",
+                _FRENCH,
+                _BASE,
+                "base",
+                100_000,
+                512,
+                dict(vocab_size=32_000),
+            ),
+            (
+                "wmt14-en-fr-big",
+                "The paper's big model on WMT 2014 English-French, with a dropout of 0.1.",
+                "41.8",
+                _FRENCH,
+                _BIG,
+                "big",
+                300_000,
+                1024,
+                dict(vocab_size=32_000, dropout=0.1),
+            ),
+        )
+    },
 }

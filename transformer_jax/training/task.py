@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -90,6 +91,28 @@ class Task(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model from a run or a published folder; a task's subclass adds what it can do.
+
+    Attributes:
+      model: the module with its parameters.
+      processor: see `Processor`.
+      config: of the run, or None for published weights.
+      weights: which parameters these are: "averaged", the step of a checkpoint, or "published".
+    """
+
+    model: Any
+    processor: Any
+    config: RunConfig | None = None
+    weights: str = ""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor of text: text to ids and back."""
+        return self.processor
+
+
 class OpenedStart(Protocol):
     """A folder that a run starts from, see `training.starts`."""
 
@@ -111,8 +134,7 @@ class TaskEntry(NamedTuple):
       objective: from a config and a model's config to the objective; checks across fields raise here.
       prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files
         of the run that exists in the folder, or None.
-      trained: (model, processor, config or None, weights) -> an object with these attributes and methods for
-        what the task is for.
+      trained: a subclass of `Trained` with methods for what the task is for.
       check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan),
         or raises `UserError`; None checks nothing.
       files: names of the other files that a task of it may keep in a run folder.
@@ -127,7 +149,7 @@ class TaskEntry(NamedTuple):
     abstract_batch: Callable[[RunConfig], Mapping[str, jax.ShapeDtypeStruct]]
     objective: Callable[[RunConfig, Any], Objective]
     prepare: Callable[..., Task]
-    trained: Callable[[Any, Any, RunConfig | None, str], Any]
+    trained: type[Trained]
     check_mesh: Callable[[RunConfig, Any], None] | None = None
     files: tuple[str, ...] = ()
     models: Mapping[str, Any] | None = None
