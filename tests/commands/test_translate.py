@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import transformer_jax
 from tests.commands.in_process import call, start
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
@@ -176,6 +177,14 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert re.search(message, ended.stderr), ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not folder.exists()
+
+
+def test_the_former_name_of_load(run_dir):
+    with pytest.warns(DeprecationWarning, match="load_run is now transformer_jax.load"):
+        former = transformer_jax.load_run(run_dir[0])
+    assert former.weights == load(run_dir[0]).weights == "averaged"
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        load(run_dir[0], weights="7")
 
 
 def test_a_sentence_longer_than_the_limit(run_dir):

@@ -226,7 +226,7 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
 @pytest.mark.long
 def test_a_process_that_hangs_is_named_and_one_that_dies_is_told(config, tmp_path):
     for number, (kill, words) in enumerate(
-        ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost touch"))
+        ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection"))
     ):
         folder = tmp_path / str(number)
         limit = ("--step-timeout", 8 if kill == signal.SIGSTOP else 300)
