@@ -63,7 +63,7 @@ def reporting_lost_process() -> Iterator[None]:
             raise
         line = " ".join(str(error).split())[:200]
         raise ProcessLost(
-            f"process {jax.process_index()} lost the connection to another ({line}): see its message, and start "
+            f"process {jax.process_index()} lost the connection to another ({line}): see its output, start "
             "all again to go on from the last checkpoint"
         ) from error
 
