@@ -99,4 +99,6 @@ def read_trained(
         if weights == AVERAGED:
             kept = jax.eval_shape(objective.kept, model, extra)
             return checkpoints.restore_model(on_mesh(kept), weights), weights
-        return checkpoints.restore_kept(objective, on_mesh(model), extra, weights), weights
+        kept = checkpoints.restore_kept(objective, on_mesh(model), extra, weights)
+        # A teacher is part of the extra state, which was restored to the default device.
+        return kept if mesh is None else jax.device_put(kept, model_shardings(kept, mesh)), weights
