@@ -127,7 +127,7 @@ def test_the_whole_context_can_be_filled(model):
         ([[]], 5, "the prompt is empty"),
         ([[1], [28]], 5, "token id 28 of the prompt is outside the model's vocabulary of 28"),
         ([[-1]], 5, "token id -1"),
-        ([[1]], 0, "--max-new-tokens 0 is below 1"),
+        ([[1]], 0, "`max_new_tokens` 0 is below 1"),
     ],
 )
 def test_bad_prompts(model, prompts, count, message):
@@ -138,13 +138,13 @@ def test_bad_prompts(model, prompts, count, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (dict(temperature=-1), "--temperature -1 is below 0"),
-        (dict(temperature=float("nan")), "--temperature nan"),
-        (dict(top_k=0), "--top-k 0 is below 1"),
-        (dict(top_p=0.0), "--top-p 0.0 must be above 0"),
-        (dict(min_p=1.5), "--min-p 1.5 must be"),
-        (dict(repetition_penalty=0), "--repetition-penalty 0"),
-        (dict(temperature=0, top_k=5, min_p=0.1), "which --top-k, --min-p cannot change: drop one"),
+        (dict(temperature=-1), "`temperature` -1 is below 0"),
+        (dict(temperature=float("nan")), "`temperature` nan"),
+        (dict(top_k=0), "`top_k` 0 is below 1"),
+        (dict(top_p=0.0), "`top_p` 0.0 must be above 0"),
+        (dict(min_p=1.5), "`min_p` 1.5 must be"),
+        (dict(repetition_penalty=0), "`repetition_penalty` 0"),
+        (dict(temperature=0, top_k=5, min_p=0.1), "which `top_k`, `min_p` cannot change: drop one"),
     ],
 )
 def test_bad_sampling(values, message):

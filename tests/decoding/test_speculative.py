@@ -109,9 +109,9 @@ def test_what_does_not_go_together(models):
     model, draft = models
     with pytest.raises(UserError, match="the draft has a vocabulary of 7 and the model one of 5"):
         SpeculativeGenerator(model, make(0, 1, vocab_size=7))
-    with pytest.raises(UserError, match="--repetition-penalty and a draft model contradict"):
+    with pytest.raises(UserError, match="`repetition_penalty` and a draft model contradict"):
         SpeculativeGenerator(model, draft, sampling=Sampling(repetition_penalty=1.1))
-    with pytest.raises(UserError, match="--draft-tokens 0 is below 1"):
+    with pytest.raises(UserError, match="`draft_tokens` 0 is below 1"):
         SpeculativeGenerator(model, draft, draft_tokens=0)
     with pytest.raises(UserError, match="more than the model's context of 48, of which a draft model takes 5"):
         SpeculativeGenerator(model, draft)([[1]], 43, keys(1))

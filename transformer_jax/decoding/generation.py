@@ -52,10 +52,10 @@ class Sampling:
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
-                raise UserError(f"--{name.replace('_', '-')} {value} must be above 0 and at most 1")
+                raise UserError(f"`{name}` {value} must be above 0 and at most 1")
         given = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
         if self.temperature == 0 and given:
-            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            flags = ", ".join(f"`{name}`" for name in given)
             raise UserError(f"`temperature` 0 takes the likeliest token, which {flags} cannot change: drop one")
 
     def logits(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:

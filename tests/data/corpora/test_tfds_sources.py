@@ -97,7 +97,7 @@ def test_part_of_a_split(sets):
         ("toy_labels", None, SPLITS, "toy_labels/1.0.0 is not a translation set: it holds label, text"),
         ("toy_pairs", "en-fr", SPLITS, "toy_pairs/1.0.0 does not hold en-fr: its languages are de, en"),
         ("toy_pairs", "en", SPLITS, "does not hold en: "),
-        ("toy_talks", None, SPLITS, r"holds 3 languages \(de, en, pt-br\): choose two with --direction"),
+        ("toy_talks", None, SPLITS, r"holds 3 languages \(de, en, pt-br\): choose two with `direction`"),
         (
             "toy_pairs",
             None,
