@@ -109,7 +109,7 @@ class Trained:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor of text: text to ids and back."""
+        """The processor, under the name that it has for text."""
         return self.processor
 
 
