@@ -57,7 +57,8 @@ class TrainingProgress:
 
     def update(self, step: int, figures: Mapping[str, float]) -> None:
         """Shows the state after `step`; `figures` are loss and units per second."""
-        shown = f"loss {figures['loss']:.3f}  {figures[f'{self._unit}_per_second']:,.0f} {self._unit.replace('_', ' ')}/s"
+        speed, unit = figures[f"{self._unit}_per_second"], self._unit.replace("_", " ")
+        shown = f"loss {figures['loss']:.3f}  {speed:,.0f} {unit}/s"
         self._bar.update(self._task, completed=step, figures=shown)
         now = time.perf_counter()
         if not self._console.is_terminal and (
