@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests.commands.in_process import ENVIRONMENT
 from tests.conftest import ROOT
-from tests.experiments.test_translate import ENVIRONMENT
 
 
 @pytest.mark.long
