@@ -7,8 +7,7 @@ import pytest
 
 from transformer_jax.decoding import translator
 from transformer_jax.decoding.translator import search, search_all
-from transformer_jax.models.registry import module_of
-from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.training.trained_model import make_model
 
 OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)
@@ -16,7 +15,7 @@ OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)
 
 @pytest.fixture(scope="module")
 def model():
-    return make_model(module_of(TransformerConfig), TransformerConfig.preset("mini", 53, dropout=0.0))
+    return make_model(Transformer, TransformerConfig.preset("mini", 53, dropout=0.0))
 
 
 def test_many_batches(model, rng):
