@@ -117,7 +117,7 @@ def test_names_cost_nothing(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "compute", [ComputeOptions(unroll=1), ComputeOptions(unroll=2), ComputeOptions(remat=True)]
+    "compute", [ComputeOptions(unroll=1), ComputeOptions(unroll=2), ComputeOptions(remat="blocks")]
 )
 def test_loops_and_rematerialisation_are_looked_into(compute):
     given = inputs(TRANSLATORS)
@@ -257,7 +257,7 @@ def test_gradients_of_rematerialised_models_keep_the_replacement():
         replaced(gradient, {"decoder/self_attention/heads": ablate_head(1, 2)})(
             make("gpt", DECODERS, ComputeOptions(remat=remat)), tokens
         )
-        for remat in (False, True)
+        for remat in ("none", "blocks")
     ]
     for plain, again in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(again, plain, atol=1e-6)

@@ -213,7 +213,7 @@ class TranslatorBattery:
         [
             ComputeOptions(unroll=1),
             ComputeOptions(unroll=2),
-            ComputeOptions(remat=True),
+            ComputeOptions(remat="blocks"),
             ComputeOptions(attention="fused"),
             ComputeOptions(attention="chunked"),
         ],

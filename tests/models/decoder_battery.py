@@ -166,9 +166,9 @@ class DecoderBattery:
         "compute",
         [
             ComputeOptions(unroll=1),
-            ComputeOptions(unroll=2, remat=True),
+            ComputeOptions(unroll=2, remat="blocks"),
             ComputeOptions(attention="fused"),
-            ComputeOptions(attention="chunked", remat=True),
+            ComputeOptions(attention="chunked", remat="blocks"),
         ],
     )
     def test_dials_change_no_result(self, compute):

@@ -150,7 +150,7 @@ def test_a_jacobian_of_a_chunked_model():
 
     def jacobian(transformation, attention):
         model = entry.module(
-            config, rngs=nnx.Rngs(0), compute=ComputeOptions(unroll=1, attention=attention, remat=True)
+            config, rngs=nnx.Rngs(0), compute=ComputeOptions(unroll=1, attention=attention, remat="blocks")
         )
         along = direction(model, 2), direction(model, 3)
 

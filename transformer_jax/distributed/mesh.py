@@ -94,6 +94,15 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
         yield
 
 
+def platform() -> str:
+    """The platform that the program is compiled for: "cpu", "gpu" or "tpu".
+
+    That of the mesh's devices, which need not be here; without a mesh that of the default device.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
     """x sharded over these axes of the mesh that the program is made for, those that divide it.
 

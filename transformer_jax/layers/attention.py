@@ -8,34 +8,67 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.distributed.mesh import platform
+from transformer_jax.layers.attention_kernels import (
+    kernel_attention,
+    kernel_of,
+    prepared,
+    refusal,
+    report_refusal,
+)
 from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.compute_options import Attention
 from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.fusion_barrier import materialised
+from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.named_points import HEADS, WEIGHTS, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.ring_attention import ring_attention, ring_size
 from transformer_jax.layers.visibility import Visibility
 
-# Weights that "auto" holds at most, a head and a sentence: 2,048 queries by 2,048 keys.
-_HELD = 2_048**2
+# Weights that "auto" holds at most, a head and a sentence: 2,048 queries by 2,048 keys on a CPU. Accelerators
+# have kernels, and take the plain form for what is smaller than a block of theirs.
+_HELD, _HELD_BY_ACCELERATORS = 2_048**2, 256**2
 
 
 def chosen(implementation: Attention, queries: int, keys: int) -> Attention:
-    """What "auto" is for so many queries and keys; another one stays what it is."""
-    if implementation != "auto":
+    """What "auto" is for so many queries and keys where no kernel takes them; another one stays what it is."""
+    if implementation not in ("auto", "fused"):
         return implementation
     cut = queries > 1 and ring_size(queries, keys) > 1  # over devices: the whole weights would be gathered
-    return "chunked" if cut or queries * keys > _HELD else "plain"
+    held = _HELD if platform() == "cpu" else _HELD_BY_ACCELERATORS
+    return "chunked" if cut or (queries > 1 and queries * keys > held) else "plain"
+
+
+def kernel_for(implementation: Attention, queries: int, keys: int) -> str | None:
+    """The kernel to ask for so many queries and keys, or None."""
+    kernel = kernel_of(platform())
+    if implementation not in ("auto", "fused") or queries == 1 or ring_size(queries, keys) > 1:
+        return None
+    return kernel
 
 
 def settled(
-    whole: jax.Array | Visibility | PositionBias | None, implementation: Attention, queries: int, keys: int
+    whole: jax.Array | Visibility | PositionBias | None,
+    implementation: Attention,
+    queries: int,
+    keys: int,
+    dtype: str,
 ) -> Any:
-    """A mask or bias as all layers of a model will want it: whole, or for chunks as it is."""
-    if whole is None or isinstance(whole, jax.Array) or chosen(implementation, queries, keys) == "chunked":
+    """A mask or bias as all layers of a model will want it: as an array, for a kernel, or for chunks as it is.
+
+    Args:
+      whole: the mask or bias.
+      implementation: see `ComputeOptions.attention`.
+      queries, keys: T and S.
+      dtype: compute dtype of the model.
+    """
+    if whole is None or isinstance(whole, jax.Array):
         return whole
-    return whole.dense()
+    if isinstance(whole, Visibility) and kernel_for(implementation, queries, keys) is not None:
+        return prepared(whole, queries, keys, dtype)
+    return whole if chosen(implementation, queries, keys) == "chunked" else whole.dense()
 
 
 def dot_product_attention(
@@ -43,7 +76,7 @@ def dot_product_attention(
     key: jax.Array,
     value: jax.Array,
     *,
-    mask: jax.Array | Visibility | None = None,
+    mask: jax.Array | Visibility | KernelMask | None = None,
     bias: jax.Array | PositionBias | None = None,
     scale: float | None = None,
     return_weights: bool = False,
@@ -71,17 +104,25 @@ def dot_product_attention(
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not return_weights:
-        implementation = chosen(implementation, query.shape[1], key.shape[1])
-        if implementation == "chunked":
-            cut = ring_size(query.shape[1], key.shape[1]) > 1
-            attend = ring_attention if cut else chunked_attention
-            return attend(query, key, value, mask=mask, bias=bias, scale=scale)
-    mask = mask.dense() if isinstance(mask, Visibility) else mask
+        T, S = query.shape[1], key.shape[1]
+        form = chosen(implementation, T, S)
+        if kernel := kernel_for(implementation, T, S):
+            refused = refusal(kernel, query, key, value, mask, bias)
+            if refused is None:
+                return kernel_attention(kernel, query, key, value, mask=mask, scale=scale)
+            if form == "chunked" or implementation == "fused":
+                report_refusal(kernel, refused, form)
+        if form == "chunked":
+            attend = ring_attention if ring_size(T, S) > 1 else chunked_attention
+            return attend(query, key, value, mask=_relations(mask), bias=bias, scale=scale)
+    mask = mask.dense() if isinstance(mask, (Visibility, KernelMask)) else mask
     bias = bias.dense() if isinstance(bias, PositionBias) else bias
-    if implementation == "fused" and not return_weights:
-        return _fused_attention(query, key, value, mask, bias, scale)
     output, weights = _plain_attention(query, key, value, mask, bias, scale)
     return (output, weights) if return_weights else output
+
+
+def _relations(mask: jax.Array | Visibility | KernelMask | None) -> jax.Array | Visibility | None:
+    return mask.relations if isinstance(mask, KernelMask) else mask
 
 
 def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
@@ -119,31 +160,22 @@ def _plain_attention(query, key, value, mask, bias, scale):
     S, G = key.shape[1:3]
     query = query * jnp.asarray(scale, query.dtype)
     if G == H:
-        logits = jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
+        logits = float32_product("bthk,bshk->bhts", query, key)
     else:
         grouped = query.reshape(B, T, G, H // G, K)
-        logits = jnp.einsum("btgrk,bsgk->bgrts", grouped, key, preferred_element_type=jnp.float32)
+        logits = float32_product("btgrk,bsgk->bgrts", grouped, key)
         logits = logits.reshape(B, H, T, S)
     if bias is not None:
         logits = logits + bias
     weights = named(masked_softmax(logits, mask), WEIGHTS)
     mixing = weights.astype(value.dtype)
     if G == H:
-        output = jnp.einsum("bhts,bshv->bthv", mixing, value, preferred_element_type=jnp.float32)
+        output = float32_product("bhts,bshv->bthv", mixing, value)
     else:
         mixing = mixing.reshape(B, G, H // G, T, S)
-        output = jnp.einsum("bgrts,bsgv->btgrv", mixing, value, preferred_element_type=jnp.float32)
+        output = float32_product("bgrts,bsgv->btgrv", mixing, value)
         output = output.reshape(B, T, H, value.shape[-1])
     return output.astype(query.dtype), weights
-
-
-def _fused_attention(query, key, value, mask, bias, scale):
-    # JAX's attention spreads a fully masked row over all keys; contract 2 wants zeros.
-    output = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale)
-    if mask is None:
-        return output
-    allowed = jnp.any(mask, axis=-1)  # broadcastable to (B, H, T)
-    return jnp.where(jnp.swapaxes(allowed, 1, 2)[..., None], output, 0)
 
 
 class KeyValueCache(flax.struct.PyTreeNode):
@@ -270,7 +302,7 @@ class MultiHeadAttention(nnx.Module):
         key: jax.Array,
         value: jax.Array,
         *,
-        mask: jax.Array | Visibility | None = None,
+        mask: jax.Array | Visibility | KernelMask | None = None,
         bias: jax.Array | PositionBias | None = None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.custom_transpose import with_transpose
+from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.visibility import Visibility, taken
 
@@ -78,7 +79,7 @@ def _logits(
 ) -> tuple[jax.Array, jax.Array]:
     """(logits (B, G, R, t, s) float32, lowest where nothing is seen; which are seen, broadcastable to them)."""
     groups = key.shape[2]
-    logits = jnp.einsum("btgrk,bsgk->bgrts", query, key, preferred_element_type=jnp.float32)
+    logits = float32_product("btgrk,bsgk->bgrts", query, key)
     if bias is not None:
         logits = logits + _by_group(bias, groups)
     seen = _by_group(seen, groups)
@@ -88,7 +89,7 @@ def _logits(
 def _mixed(weights: jax.Array, value: jax.Array) -> jax.Array:
     """(B, G, R, t, s) and (B, s, G, V) -> (B, G, R, t, V) float32."""
     weights = weights.astype(value.dtype)
-    return jnp.einsum("bgrts,bsgv->bgrtv", weights, value, preferred_element_type=jnp.float32)
+    return float32_product("bgrts,bsgv->bgrtv", weights, value)
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:

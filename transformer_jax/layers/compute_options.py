@@ -1,11 +1,18 @@
 """Options of speed and memory. They never change a result beyond rounding, which a test checks."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
 
+from transformer_jax.distributed.mesh import ROWS, SEQUENCE, platform
+
 Attention = Literal["auto", "plain", "chunked", "fused"]
+Remat = Literal["none", "elementwise", "attention", "blocks", "offload"]
+
+# Logits that a loss holds at most on each device of an accelerator: 256 MiB of float32.
+_LOGITS = 2**26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,23 +24,45 @@ class ComputeOptions:
         slicing stacked weights in a loop costs 1.4 to 2.5 times the step, and keeps the loop
         elsewhere, where it is nearly free and compiles faster. Of a recurrent model, how many time steps;
         None is one.
-      remat: recompute each block in the backward pass instead of storing its activations.
+      remat: what the backward pass recomputes instead of storing it: "none"; "elementwise", norms and
+        activations, all but the results of products; "attention", these and attention itself; "blocks",
+        all but what enters each block; "offload", the same with what enters in host memory. None is "none" on
+        a CPU and "elementwise" elsewhere.
       attention: "plain" materialises the weights; "chunked" never holds more than a part of them, so that
-        memory grows linearly with the length; "fused" calls JAX's own attention, which is cuDNN's kernel
-        on a GPU where the shapes and dtype allow it; "auto" is plain, and chunked above 2,048 tokens and where
-        a mesh cuts them.
+        memory grows linearly with the length; "auto" is the kernel of the platform that is compiled for where
+        it has one and takes the shapes (cuDNN's on a GPU, Pallas's splash attention on a TPU), else plain, and
+        chunked for long sequences and where a mesh cuts them; "fused" is "auto", and says if a kernel refuses.
+      loss_parts: parts of a batch whose logits a loss holds one after another; None is one on a CPU, and
+        elsewhere as many as keep the logits of a device below 256 MiB.
     """
 
     unroll: int | None = None
-    remat: bool = False
+    remat: Remat | None = None
     attention: Attention = "auto"
+    loss_parts: int | None = None
 
     def unroll_of(self, layers: int) -> int:
         """The number of layers per loop iteration for a stack of this many."""
         if self.unroll is not None:
             return max(1, min(self.unroll, layers))
-        return layers if jax.default_backend() == "cpu" else 1
+        return layers if platform() == "cpu" else 1
 
     def unroll_of_time(self, steps: int) -> int:
         """The number of time steps per loop iteration."""
         return max(1, min(self.unroll or 1, steps))
+
+    @property
+    def recomputed(self) -> Remat:
+        """What `remat` is on the platform that is compiled for."""
+        if self.remat is not None:
+            return self.remat
+        return "none" if platform() == "cpu" else "elementwise"
+
+    def loss_parts_of(self, rows: int, length: int, vocab_size: int) -> int:
+        """The number of parts of a batch of B rows of T tokens: a divisor of T."""
+        wanted = self.loss_parts or 1
+        if self.loss_parts is None and platform() != "cpu":
+            mesh = jax.sharding.get_abstract_mesh()
+            devices = math.prod(mesh.shape.get(axis, 1) for axis in (*ROWS, SEQUENCE))
+            wanted = math.ceil(rows * length * vocab_size / devices / _LOGITS)
+        return next(parts for parts in range(max(1, min(wanted, length)), length + 1) if length % parts == 0)

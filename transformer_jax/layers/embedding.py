@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.float32_product import float32_product
+
 
 def padded_size(vocab_size: int, multiple: int) -> int:
     """The number of rows that the table holds: the next multiple (contract: users never see it)."""
@@ -68,4 +70,4 @@ class TokenEmbedding(nnx.Module):
         `output_weight` gave, where it was taken before.
         """
         weight = self.output_weight(x.dtype) if weight is None else weight
-        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=jnp.float32)
+        return float32_product("...d,vd->...v", x, weight)

@@ -1,5 +1,7 @@
 """Losses that return (sum, weight); the division happens once, over the global batch."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -29,6 +31,49 @@ def smoothed_cross_entropy(
     if smoothing:
         loss = (1 - smoothing) * likelihood + smoothing * (log_total - logits.mean(axis=-1))
     return (loss * weights).sum(), (likelihood * weights).sum(), weights.sum()
+
+
+def cross_entropy_in_parts(
+    logits_of: Callable[[jax.Array], jax.Array],
+    states: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    smoothing: float = 0.0,
+    *,
+    parts: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`smoothed_cross_entropy` of logits_of(states), of which only a part is held at a time.
+
+    The logits of 8,192 tokens and GPT-2's vocabulary are 1.5 GiB, and as many again for their gradient. Here each
+    part is computed, reduced, and computed anew in the backward pass.
+
+    Args:
+      logits_of: (B, t, D) -> (B, t, V), token by token.
+      states: (B, T, D), what the logits are made of.
+      labels, weights, smoothing: see `smoothed_cross_entropy`; (B, T).
+      parts: number of parts that T is cut into; it divides T.
+
+    Returns:
+      See `smoothed_cross_entropy`.
+    """
+    if parts == 1:
+        return smoothed_cross_entropy(logits_of(states), labels, weights, smoothing)
+
+    def cut(x: jax.Array) -> jax.Array:
+        # Every part has tokens of every shard, whichever axis a mesh cuts.
+        B, T, *rest = x.shape
+        return jnp.moveaxis(x.reshape(B, T // parts, parts, *rest), 2, 0)
+
+    @jax.checkpoint
+    def sums_of(part):
+        states, labels, weights = part
+        return smoothed_cross_entropy(logits_of(states), labels, weights, smoothing)
+
+    def add(sums, part):
+        return jax.tree.map(jnp.add, sums, sums_of(part)), None
+
+    none_yet = (jnp.zeros(()),) * 3
+    return jax.lax.scan(add, none_yet, jax.tree.map(cut, (states, labels, weights)))[0]
 
 
 def symmetric_divergence(first: jax.Array, second: jax.Array, weights: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from transformer_jax.distributed.mesh import ROWS, SEQUENCE, constrained
 
 EMBEDDING = "embedding"  # the stream in front of the first block, (B, T, D)
+BLOCK_INPUT = "block_input"  # the stream that enters a block, (B, T, D)
 RESIDUAL = "residual"  # the stream after a block, (B, T, D)
 WEIGHTS = "weights"  # attention weights of the plain form, (B, H, T, S) float32
 HEADS = "heads"  # the values that each head mixes, (B, T, H, K)

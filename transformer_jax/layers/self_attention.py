@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention, separate_rows, shared_rows
+from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.relative_positions import clipped_distances, shaw_key_bias, shaw_value_sum
 from transformer_jax.layers.rotary import Rotation, rotate
@@ -28,7 +29,7 @@ class AttentionContext(NamedTuple):
       bias: added to the logits, broadcastable to (B, H, W N, S), or positions that it follows from, or None.
     """
 
-    mask: jax.Array | Visibility | None = None
+    mask: jax.Array | Visibility | KernelMask | None = None
     queries: jax.Array | None = None
     keys: jax.Array | None = None
     rotation: Rotation | None = None

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.layers.named_points import EMBEDDING, named
+from transformer_jax.layers.named_points import BLOCK_INPUT, EMBEDDING, named
+from transformer_jax.layers.remat import rematerialised
 
 
 def make_stack(make_block: Callable[[jax.Array], Any], key: jax.Array, layers: int) -> Any:
@@ -51,7 +52,11 @@ def run_stack(
     """
     layers = stack_size(blocks)
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
-    function = jax.checkpoint(block_function) if compute.remat else block_function
+
+    def from_input(block, x, key):
+        return block_function(block, named(x, BLOCK_INPUT), key)
+
+    function = rematerialised(from_input, compute.recomputed)
 
     def step(x, block_and_key):
         block, key = block_and_key

@@ -7,6 +7,8 @@ made when it is needed. `masks` makes whole ones of the same relations.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -19,12 +21,19 @@ class Relation(flax.struct.PyTreeNode):
       query: (B, T) integers; a size of 1 stands for any.
       key: (B, S) integers, likewise.
       lowest, highest: None: no such limit.
+      kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of a
+        query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key.
+      first: see `kind`.
     """
 
     query: jax.Array
     key: jax.Array
     lowest: int | None = flax.struct.field(pytree_node=False, default=None)
     highest: int | None = flax.struct.field(pytree_node=False, default=None)
+    kind: Literal["places", "segments", "real", "other"] = flax.struct.field(
+        pytree_node=False, default="other"
+    )
+    first: int = flax.struct.field(pytree_node=False, default=0)
 
     def holds(self) -> jax.Array:
         """(B, 1, T, S) boolean, with a size of 1 where the numbers have it."""
@@ -68,7 +77,9 @@ class Visibility(flax.struct.PyTreeNode):
         """
         return Visibility(
             tuple(
-                relation.replace(query=taken(relation.query, queries, 1), key=taken(relation.key, keys, 1))
+                relation.replace(
+                    query=taken(relation.query, queries, 1), key=taken(relation.key, keys, 1), kind="other"
+                )
                 for relation in self.relations
             )
         ).dense()
@@ -94,14 +105,17 @@ def window(
     """A query sees the keys around its position; see `window_mask`. `before` None: all that come before."""
     own = jnp.asarray(first_query).reshape(-1, 1) + jnp.arange(queries)
     lowest = None if before is None else -before
-    return Visibility((Relation(own, _row(jnp.arange(keys)), lowest, after),))
+    kind: Literal["places", "other"] = "places" if isinstance(first_query, int) else "other"
+    first = first_query if isinstance(first_query, int) else 0
+    return Visibility((Relation(own, _row(jnp.arange(keys)), lowest, after, kind, first),))
 
 
 def real(valid: jax.Array) -> Visibility:
     """No query sees a padded key; see `padding_mask`."""
-    return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid.astype(bool).astype(jnp.int32), 0, None),))
+    valid = valid.astype(bool).astype(jnp.int32)
+    return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, "real"),))
 
 
 def same_segment(query_segments: jax.Array, key_segments: jax.Array) -> Visibility:
     """A query sees the keys of its own segment; see `segment_mask`."""
-    return Visibility((Relation(query_segments, key_segments, 0, 0),))
+    return Visibility((Relation(query_segments, key_segments, 0, 0, "segments"),))

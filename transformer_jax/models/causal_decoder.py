@@ -95,6 +95,45 @@ class CausalDecoder(nnx.Module):
         unembedding = self.embedding if self.unembedding is None else self.unembedding
         return unembedding.logits(self.norm(x), table)
 
+    def hidden_states(
+        self,
+        tokens: jax.Array,
+        *,
+        segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """What `logits` makes the logits of: the stream behind the last block.
+
+        Args: those of `__call__`.
+
+        Returns:
+          x (B, T, D), or (x, weights (B, L, H, T, T) float32).
+
+        Raises:
+          ValueError: no tokens, or more than `max_length`.
+        """
+        T = tokens.shape[1]
+        check_length(self.config, T, "a text")
+        embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        positions, seen = jnp.arange(T), causal(T, T)
+        if segments is not None:
+            positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
+        scheme = self.positions
+        bias = PositionBias(scheme, positions, positions) if scheme.biases else None
+        mask, bias = (settled(whole, self.compute.attention, T, T, self.config.dtype) for whole in (seen, bias))
+        context = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
+        context = jax.tree.map(materialised, context)
+
+        def run_block(block, x, key):
+            x, (weights, _) = block(x, context, dropout_key=key, return_weights=return_weights)
+            return x, weights
+
+        with jax.named_scope("decoder"):
+            x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
+            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
+        return (x, weights.swapaxes(0, 1)) if return_weights else x
+
     def __call__(
         self,
         tokens: jax.Array,
@@ -119,27 +158,11 @@ class CausalDecoder(nnx.Module):
         Raises:
           ValueError: no tokens, or more than `max_length`.
         """
-        T = tokens.shape[1]
-        check_length(self.config, T, "a text")
-        embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        positions, seen = jnp.arange(T), causal(T, T)
-        if segments is not None:
-            positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
-        scheme = self.positions
-        bias = PositionBias(scheme, positions, positions) if scheme.biases else None
-        mask, bias = (settled(whole, self.compute.attention, T, T) for whole in (seen, bias))
-        context = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
-        context = jax.tree.map(materialised, context)
-
-        def run_block(block, x, key):
-            x, (weights, _) = block(x, context, dropout_key=key, return_weights=return_weights)
-            return x, weights
-
-        with jax.named_scope("decoder"):
-            x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
-            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
-        logits = self.logits(x)
-        return (logits, weights.swapaxes(0, 1)) if return_weights else logits
+        where: dict[str, Any] = dict(segments=segments, dropout_key=dropout_key)
+        if not return_weights:
+            return self.logits(self.hidden_states(tokens, **where))
+        x, weights = self.hidden_states(tokens, return_weights=True, **where)
+        return self.logits(x), weights
 
     def for_decoding(self) -> Self:
         """The same model with its blocks one by one rather than stacked and its tables without padding, which

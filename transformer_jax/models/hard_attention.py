@@ -114,4 +114,5 @@ class HardAttention(Bahdanau):
         rng, soft_rng = jax.random.split(rng)
         rows = jnp.broadcast_to(jax.random.bernoulli(soft_rng, soft, (B,)), (T, B))
         draws = Draws(jax.random.split(rng, T), rows)
-        return self._run(source, target, dropout_key=dropout_key, draws=draws, **where)
+        outputs, glances = self._run(source, target, dropout_key=dropout_key, draws=draws, **where)
+        return self.logits(outputs), glances

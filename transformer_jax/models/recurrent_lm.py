@@ -156,6 +156,24 @@ class RecurrentLM(nnx.Module):
         unembedding = self.embedding if self.unembedding is None else self.unembedding
         return unembedding.logits(outputs, table)
 
+    def hidden_states(
+        self,
+        tokens: jax.Array,
+        *,
+        segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """What `logits` makes the logits of: the outputs (B, T, H).
+
+        Args and errors: those of `__call__`.
+        """
+        B, T = tokens.shape
+        check_length(self.config, T, "a text")
+        where = {} if segments is None else dict(restart=segment_changes(segments))
+        with jax.named_scope("decoder"):
+            outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, **where)
+        return outputs
+
     def __call__(
         self,
         tokens: jax.Array,
@@ -177,12 +195,7 @@ class RecurrentLM(nnx.Module):
         Raises:
           ValueError: no tokens, or more than `max_length`.
         """
-        B, T = tokens.shape
-        check_length(self.config, T, "a text")
-        where = {} if segments is None else dict(restart=segment_changes(segments))
-        with jax.named_scope("decoder"):
-            outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, **where)
-        return self.logits(outputs)
+        return self.logits(self.hidden_states(tokens, segments=segments, dropout_key=dropout_key))
 
     def for_decoding(self) -> Self:
         """The model itself, which holds nothing that decoding would have to take apart."""

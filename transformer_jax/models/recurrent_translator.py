@@ -218,8 +218,16 @@ class RecurrentTranslator(nnx.Module):
             source_segments=source_segments,
             target_segments=target_segments,
         )
-        logits, weights = self._run(source, target, dropout_key=dropout_key, **where)
+        outputs, weights = self._run(source, target, dropout_key=dropout_key, **where)
+        logits = self.logits(outputs)
         return (logits, _named_weights(self, weights)) if return_weights else logits
+
+    def hidden_states(self, source: jax.Array, target: jax.Array, **where: Any) -> jax.Array:
+        """What `logits` makes the logits of: the decoder's outputs (B, T, H).
+
+        Args and errors: those of `__call__`, without `return_weights`.
+        """
+        return self._run(source, target, **where)[0]
 
     def _run(
         self,
@@ -233,7 +241,7 @@ class RecurrentTranslator(nnx.Module):
         dropout_key: jax.Array | None = None,
         draws: Any = None,
     ) -> tuple[jax.Array, Any]:
-        """(logits, what `_unroll` brings beside the outputs)."""
+        """(outputs of the decoder, what `_unroll` returns in addition)."""
         check_length(self.config, target.shape[1], "a target")
         check_where(source_mask, target_mask, source_segments, target_segments)
         encoder_key, embed_key, decoder_key = (
@@ -252,7 +260,7 @@ class RecurrentTranslator(nnx.Module):
         with jax.named_scope("decoder"):
             x = self._embed(self.target_embedding, target, embed_key)
             outputs, kept, _ = self._unroll(x, state, memory, restart, decoder_key, draws)
-        return self.logits(outputs), kept
+        return outputs, kept
 
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int

@@ -266,7 +266,7 @@ class Transformer(nnx.Module):
         if source_segments is not None:
             seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
-        context = AttentionContext(settled(seen, self.compute.attention, S, S))
+        context = AttentionContext(settled(seen, self.compute.attention, S, S, self.config.dtype))
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
@@ -277,6 +277,61 @@ class Transformer(nnx.Module):
                 self.compute,
             )
             return x if self.encoder_norm is None else self.encoder_norm(x)
+
+    def hidden_states(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        return_weights: bool = False,
+    ):
+        """What `logits` makes the logits of: the stream behind the decoder's last block.
+
+        Args and errors: those of `__call__`.
+
+        Returns:
+          x (B, T, D), or (x, weights (B, L, H, T, S) float32).
+        """
+        check_length(self.config, target.shape[1], "a target")
+        check_where(source_mask, target_mask, source_segments, target_segments)
+        encoder_key, embed_key, stack_key = (
+            (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
+        )
+        memory = self.encode(
+            source, source_mask=source_mask, source_segments=source_segments, dropout_key=encoder_key
+        )
+        T, S = target.shape[1], source.shape[1]
+        seen, positions = causal(T, T), jnp.arange(T)
+        if target_mask is not None:
+            seen = seen & real(target_mask)
+        seen_source = None if source_mask is None else real(source_mask)
+        if source_segments is not None and target_segments is not None:
+            seen = seen & same_segment(target_segments, target_segments)
+            seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
+            positions = segment_positions(target_segments)
+        context = AttentionContext(settled(seen, self.compute.attention, T, T, self.config.dtype))
+        memory_mask = settled(seen_source, self.compute.attention, T, S, self.config.dtype)
+
+        def run_block(block, x, key):
+            x, (weights, _) = block(
+                x,
+                context,
+                block.project_memory(memory),
+                memory_mask=memory_mask,
+                dropout_key=key,
+                return_weights=return_weights,
+            )
+            return x, weights
+
+        with jax.named_scope("decoder"):
+            x = self._embed(self.target_embedding, self.target_positions, target, positions, embed_key)
+            x, weights = run_stack(run_block, self.decoder, x, stack_key, self.compute)
+        return (x, weights.swapaxes(0, 1)) if return_weights else x
 
     def __call__(
         self,
@@ -309,42 +364,17 @@ class Transformer(nnx.Module):
           ValueError: a source or target of no tokens or longer than `max_length`, segments of one side only,
             or both segments and a mask.
         """
-        check_length(self.config, target.shape[1], "a target")
-        check_where(source_mask, target_mask, source_segments, target_segments)
-        encoder_key, embed_key, stack_key = (
-            (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
+        where: dict[str, Any] = dict(
+            source_mask=source_mask,
+            target_mask=target_mask,
+            source_segments=source_segments,
+            target_segments=target_segments,
+            dropout_key=dropout_key,
         )
-        memory = self.encode(
-            source, source_mask=source_mask, source_segments=source_segments, dropout_key=encoder_key
-        )
-        T, S = target.shape[1], source.shape[1]
-        seen, positions = causal(T, T), jnp.arange(T)
-        if target_mask is not None:
-            seen = seen & real(target_mask)
-        seen_source = None if source_mask is None else real(source_mask)
-        if source_segments is not None and target_segments is not None:
-            seen = seen & same_segment(target_segments, target_segments)
-            seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
-            positions = segment_positions(target_segments)
-        context = AttentionContext(settled(seen, self.compute.attention, T, T))
-        memory_mask = settled(seen_source, self.compute.attention, T, S)
-
-        def run_block(block, x, key):
-            x, (weights, _) = block(
-                x,
-                context,
-                block.project_memory(memory),
-                memory_mask=memory_mask,
-                dropout_key=key,
-                return_weights=return_weights,
-            )
-            return x, weights
-
-        with jax.named_scope("decoder"):
-            x = self._embed(self.target_embedding, self.target_positions, target, positions, embed_key)
-            x, weights = run_stack(run_block, self.decoder, x, stack_key, self.compute)
-        logits = self.logits(x)
-        return (logits, weights.swapaxes(0, 1)) if return_weights else logits
+        if not return_weights:
+            return self.logits(self.hidden_states(source, target, **where))
+        x, weights = self.hidden_states(source, target, return_weights=True, **where)
+        return self.logits(x), weights
 
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int

@@ -28,7 +28,7 @@ from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.layers.losses import smoothed_cross_entropy
+from transformer_jax.layers.losses import cross_entropy_in_parts
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least, choose
 from transformer_jax.training.objective import Objective
@@ -115,8 +115,11 @@ def text(*, model: str = "gpt", preset: str = "mini", steps: int = 1_000, contex
 
 def next_token_loss(model: Any, batch: Mapping[str, jax.Array], dropout_key: jax.Array | None = None):
     """Sums over a batch of `TokenBatches`: (negative log-likelihood in nats, number of tokens predicted)."""
-    logits = model(batch["tokens"], segments=batch.get("segments"), dropout_key=dropout_key)
-    _, likelihood, weight = smoothed_cross_entropy(logits, batch["targets"], batch["weights"])
+    states = model.hidden_states(batch["tokens"], segments=batch.get("segments"), dropout_key=dropout_key)
+    parts = model.compute.loss_parts_of(*batch["tokens"].shape, model.config.vocab_size)
+    _, likelihood, weight = cross_entropy_in_parts(
+        model.logits, states, batch["targets"], batch["weights"], parts=parts
+    )
     return likelihood, weight
 
 

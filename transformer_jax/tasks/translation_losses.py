@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.byte_pairs import PAD
-from transformer_jax.layers.losses import smoothed_cross_entropy, symmetric_divergence
+from transformer_jax.layers.losses import cross_entropy_in_parts, smoothed_cross_entropy, symmetric_divergence
 from transformer_jax.training.objective import Objective
 
 
@@ -27,8 +27,12 @@ def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array
 
 def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
     """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
-    logits = batch_logits(model, batch, dropout_key)
-    return smoothed_cross_entropy(logits, batch["target_out"], batch["target_out"] != PAD, label_smoothing)
+    labels = batch["target_out"]
+    states = model.hidden_states(
+        batch["source"], batch["target_in"], **where_of(batch), dropout_key=dropout_key
+    )
+    parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
+    return cross_entropy_in_parts(model.logits, states, labels, labels != PAD, label_smoothing, parts=parts)
 
 
 class TokenLoss(Objective):

@@ -83,7 +83,8 @@ def abstract_state(
         model = _model(entry, config, compute, key)
         return first_state(objective, config, model, optimizer_of(config, model)[1])
 
-    return jax.eval_shape(create, jax.random.key(0))
+    # A shape: an array would go to the mesh's devices, which need not be here.
+    return jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:

@@ -1,0 +1,53 @@
+"""What the backward pass of a block recomputes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from transformer_jax.layers.compute_options import Remat
+from transformer_jax.layers.named_points import BLOCK_INPUT
+
+# Primitives whose results cost a product of matrices; those of attention kernels are known by name.
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
+
+
+def _is_attention(primitive: Any, params: Any) -> bool:
+    if primitive.name in _KERNELS:
+        return True
+    return primitive.name == "dot_general" and bool(params["dimension_numbers"][1][0])
+
+
+def _products(primitive: Any, *_: Any, **params: Any) -> bool:
+    return primitive.name in (*_PRODUCTS, *_KERNELS)
+
+
+def _products_but_attention(primitive: Any, *_: Any, **params: Any) -> bool:
+    return _products(primitive) and not _is_attention(primitive, params)
+
+
+def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """A block's function, whose backward pass recomputes what `ComputeOptions.remat` says.
+
+    Args:
+      function: of a block, which names its input `BLOCK_INPUT`.
+      remat: the policy.
+    """
+    if remat == "none":
+        return function
+    policies: dict[str, Any] = {
+        "elementwise": _products,
+        "attention": _products_but_attention,
+        "blocks": None,
+        "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+    }
+    # What enters a scan's iteration is stored by the scan; within one there is nothing to be fused twice.
+    return jax.checkpoint(function, policy=policies[remat], prevent_cse=False)
