@@ -17,9 +17,10 @@ test: $(VENV)/test
 test-all: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long
 
-# What breaks only rarely, many times over: a run that is killed a hundred times.
+# What breaks only rarely, many times over (a run that is killed a hundred times), and what only takes long.
 soak: $(VENV)/test
-	TRANSFORMER_JAX_KILLS=100 $(BIN)/python -m pytest --long tests/commands/test_kills.py
+	$(BIN)/python -m pytest --long --soak tests/commands/test_kills.py tests/training/test_checkpoints.py \
+		tests/layers/test_long_attention.py tests/experiments/test_induction_heads.py
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

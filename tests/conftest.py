@@ -50,13 +50,14 @@ def pytest_unconfigure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+    parser.addoption("--soak", action="store_true", help="run the tests marked soak as well, and longer searches")
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--long"):
-        chosen = [item for item in items if "long" not in item.keywords]
-        config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
-        items[:] = chosen
+    left_out = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
+    chosen = [item for item in items if not left_out & set(item.keywords)]
+    config.hook.pytest_deselected(items=[item for item in items if left_out & set(item.keywords)])
+    items[:] = chosen
 
 
 UNROLLED = ComputeOptions.unroll_of

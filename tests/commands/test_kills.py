@@ -21,8 +21,7 @@ from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.run_folder import read_run
 
-# `make soak` kills more often.
-KILLS, STEPS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "6")), 160
+STEPS = 160
 
 
 def started(files, folder, cache):
@@ -49,7 +48,8 @@ def final_state(folder):
 
 
 @pytest.mark.long
-def test_kills(tmp_path):
+def test_kills(tmp_path, request):
+    kills = 100 if request.config.getoption("--soak") else 3
     files = write_pairs(tmp_path, train=300, valid=20, test=20)
     alone = started(files, tmp_path / "whole", tmp_path / "cache")
     _, errors = alone.communicate(timeout=300)
@@ -57,7 +57,7 @@ def test_kills(tmp_path):
     draw = random.Random(0)
     folder = tmp_path / "killed"
     inside_saves = 0
-    for number in range(KILLS):
+    for number in range(kills):
         process = started(files, folder, tmp_path / "cache")
         before, end = max(saved(folder), default=0), time.monotonic() + 200
         ahead, in_a_save = 1 + draw.randrange(5), number % 2
@@ -87,7 +87,7 @@ def test_kills(tmp_path):
         for run in (tmp_path / "whole", folder)
     ]
     assert losses[0] == losses[1]
-    assert inside_saves >= KILLS // 4
+    assert inside_saves >= kills // 4
 
 
 def saved(folder):

@@ -300,7 +300,7 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
     """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
     config = configure(
         "translation", "phrases", phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1,
-        save_every=2, evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1,
+        save_every=2, evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1, batching="packed",
     )  # fmt: skip
     expected = train(config.with_values(steps=4), tmp_path / "one")
     train(config.with_values(steps=2), tmp_path / "many", mesh="data=2,fsdp=2")

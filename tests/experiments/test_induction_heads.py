@@ -48,7 +48,7 @@ def test_wrong_flags(flags, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_command_finds_the_head(tmp_path, capsys):
     """Half of its training is enough to tell the heads apart."""
     folder = tmp_path / "run"

@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 _BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2,
     "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
@@ -33,12 +35,19 @@ class Collective:
       bytes: of its result on one device.
       group: devices that take part with each other.
       times: how often a run of the program comes to it.
+      devices: numbers of the devices of one group, or none if the program does not list them.
     """
 
     kind: str
     bytes: int
     group: int
     times: int
+    devices: tuple[int, ...] = ()
+
+    def crosses(self, size: int) -> bool:
+        """Whether a group has devices of several slices or hosts of this many devices each."""
+        members = self.devices or range(self.group)
+        return len({device // size for device in members}) > 1
 
     @property
     def sent(self) -> float:
@@ -195,25 +204,32 @@ class _Reader:
         if one.opcode != kind and kind != "all-reduce":
             # (operands, results, what the compiler adds); an all-reduce starts with its results alone.
             result = _elements(result)[1]
-        size, group = _size(result), self._group(one)
+        size, devices = _size(result), self._members(one)
+        group = 2 if kind == "collective-permute" else len(devices)  # each device sends to one other
         if scattered and kind == "all-reduce":
             # A TPU's reduce-scatter: a fusion of an all-reduce and of the slices that each device keeps.
             kind, size = "reduce-scatter", size // group
-        return Collective(kind, size, group, times)
+        return Collective(kind, size, group, times, devices)
 
-    def _group(self, one: _Instruction) -> int:
+    def _members(self, one: _Instruction) -> tuple[int, ...]:
+        """The devices of the first group; of a permutation the pair that is furthest apart."""
         if one.opcode.startswith("collective-permute"):
-            return 2  # each device sends to one other
+            found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", one.attributes)
+            pairs = re.findall(r"\{(\d+),(\d+)\}", found[1]) if found else []
+            return max(((int(a), int(b)) for a, b in pairs), key=lambda pair: abs(pair[1] - pair[0]), default=())
         found = _GROUPS.search(one.attributes)
         if found is None:
-            return self._devices
+            return tuple(range(self._devices))
         text = found[1]
         if text.startswith("{{"):
-            return text.count(",") + 1
+            return tuple(int(number) for number in re.findall(r"\d+", text))
         if text.startswith("["):
-            return int(text[1:-1].split(",")[1])
-        sizes = dict(re.findall(r"'([^']+)'=(\d+)", text))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", text[text.rindex("{") :]))
+            return _iota_group(one.attributes[found.start(1) :])
+        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", text)}
+        axes, own = list(sizes), re.findall(r"'([^']+)'", text[text.rindex("{") :])
+        order = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        order = np.moveaxis(order, [axes.index(axis) for axis in own], range(len(own)))
+        return tuple(order.reshape(math.prod(sizes[axis] for axis in own), -1)[:, 0].tolist())
 
     def _trips(self, loop: _Instruction, around: _Computation) -> int | None:
         """How often a loop turns: as the compiler notes it, or of a loop with a counter; None if unknown.
@@ -246,6 +262,19 @@ class _Reader:
         if direction in ("GT", "GE") and step < 0:
             return len(range(first, last - (direction == "GE"), step))
         return None
+
+
+def _iota_group(text: str) -> tuple[int, ...]:
+    """The first group of `[groups,size]<=[dimensions]T(permutation)`: rows of a transposed range of numbers."""
+    found = re.match(r"\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?", text)
+    assert found is not None, text
+    size = int(found[2])
+    if found[3] is None:
+        return tuple(range(size))
+    order = np.arange(int(found[1]) * size).reshape([int(n) for n in found[3].split(",")])
+    if found[4]:
+        order = order.transpose([int(n) for n in found[4].split(",")])
+    return tuple(order.reshape(-1, size)[0].tolist())
 
 
 def _step(body: _Computation, name: str, index: int) -> int | None:

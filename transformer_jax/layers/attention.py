@@ -110,7 +110,7 @@ def dot_product_attention(
             refused = refusal(kernel, query, key, value, mask, bias)
             if refused is None:
                 return kernel_attention(kernel, query, key, value, mask=mask, scale=scale)
-            if form == "chunked" or implementation == "fused":
+            if implementation == "fused" or refused.startswith(("head width", "dtype")):
                 report_refusal(kernel, refused, form)
         if form == "chunked":
             attend = ring_attention if ring_size(T, S) > 1 else chunked_attention

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from transformer_jax.distributed.mesh import ROWS, TENSOR, platform
+from transformer_jax.distributed.program_flops import band_scope
 from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.visibility import Visibility
 
@@ -79,7 +80,7 @@ def prepared(mask: Visibility, queries: int, keys: int, dtype: str) -> Visibilit
 @functools.cache
 def report_refusal(kernel: str, reason: str, form: str) -> None:
     """Says once which form of attention is taken in place of a kernel."""
-    warnings.warn(f"attention: {kernel} takes no {reason}; the {form} form is used", stacklevel=2)
+    warnings.warn(f"attention: {kernel} does not take {reason}; the {form} form is used", stacklevel=2)
 
 
 def kernel_attention(
@@ -110,7 +111,10 @@ def kernel_attention(
         form = form.with_additive(str(query.dtype))
     attend = _cudnn if kernel == "cudnn" else functools.partial(_splash, interpret=interpret)
     sees_any = None if form is None else form.sees_any
-    output = _on_each_device(functools.partial(attend, scale=scale), query, key, value, form)
+    band = (None, None) if form is None else (form.lowest, form.highest)
+    # What a kernel computes depends on the band, which a count of the program's operations reads off this name.
+    with jax.named_scope(band_scope(*band)):
+        output = _on_each_device(functools.partial(attend, scale=scale), query, key, value, form)
     # A kernel spreads a query that sees nothing over all keys; contract 2 wants zeros, and zero gradients.
     return output if sees_any is None else jnp.where(sees_any[:, :, None, None], output, 0)
 

@@ -44,5 +44,8 @@ def _tangent(spec: str, operands, moving):
 
 
 def _cotangent(spec: str, operands, cotangent: jax.Array):
-    _, pull = jax.vjp(functools.partial(jnp.einsum, spec), *operands)
-    return pull(cotangent.astype(operands[0].dtype))
+    x, y = operands
+    cotangent = cotangent.astype(x.dtype)
+    (of_x,) = jax.linear_transpose(lambda x: jnp.einsum(spec, x, y), x)(cotangent)
+    (of_y,) = jax.linear_transpose(lambda y: jnp.einsum(spec, x, y), y)(cotangent)
+    return of_x, of_y

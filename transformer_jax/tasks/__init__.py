@@ -15,10 +15,12 @@ from transformer_jax.tasks import language_modeling, translation
 from transformer_jax.training import driver
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.run_folder import read_run
-from transformer_jax.training.task import TaskEntry
+from transformer_jax.training.task import TaskEntry, entry_of, register
 from transformer_jax.training.trained_model import read_trained
 
 TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (translation.ENTRY, language_modeling.ENTRY)}
+for _entry in TASKS.values():
+    register(_entry)
 
 
 def configure(task: str, recipe: str, **values: Any) -> RunConfig:
@@ -31,21 +33,9 @@ def configure(task: str, recipe: str, **values: Any) -> RunConfig:
     return TASKS[task].configure(recipe, **values)
 
 
-def task_of(config: RunConfig) -> TaskEntry:
-    """The entry of the task that a config is of.
-
-    Raises:
-      UserError: none of `TASKS`.
-    """
-    for entry in TASKS.values():
-        if entry.config is type(config.task):
-            return entry
-    raise UserError(f"{type(config.task).__name__} is the config of no task: known are {', '.join(TASKS)}")
-
-
 def train(config: RunConfig, run_dir: str | pathlib.Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     """Trains, resumes or extends a run of any of `TASKS`; see `training.driver.train`."""
-    return driver.train(task_of(config), config, run_dir, tasks=TASKS, **options)
+    return driver.train(entry_of(config), config, run_dir, tasks=TASKS, **options)
 
 
 def load(

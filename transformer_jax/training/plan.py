@@ -87,14 +87,16 @@ def abstract_state(
     return jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
-    """The compiled step of a run for its largest batch; nothing is allocated.
+def abstract_step(
+    entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None
+) -> tuple[Any, tuple[Any, Any]]:
+    """(the jitted step of a run, shapes of its state and its largest batch); nothing is allocated.
 
     Args:
       entry: of the task.
       config: of the run.
       compute: how the model is computed.
-      mesh: over which the run is sharded; None is one device.
+      mesh: over which the run is sharded, of devices that need not be here; None is one device.
     """
     accumulation = config.optimization.accumulation
     with on_mesh(mesh):
@@ -117,8 +119,14 @@ def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, 
             ema_decay=config.optimization.ema,
             shardings=shardings,
         )
-        batch = jax.tree.map(placed, dict(entry.abstract_batch(config)))
-        return step.lower(state, batch).compile()
+        return step, (state, jax.tree.map(placed, dict(entry.abstract_batch(config))))
+
+
+def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
+    """`abstract_step` compiled for its shapes."""
+    step, arguments = abstract_step(entry, config, compute, mesh)
+    with on_mesh(mesh):
+        return step.lower(*arguments).compile()
 
 
 def describe_compiled(program: Any) -> Iterator[str]:

@@ -120,6 +120,29 @@ class OpenedStart(Protocol):
     def processor(self) -> Any: ...
 
 
+_REGISTERED: dict[type, TaskEntry] = {}
+
+
+def register(entry: TaskEntry) -> TaskEntry:
+    """Makes `entry_of` know a task by its config's type."""
+    _REGISTERED[entry.config] = entry
+    return entry
+
+
+def entry_of(config: RunConfig) -> TaskEntry:
+    """The registered entry of the task that a config is of.
+
+    Raises:
+      UserError: none.
+    """
+    if type(config.task) not in _REGISTERED:
+        raise UserError(
+            f"{type(config.task).__name__} is the config of no task: known are "
+            f"{', '.join(entry.name for entry in _REGISTERED.values())}"
+        )
+    return _REGISTERED[type(config.task)]
+
+
 class TaskEntry(NamedTuple):
     """What a task's file registers; all of it works without data.
 

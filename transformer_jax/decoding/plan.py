@@ -1,0 +1,88 @@
+"""The programs of decoding for shapes alone, to be compiled for devices that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.distributed.mesh import ROWS, TENSOR, row_shards
+from transformer_jax.distributed.sharding import model_shardings, placed_shapes
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.models.registry import module_of
+
+Program = tuple[Any, tuple[Any, ...]]
+
+
+def abstract_programs(
+    config: Any,
+    *,
+    rows: int,
+    prompt: int,
+    length: int,
+    mesh: Mesh,
+    dtype: str,
+    compute: ComputeOptions,
+    module: Any = None,
+) -> dict[str, Program]:
+    """(jitted function, shapes of its arguments) of "prefill" or "encode", and of "decoding".
+
+    Args:
+      config: of a decoder or a translator.
+      rows: B.
+      prompt: tokens of a prompt, or of a source.
+      length: places of the cache.
+      mesh: over which they are sharded: parameters by the table, rows over `data` and `fsdp`, heads over `tensor`.
+      dtype: of parameters and computation.
+      compute: how the model is computed.
+      module: of the model; None: the registry's.
+    """
+    config = dataclasses.replace(config, dtype=dtype)
+    made = module_of(config) if module is None else module
+
+    def create(key: jax.Array) -> Any:
+        model = made(config, rngs=nnx.Rngs(key), compute=compute)
+        # As `pretrained.load` does: vectors stay float32.
+        return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 and x.dtype == jnp.float32 else x, model)
+
+    model = jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
+    model = placed_shapes(model, model_shardings(model, mesh))
+    tokens = jax.ShapeDtypeStruct((rows, prompt), jnp.int32)
+    if hasattr(model, "encode") or hasattr(model, "source_embedding"):
+        start = jax.jit(lambda model, source: model.start(source, max_length=length))
+        cache = jax.eval_shape(start, model, tokens)
+        first: Program = start, (model, _placed(tokens, mesh))
+        name = "encode"
+    else:
+
+        def prefill(model: Any, tokens: jax.Array) -> Any:
+            cache = model.start(rows, max_length=length)
+            output, cache = model.step_function()(cache, tokens, last_only=True)
+            return output.logits, cache
+
+        cache = jax.eval_shape(prefill, model, tokens)[1]
+        first = jax.jit(prefill), (model, _placed(tokens, mesh))
+        name = "prefill"
+
+    def decode(model: Any, cache: Any, tokens: jax.Array) -> Any:
+        output, cache = model.step_function()(cache, tokens)
+        return output.logits, cache
+
+    cache = jax.tree.map(lambda x: _placed(x, mesh), cache)
+    last = _placed(jax.ShapeDtypeStruct((rows, 1), jnp.int32), mesh)
+    # The cache is updated in place, as in the loop of a search.
+    return {name: first, "decoding": (jax.jit(decode, donate_argnums=1), (model, cache, last))}
+
+
+def _placed(x: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Shards the rows, and the heads of keys and values (B, G, K, S)."""
+    axes: list[Any] = [None] * len(x.shape)
+    if x.shape and x.shape[0] % row_shards(mesh) == 0:
+        axes[0] = ROWS
+    if len(x.shape) == 4 and x.shape[1] % mesh.shape[TENSOR] == 0:
+        axes[1] = TENSOR
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))

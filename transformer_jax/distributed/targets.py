@@ -1,0 +1,207 @@
+"""Accelerators that programs are compiled for without being here: their data sheets, and their devices.
+
+The compilers of JAX's plugins run on any x86 machine. A topology is named as "v5e:4x4" (chips along each axis of a
+TPU slice), "2*v5e:4x4" (two slices), "h100:8" (devices of a host) or "h100:4x8" (hosts x devices).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from transformer_jax.distributed.mesh import AXES, DATA, parse_mesh
+from transformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a maker states of one device.
+
+    Attributes:
+      kind: "tpu" or "gpu".
+      name: as people say it.
+      peak: dense bfloat16 operations a second.
+      memory: bytes that programs may use.
+      bandwidth: of the memory, bytes a second.
+      within: bytes a second that a device sends over the links of its slice or host, in one direction.
+      between: the same to other slices or hosts. A TPU host's network is an assumption: 200 Gbit/s.
+      gpu: fields of XLA's description of a GPU.
+    """
+
+    kind: str
+    name: str
+    peak: float
+    memory: int
+    bandwidth: float
+    within: float
+    between: float
+    gpu: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gpu:
+    """Fields of a GPU that XLA's compiler asks for: cores, lanes of each, clock in GHz, caches in bytes."""
+
+    major: int
+    cores: int
+    lanes: int
+    clock: float
+    l2: int
+    shared_by_core: int
+    shared_by_block: int
+
+
+_GIB, _AMPERE, _HOPPER = 2**30, dict(major=8, lanes=64), dict(major=9, lanes=128)
+_A100 = _Gpu(cores=108, clock=1.41, l2=40 * 2**20, shared_by_core=164 * 1024, shared_by_block=163 * 1024, **_AMPERE)
+_H100 = _Gpu(cores=132, clock=1.98, l2=50 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_HOPPER)
+
+# Sources: Google Cloud's pages of system architecture for TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links of
+# the slice; the compiler keeps a quarter of a GiB for itself); NVIDIA's data sheets of the A100 SXM4 40 GB, the H100
+# SXM5 80 GB and the H200 SXM (dense rates, NVLink of both directions halved; InfiniBand of 200 and 400 Gbit/s a GPU).
+CHIPS = {
+    "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
+    "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
+    "v5p": Chip("tpu", "TPU v5p", 459e12, int(94.75 * _GIB), 2765e9, 600e9, 6.25e9),
+    "v6e": Chip("tpu", "TPU v6e", 918e12, int(31.25 * _GIB), 1640e9, 400e9, 3.125e9),
+    "a100": Chip("gpu", "NVIDIA A100-SXM4-40GB", 312e12, 42_297_786_368, 1555e9, 300e9, 25e9, _A100),
+    "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", 989e12, 84_978_434_048, 3352e9, 450e9, 50e9, _H100),
+    "h200": Chip("gpu", "NVIDIA H200", 989e12, 150_754_820_096, 4800e9, 450e9, 50e9, _H100),
+}
+_EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
+_EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
+_NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices of one kind.
+
+    Attributes:
+      text: its name.
+      chip: of which all are.
+      devices: XLA's, which can be compiled for and hold no array.
+      group: devices that are joined by the links of one slice or host; the others are reached over a network.
+    """
+
+    text: str
+    chip: Chip
+    devices: tuple[Any, ...]
+    group: int
+
+
+def topology_of(text: str) -> Topology:
+    """The devices of a topology.
+
+    Raises:
+      UserError: none that is known, or its compiler is not installed.
+    """
+    found = re.fullmatch(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)", text)
+    chip = CHIPS.get(found[2]) if found else None
+    if found is None or chip is None:
+        raise UserError(
+            f"`topology` {text!r} is none that is known: chips are {', '.join(CHIPS)}, as in {_EXAMPLES}"
+        )
+    sizes = [int(size) for size in found[3].split("x")]
+    slices = int(found[1] or 1)
+    if min(*sizes, slices, 1) < 1:
+        raise UserError(f"`topology` {text!r} has no device")
+    if reason := missing_compiler(chip.kind):
+        raise UserError(reason)
+    try:
+        devices = (_tpu if chip.kind == "tpu" else _gpu)(found[2], chip, sizes, slices)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        first = str(error).splitlines()[0][:160]
+        raise UserError(f"`topology` {text!r}: the compiler knows none such ({first}); write {_EXAMPLES}") from None
+    group = len(devices) // slices if chip.kind == "tpu" else sizes[-1]
+    return Topology(text, chip, tuple(devices), group)
+
+
+def missing_compiler(kind: str) -> str | None:
+    """What to install for compiling for "tpu" or "gpu", or None if it is installed."""
+
+    def absent(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is None
+        except ModuleNotFoundError:
+            return True
+
+    if not any(absent(name) for name in _NEEDED[kind]):
+        return None
+    return f"the compiler is not installed: pip install 'transformer_jax[{_EXTRAS[kind]}]'"
+
+
+def _tpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
+    # libtpu asks a cloud machine's metadata which chips it has, and locks them for one process.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    options: dict[str, Any] = {}
+    if name == "v4":
+        options["chip_config_name"] = "megacore"  # two cores as one device with all of a chip's memory
+    if all(size == 1 for size in sizes):
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if slices > 1:
+        options["num_slices"] = slices
+    shape = "x".join(map(str, sizes))
+    return topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options).devices
+
+
+def _gpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
+    if len(sizes) > 2 or slices > 1:
+        raise ValueError("GPUs are DEVICES or HOSTSxDEVICES")
+    hosts, devices = (1, *sizes) if len(sizes) == 1 else sizes
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name=name, target_config=_description(chip), topology=f"1x{hosts}x{devices}"
+    ).devices
+
+
+def _description(chip: Chip) -> str:
+    """A GPU as XLA's GpuTargetConfigProto, in text form."""
+    gpu: _Gpu = chip.gpu
+    info = dict(
+        core_count=gpu.cores, fpus_per_core=gpu.lanes, clock_rate_ghz=gpu.clock, l2_cache_size=gpu.l2,
+        memory_bandwidth=int(chip.bandwidth), device_memory_size=chip.memory,
+        shared_memory_per_core=gpu.shared_by_core, shared_memory_per_block_optin=gpu.shared_by_block,
+        # The same of every GPU since Ampere (CUDA C++ Programming Guide, table of compute capabilities).
+        shared_memory_per_block=48 * 1024, threads_per_block_limit=1024, threads_per_warp=32,
+        threads_per_core_limit=2048, registers_per_core_limit=2**16, registers_per_block_limit=2**16,
+        block_dim_limit_x=2**31 - 1, block_dim_limit_y=2**16 - 1, block_dim_limit_z=2**16 - 1,
+    )  # fmt: skip
+    fields = " ".join(f"{name}: {value}" for name, value in info.items())
+    return (
+        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {gpu.major} minor: 0 }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} '
+        f'device_description_str: "{chip.name}"'
+    )
+
+
+def target_mesh(topology: Topology, text: str | None) -> Mesh:
+    """The mesh of "data=2,tensor=4" over the devices of a topology; None: rows over all of them.
+
+    Raises:
+      UserError: a mesh that is not of all devices.
+    """
+    count = len(topology.devices)
+    sizes = parse_mesh(f"{DATA}={count}" if text is None else text)
+    if int(np.prod(list(sizes.values()))) != count:
+        raise UserError(f"`mesh` {text} does not cover the {count} devices of {topology.text}")
+    devices = np.array(topology.devices).reshape(tuple(sizes.values()))
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def without_plugins() -> None:
+    """Has JAX use the CPU alone, although plugins for devices that are not here are installed.
+
+    To be called before any device is used.
+    """
+    # A plugin looks for its driver and for a version of it when it is loaded, and says at length that it has none.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    jax.config.update("jax_platforms", "cpu")

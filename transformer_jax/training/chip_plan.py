@@ -1,0 +1,176 @@
+"""A run compiled for accelerators that are not here: its step, its decoding, and what would make it fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+from transformer_jax.decoding.plan import abstract_programs
+from transformer_jax.distributed.mesh import DATA, FSDP, on_mesh, parse_mesh
+from transformer_jax.distributed.program_report import ProgramReport, reported
+from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
+from transformer_jax.errors import UserError
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.training.config import RunConfig
+from transformer_jax.training.plan import abstract_step
+from transformer_jax.training.task import TaskEntry, entry_of
+
+# A compilation for a TPU takes half a minute to two.
+_MOST_COMPILED = 8
+_FITTING = 3
+
+
+def compile_step(
+    config: RunConfig,
+    *,
+    topology: str | Topology,
+    mesh: str | None = None,
+    compute: ComputeOptions = ComputeOptions(),
+    entry: TaskEntry | None = None,
+) -> ProgramReport:
+    """The training step of a run, compiled for devices that need not be here.
+
+    Args:
+      config: of the run.
+      topology: as "v5e:4x4" or "h100:8", see `distributed.targets`.
+      mesh: as "fsdp=4,tensor=2", of all its devices; None shards the rows over all of them.
+      compute: how the model is computed.
+      entry: of the task; None: that of the config, if it is registered.
+
+    Raises:
+      UserError: a topology, mesh or config that cannot be, or a compiler that is not installed.
+    """
+    entry = entry_of(config) if entry is None else entry
+    topology = topology_of(topology) if isinstance(topology, str) else topology
+    own = target_mesh(topology, mesh)
+    if entry.check_mesh is not None:
+        entry.check_mesh(config, own)
+    step, arguments = abstract_step(entry, config, compute, own)
+    with on_mesh(own):
+        return reported(step, arguments, topology)
+
+
+def compile_decoding(
+    model_config: Any,
+    *,
+    topology: str | Topology,
+    rows: int = 1,
+    prompt: int = 128,
+    length: int | None = None,
+    mesh: str | None = None,
+    dtype: str = "bfloat16",
+    compute: ComputeOptions = ComputeOptions(),
+    module: Any = None,
+) -> dict[str, ProgramReport]:
+    """"prefill" (of a decoder) or "encode" (of a translator), and "decoding", one token of each row.
+
+    Args:
+      model_config: of the model.
+      topology: see `compile_step`.
+      rows: texts that are continued at once, or sentences.
+      prompt: tokens of each prompt or source.
+      length: places of the cache; None is the model's `max_length`.
+      mesh: see `compile_step`.
+      dtype: of the parameters and of the computation.
+      compute: how the model is computed.
+      module: of the model; None: the registry's for the config.
+
+    Raises:
+      UserError: see `compile_step`.
+    """
+    topology = topology_of(topology) if isinstance(topology, str) else topology
+    own = target_mesh(topology, mesh)
+    with on_mesh(own):
+        programs = abstract_programs(
+            model_config, rows=rows, prompt=prompt, length=length or model_config.max_length, mesh=own,
+            dtype=dtype, compute=compute, module=module,
+        )  # fmt: skip
+        return {name: reported(*program, topology) for name, program in programs.items()}
+
+
+class Way(NamedTuple):
+    """A change of a run that lowers its memory.
+
+    Attributes:
+      flags: of the command.
+      report: of the step with them.
+    """
+
+    flags: str
+    report: ProgramReport
+
+
+def ways_to_fit(
+    entry: TaskEntry, config: RunConfig, topology: Topology, mesh: str | None, compute: ComputeOptions
+) -> Iterator[Way]:
+    """The changes under which a step fits, cheapest first; at most three, found by at most eight compilations.
+
+    Sharding parameters over `fsdp` costs communication, rematerialisation operations ("attention" a few percent,
+    "blocks" a third of the forward pass), accumulation smaller products.
+    """
+    found = 0
+    for tried, (flags, changed, own_mesh, own_compute) in enumerate(
+        _candidates(entry, config, topology, mesh, compute)
+    ):
+        if tried == _MOST_COMPILED or found == _FITTING:
+            return
+        report = compile_step(changed, topology=topology, mesh=own_mesh, compute=own_compute, entry=entry)
+        if report.fits:
+            found += 1
+            yield Way(flags, report)
+
+
+def _candidates(entry, config, topology, mesh, compute):
+    count = len(topology.devices)
+    meshes: list[str | None] = [mesh]
+    sizes = parse_mesh(mesh or f"{DATA}={count}")
+    if sizes[DATA] > 1:
+        # The same devices with parameters and optimizer state in shards.
+        others = ",".join(f"{axis}={n}" for axis, n in sizes.items() if n > 1 and axis not in (DATA, FSDP))
+        meshes.append(",".join(filter(None, (f"{FSDP}={sizes[DATA] * sizes[FSDP]}", others))))
+    policies = ("none", "elementwise", "attention", "blocks")
+    with on_mesh(target_mesh(topology, mesh)):
+        own = policies.index(compute.recomputed) if compute.recomputed in policies else len(policies) - 1
+    current = config.optimization.accumulation
+    for accumulation in (current, 2 * current, 4 * current, 8 * current):
+        changed = dataclasses.replace(
+            config, optimization=dataclasses.replace(config.optimization, accumulation=accumulation)
+        )
+        for policy in policies[own:] if accumulation == current else ("blocks",):
+            for one in reversed(meshes) if policy == "blocks" else meshes:
+                if (accumulation, policy, one) == (current, policies[own], mesh):
+                    continue
+                try:
+                    entry.objective(changed, changed.model)
+                    if entry.check_mesh is not None:
+                        entry.check_mesh(changed, target_mesh(topology, one))
+                except UserError:
+                    continue
+                flags = [f"--mesh {one}"] if one != mesh else []
+                flags += [f"--remat {policy}"] if policy != policies[own] else []
+                flags += [f"--accumulation {accumulation}"] if accumulation != current else []
+                yield " ".join(flags), changed, one, dataclasses.replace(compute, remat=policy)
+
+
+def describe_report(report: ProgramReport) -> Iterator[str]:
+    """Lines on a program for people."""
+    gib = 2**30
+    needed = report.argument_bytes + report.temporary_bytes
+    state = "fits" if report.fits else f"{(needed - report.device_memory_bytes) / gib:.2f} GiB too much"
+    yield (
+        f"{needed / gib:.2f} GiB of {report.device_memory_bytes / gib:.2f} per device: "
+        f"{report.argument_bytes / gib:.2f} arguments, {report.temporary_bytes / gib:.2f} temporaries; {state}"
+    )
+    if report.program is None:
+        return
+    yield (
+        f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by roofline "
+        f"(limit: {report.limit}), {report.utilisation_modelled:.0%} of the peak"
+    )
+    yield "attention " + (", ".join(report.attention) or "without a kernel")
+    sent = ", ".join(f"{kind} {size / 1e6:,.2f} MB" for kind, size in report.collective_bytes.items())
+    if sent:
+        links = ", ".join(f"{size / 1e6:,.2f} MB {link}" for link, size in report.link_bytes.items() if size)
+        yield f"each device sends {sent} ({links} hosts or slices)"
