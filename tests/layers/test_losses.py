@@ -1,9 +1,18 @@
+import contextlib
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.losses import smoothed_cross_entropy, symmetric_divergence
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.layers.float32_product import float32_product
+from transformer_jax.layers.losses import (
+    cross_entropy_in_parts,
+    smoothed_cross_entropy,
+    symmetric_divergence,
+)
 
 B, T, V = 3, 5, 11
 
@@ -70,3 +79,57 @@ def test_divergence_equals_torch(rng):
     )
     ours = symmetric_divergence(jnp.asarray(a), jnp.asarray(b), jnp.ones(B * T))
     np.testing.assert_allclose(ours, theirs.item() / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mesh", [None, "data=2,tensor=2,sequence=2"])
+def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh):
+    rows, length, width = 4, 6, 7
+    states = jnp.asarray(rng.normal(size=(rows, length, width)), dtype)
+    table = jnp.asarray(rng.normal(size=(V, width)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, V, (rows, length)))
+    weights = jnp.asarray(rng.random((rows, length)) < 0.7)
+
+    def total(states, table, parts):
+        def logits_of(x):
+            return float32_product("...d,vd->...v", x, table.astype(x.dtype))
+
+        return cross_entropy_in_parts(logits_of, states, labels, weights, smoothing, parts=parts)
+
+    def of(parts):
+        def loss(states, table):
+            sums = total(states, table, parts)
+            return sums[0], sums
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(states, table)
+
+    (_, expected), theirs = of(1)
+    with on_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
+        (_, found), gradients = of(3)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for own, other in zip(gradients, theirs, strict=True):
+        tolerance = 1e-5 if dtype == jnp.float32 else 0.02
+        np.testing.assert_allclose(
+            own.astype(jnp.float32), other.astype(jnp.float32), atol=tolerance * float(jnp.abs(other).max())
+        )
+
+
+def test_in_parts_it_holds_a_part_of_the_logits():
+    rows, length, width, vocab = 4, 256, 16, 4_096
+
+    def loss(states, table, parts):
+        labels = jnp.zeros((rows, length), jnp.int32)
+        logits_of = functools.partial(float32_product, "...d,vd->...v", y=table)
+        return cross_entropy_in_parts(logits_of, states, labels, labels == 0, parts=parts)[0]
+
+    def temporaries(parts):
+        given = jax.ShapeDtypeStruct((rows, length, width), jnp.float32), jax.ShapeDtypeStruct(
+            (vocab, width), jnp.float32
+        )
+        step = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
+        return step.lower(*given, parts).compile().memory_analysis().temp_size_in_bytes
+
+    logits = 4 * rows * length * vocab
+    assert temporaries(1) > logits
+    assert temporaries(16) < logits / 4

@@ -1,0 +1,119 @@
+"""Tiny models of each block kind, compiled for TPUs and GPUs that are not here: what is in their programs."""
+
+import functools
+
+import jax
+import pytest
+
+from transformer_jax import configure
+from transformer_jax.distributed.collectives import collectives
+from transformer_jax.distributed.mesh import on_mesh
+from transformer_jax.distributed.program_report import _shard_bytes
+from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.training.chip_plan import compile_decoding, compile_step
+from transformer_jax.training.plan import abstract_step
+from transformer_jax.training.task import entry_of
+
+# What the fusion barrier compares with, as programs print it; see `layers.fusion_barrier`.
+BARRIER = str(0x7FABCDEF)
+KERNEL = {"v5e:2x2": "splash", "h100:2": "cudnn"}
+
+
+def for_chips(topology):
+    reason = missing_compiler("tpu" if topology.startswith("v") else "gpu")
+    return pytest.param(topology, marks=[pytest.mark.skipif(reason is not None, reason=reason or "")])
+
+
+TOPOLOGIES = [for_chips("v5e:2x2"), for_chips("h100:2")]
+
+
+@pytest.fixture(autouse=True)
+def stacks_are_as_on_the_target(monkeypatch):
+    """The tests' own setting scans every stack; what an accelerator gets is to be seen here."""
+    from tests.conftest import UNROLLED
+
+    monkeypatch.setattr(ComputeOptions, "unroll_of", UNROLLED)
+
+
+def config(name):
+    """Of 128 tokens, two layers and heads of 32, in bfloat16."""
+    if name == "transformer":
+        return configure(
+            "translation", "phrases", model="transformer", preset="mini", vocab_size=300, max_length=128,
+            batching="packed", batch_tokens=2_048, dtype="bfloat16", optimizer="adam",
+        )  # fmt: skip
+    return configure(
+        "language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, layers=2,
+        dtype="bfloat16",
+    )  # fmt: skip
+
+
+@functools.cache
+def step(name, topology, mesh):
+    return compile_step(config(name), topology=topology, mesh=mesh)
+
+
+def sizes(name, topology, mesh):
+    """(bytes of the state on one device, bytes of all of it)."""
+    own = config(name)
+    mesh = target_mesh(topology_of(topology), mesh)
+    _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
+    leaves = jax.tree.leaves(state)
+    with on_mesh(mesh):
+        return sum(map(_shard_bytes, leaves)), sum(
+            _shard_bytes(jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in leaves
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm"])
+def test_a_training_step(name, topology):
+    mesh = {"v5e:2x2": "fsdp=2,tensor=2", "h100:2": "fsdp=2"}[topology]
+    report = step(name, topology, mesh)
+    assert report.fits
+    assert 0 < report.utilisation_modelled <= 1
+    text = report.program.as_text()
+    assert BARRIER not in text
+    if name != "lstm":
+        assert KERNEL[topology] in report.attention
+        assert " while(" in text, "layers in a loop"
+    own, complete = sizes(name, topology, mesh)
+    needs = report.program.memory_analysis()
+    # Weights and moments stay sharded: all but vectors and what an axis does not divide.
+    assert own < complete / 1.7
+    # The state is donated and nothing of it is copied; the compiler counts in tiles, hence "at least".
+    assert needs.alias_size_in_bytes >= own * 0.98
+    # No collective has a whole state: the largest result is one table or the gradient of one.
+    largest = max((one.bytes for one in collectives(text)), default=0)
+    assert 0 < largest < complete / 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("mesh", ["data", "sequence"])
+def test_rows_and_tokens_over_devices(topology, mesh):
+    data, sequence = ("data=4", "data=2,sequence=2") if topology == "v5e:2x2" else ("data=2", "sequence=2")
+    report = step("gpt", topology, data if mesh == "data" else sequence)
+    kinds = set(report.collective_bytes)
+    if mesh == "data":
+        assert kinds == {"all-reduce"}
+        assert KERNEL[topology] in report.attention
+    else:
+        assert "collective-permute" in kinds, "keys and values go round"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm"])
+def test_decoding(name, topology):
+    mesh = {"v5e:2x2": "data=2,tensor=2", "h100:2": "tensor=2"}[topology]
+    reports = compile_decoding(config(name).model, topology=topology, rows=4, prompt=128, mesh=mesh)
+    assert set(reports) == {"encode" if name == "transformer" else "prefill", "decoding"}
+    for report in reports.values():
+        assert report.fits
+        assert BARRIER not in report.program.as_text()
+    # The cache is written in place.
+    cache = reports["decoding"].program.memory_analysis()
+    assert cache.alias_size_in_bytes > 0

@@ -1,0 +1,176 @@
+"""Kernels: their form of each mask against literal grids, Pallas's kernel run on a CPU against the plain form."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.distributed.program_flops import program_flops
+from transformer_jax.layers import attention_kernels, visibility
+from transformer_jax.layers.attention import dot_product_attention
+from transformer_jax.layers.attention_kernels import kernel_attention, refusal
+from transformer_jax.layers.kernel_mask import KernelMask
+
+SEGMENTS = jnp.asarray([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]])
+VALID = SEGMENTS != 0
+
+
+def grid(rows):
+    return np.array([[int(place) for place in row] for row in rows.split()])
+
+
+# (relations of 5 queries and 5 keys, what each row of the batch sees)
+MASKS = {
+    "causal": (visibility.causal(5, 5), ["10000 11000 11100 11110 11111"] * 2),
+    "continued": (visibility.causal(3, 5, first_query=2), ["11100 11110 11111"] * 2),
+    "window": (visibility.window(5, 5, before=1, after=1), ["11000 11100 01110 00111 00011"] * 2),
+    "real": (visibility.real(VALID), ["11110 " * 5, "11111 " * 5]),
+    "documents": (
+        visibility.causal(5, 5) & visibility.same_segment(SEGMENTS, SEGMENTS),
+        ["10000 11000 00100 00110 00001", "10000 01000 01100 01110 01111"],
+    ),
+    "real documents": (
+        visibility.same_segment(SEGMENTS, SEGMENTS) & visibility.real(VALID),
+        ["11000 11000 00110 00110 00000", "10000 01111 01111 01111 01111"],
+    ),
+}
+
+
+def shown(form, queries, keys):
+    """The grid that a kernel makes of its form of a mask."""
+    distance = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+    seen = np.ones((2, queries, keys), bool)
+    if form.lowest is not None:
+        seen &= distance >= form.lowest
+    if form.highest is not None:
+        seen &= distance <= form.highest
+    if form.query_segments is not None:
+        seen &= np.asarray(form.query_segments)[:, :, None] == np.asarray(form.key_segments)[:, None, :]
+    return seen
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_kernels_form_of_a_mask_shows_what_the_grid_shows(name):
+    relations, rows = MASKS[name]
+    expected = np.stack([grid(row) for row in rows])
+    _, queries, keys = expected.shape
+    form = KernelMask.of(relations, queries, keys)
+    np.testing.assert_array_equal(shown(form, queries, keys), expected)
+    np.testing.assert_array_equal(np.broadcast_to(form.dense()[:, 0], expected.shape), expected)
+    if form.sees_any is not None:
+        np.testing.assert_array_equal(np.broadcast_to(form.sees_any, expected.shape[:2]), expected.any(axis=-1))
+    added = form.with_additive("bfloat16").additive
+    if form.query_segments is not None:
+        same = np.asarray(form.query_segments)[:, :, None] == np.asarray(form.key_segments)[:, None, :]
+        np.testing.assert_array_equal(np.asarray(added[:, 0] == 0), same)
+        assert bool(jnp.isfinite(added).all())
+
+
+def test_relations_that_no_kernel_has_a_form_for():
+    places = jnp.arange(5)[None]
+    assert KernelMask.of(visibility.Visibility((visibility.Relation(places, places, 0, 3),)), 5, 5) is None
+    two = visibility.same_segment(SEGMENTS, SEGMENTS)
+    assert KernelMask.of(two & two, 5, 5) is None
+    assert KernelMask.of(visibility.causal(5, 5, first_query=jnp.arange(2)), 5, 5) is None
+    assert KernelMask.of(visibility.causal(5, 5, first_query=-1), 5, 5) is None, "the first query sees nothing"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changes", "reason"),
+    [
+        ("cudnn", {}, "dtype float32"),
+        ("cudnn", {"dtype": "bfloat16", "width": 12}, "head width 12"),
+        ("cudnn", {"dtype": "bfloat16", "width": 256}, "head width 256"),
+        ("cudnn", {"dtype": "bfloat16", "length": 129}, "129 queries"),
+        ("cudnn", {"dtype": "bfloat16"}, None),
+        ("splash", {"dtype": "float16"}, "dtype float16"),
+        ("splash", {"length": 100}, "multiples of 128"),
+        ("splash", {}, None),
+    ],
+)
+def test_what_a_kernel_takes(kernel, changes, reason):
+    own = dict(dtype="float32", width=64, length=128) | changes
+    x = jax.ShapeDtypeStruct((2, own["length"], 4, own["width"]), own["dtype"])
+    found = refusal(kernel, x, x, x, visibility.causal(own["length"], own["length"]), None)
+    assert found is None if reason is None else reason in found
+    assert "bias" in refusal(kernel, x, x, x, None, jnp.zeros(()))
+    assert "array" in refusal(kernel, x, x, x, jnp.ones((1, 1, 1, 1), bool), None)
+
+
+def cases():
+    T = 128
+    segments = jnp.asarray(np.sort(np.random.default_rng(1).integers(1, 4, (2, T)), axis=1))
+    valid = jnp.arange(T) < jnp.asarray([[100], [T]])
+    return {
+        "all": None,
+        "causal": visibility.causal(T, T),
+        "window": visibility.window(T, T, before=20),
+        "documents": visibility.causal(T, T) & visibility.same_segment(segments, segments),
+        "padding": visibility.real(valid),
+        "unseen": visibility.same_segment(jnp.where(valid, 1, 2), jnp.ones_like(segments)),
+    }
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("name", list(cases()))
+def test_the_tpu_kernel_equals_the_plain_form(rng, name, groups):
+    mask = cases()[name]
+    given = [jnp.asarray(rng.normal(size=(2, 128, heads, 16)), jnp.float32) for heads in (4, groups, groups)]
+    cotangent = jnp.asarray(rng.normal(size=(2, 128, 4, 16)), jnp.float32)
+
+    def total(attend, *given):
+        output = attend(*given, mask=mask, scale=0.3)
+        return (output * cotangent).sum(), output
+
+    splash = functools.partial(kernel_attention, "splash", interpret=True)
+    plain = functools.partial(dot_product_attention, implementation="plain")
+    (_, found), gradients = jax.jit(
+        jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True), static_argnums=0
+    )(splash, *given)
+    (_, expected), theirs = jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True)(plain, *given)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for own, other in zip(gradients, theirs, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+    if name == "unseen":
+        np.testing.assert_array_equal(found[0, 100:], 0.0)
+        np.testing.assert_array_equal(gradients[0][0, 100:], 0.0)
+
+
+def test_each_device_runs_the_kernel_on_its_rows_and_heads(rng):
+    given = [jnp.asarray(rng.normal(size=(2, 128, 4, 16)), jnp.float32) for _ in range(3)]
+    mask = cases()["documents"]
+    splash = functools.partial(kernel_attention, "splash", mask=mask, scale=0.3, interpret=True)
+    with on_mesh(make_mesh("data=2,tensor=2")):
+        compiled = jax.jit(splash).lower(*given).compile()
+        found = compiled(*given)
+    np.testing.assert_allclose(found, jax.jit(splash)(*given), atol=1e-6)
+
+
+def test_operations_of_kernels_follow_the_band(rng):
+    x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.float32)
+
+    def count(mask):
+        attend = functools.partial(kernel_attention, "splash", mask=mask, scale=1.0, interpret=True)
+        forward = program_flops(jax.make_jaxpr(attend)(x, x, x))
+        total = jax.grad(lambda *given: attend(*given).sum(), argnums=(0, 1, 2))
+        return forward, program_flops(jax.make_jaxpr(total)(x, x, x))
+
+    pairs = 2 * 4 * 256 * 256
+    # Beside its products the backward pass has sums over the output, as small as one column of them.
+    np.testing.assert_allclose(count(None), (2 * 2 * pairs * 64, 9 * 2 * pairs * 64), rtol=1e-3)
+    causal = 2 * 4 * 256 * 257 / 2
+    found = count(visibility.causal(256, 256))
+    np.testing.assert_allclose(found, (2 * 2 * causal * 64, 9 * 2 * causal * 64), rtol=1e-3)
+
+
+def test_the_form_that_replaces_a_kernel_is_said_once(monkeypatch, rng):
+    monkeypatch.setattr("transformer_jax.layers.attention.platform", lambda: "gpu")
+    attention_kernels.report_refusal.cache_clear()
+    x = jnp.asarray(rng.normal(size=(1, 300, 2, 12)), jnp.bfloat16)
+    with pytest.warns(UserWarning, match="cudnn does not take head width 12 .* the chunked form is used") as said:
+        for _ in range(2):
+            dot_product_attention(x, x, x, mask=visibility.causal(300, 300))
+    assert len(said) == 1
