@@ -50,7 +50,9 @@ def pytest_unconfigure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
-    parser.addoption("--soak", action="store_true", help="run the tests marked soak as well, and longer searches")
+    parser.addoption(
+        "--soak", action="store_true", help="run the tests marked soak as well, and longer searches"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -124,8 +124,9 @@ def test_in_parts_it_holds_a_part_of_the_logits():
         return cross_entropy_in_parts(logits_of, states, labels, labels == 0, parts=parts)[0]
 
     def temporaries(parts):
-        given = jax.ShapeDtypeStruct((rows, length, width), jnp.float32), jax.ShapeDtypeStruct(
-            (vocab, width), jnp.float32
+        given = (
+            jax.ShapeDtypeStruct((rows, length, width), jnp.float32),
+            jax.ShapeDtypeStruct((vocab, width), jnp.float32),
         )
         step = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
         return step.lower(*given, parts).compile().memory_analysis().temp_size_in_bytes

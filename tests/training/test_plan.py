@@ -24,7 +24,9 @@ def test_what_lowers_the_need_of_a_step():
     config = configure("language_modeling", "text", batch_size=16)
     mesh = make_mesh("data=2,fsdp=4")
     need = temporary(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1), mesh))
-    assert temporary(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1, remat="blocks"), mesh)) < 0.7 * need
+    assert (
+        temporary(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1, remat="blocks"), mesh)) < 0.7 * need
+    )
     parts = config.with_values(accumulation=2)
     assert temporary(compiled_step(LANGUAGE, parts, ComputeOptions(unroll=1), mesh)) < 0.7 * need
 

@@ -16,9 +16,13 @@ from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
+from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
 from transformer_jax.errors import UserError
-from transformer_jax.tasks import load
+from transformer_jax.pretrained.folder import read_config
+from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.language_modeling import TrainedLanguageModel
+from transformer_jax.training.chip_plan import compile_decoding, describe_report
+from transformer_jax.training.run_folder import read_run
 
 DESCRIPTION = "Continue texts with a causal decoder; the text streams to the terminal as it is made."
 
@@ -67,6 +71,10 @@ class Arguments:
     of one prompt and one sample."""
     mesh: str | None = None
     """Devices of the model by axis, as tensor=2; None: one device."""
+    dry_run: bool = False
+    """With --topology: print what reading the prompts and each new token need there; no weights are read."""
+    topology: str | None = None
+    """Accelerators that --dry-run compiles for, without being here, as v5e:1x1 or h100:1."""
     processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
     json: bool = False
     """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
@@ -124,11 +132,53 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax gene
     arguments = tyro.cli(
         Arguments, prog=prog, description=DESCRIPTION, args=argv, config=(tyro.conf.OmitArgPrefixes,)
     )
+    if arguments.dry_run or arguments.topology is not None:
+        show_plan(arguments)
+        return
     arguments.processes.join()
     sampling = _check(arguments)
     mesh = on_every_process(lambda: mesh_of(arguments.mesh))
     with on_mesh(mesh), reporting_lost_process():
         generate(arguments, sampling, mesh)
+
+
+# Tokens of a prompt in a plan, which has no tokenizer.
+_PROMPT = 128
+
+
+def show_plan(arguments: Arguments) -> None:
+    """Prints what the compiler for `topology` says of the generation.
+
+    Raises:
+      UserError: flags that are missing, or see `compile_decoding`.
+    """
+    if not arguments.dry_run or arguments.topology is None:
+        raise UserError("`dry_run` and `topology` belong together: give both")
+    if (arguments.weights is None) == (arguments.run_dir is None):
+        raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
+    without_plugins()
+    if reason := missing_compiler(chip_of(arguments.topology).kind):
+        raise UserError(reason)
+    if arguments.weights is not None:
+        config = read_config(pathlib.Path(arguments.weights), arguments.dtype)[0]
+    else:
+        assert arguments.run_dir is not None
+        config = read_run(arguments.run_dir, TASKS).model_config
+    prompt = min(_PROMPT, config.max_length)
+    reports = compile_decoding(
+        config,
+        topology=arguments.topology,
+        rows=max(1, len(arguments.prompt)) * arguments.samples,
+        prompt=prompt,
+        length=min(prompt + arguments.max_new_tokens, config.max_length),
+        mesh=arguments.mesh,
+        dtype=arguments.dtype or config.dtype,
+    )
+    for name, report in reports.items():
+        for line in describe_report(report):
+            print(f"{name:<10} {line}")
+    if arguments.json:
+        print(json.dumps({name: report.as_json() for name, report in reports.items()}))
 
 
 def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:

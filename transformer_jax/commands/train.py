@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import pathlib
 import sys
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -14,10 +16,21 @@ from jax.sharding import Mesh
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
 from transformer_jax.commands.run_command import as_flags
-from transformer_jax.distributed.mesh import make_mesh, parse_mesh
+from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
+from transformer_jax.distributed.program_report import ProgramReport
+from transformer_jax.distributed.targets import (
+    Topology,
+    chip_of,
+    missing_compiler,
+    target_mesh,
+    topology_of,
+    without_plugins,
+)
+from transformer_jax.errors import UserError
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import driver
+from transformer_jax.training.chip_plan import compile_decoding, compile_step, describe_report, ways_to_fit
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.plan import compiled_step, compiles, describe, describe_compiled
@@ -70,14 +83,83 @@ def fake_devices(mesh: str | None) -> Mesh | None:
     return make_mesh(mesh)
 
 
-def show_plan(entry: TaskEntry, parsed: Parsed) -> None:
-    """Prints what the run would be."""
+def check_plan(own: Any) -> None:
+    """Checks the flags of a plan.
+
+    Raises:
+      UserError: `topology` or `json` without what they belong to.
+    """
+    if own.topology is not None and not own.dry_run:
+        raise UserError("`topology` names devices that are not here: add `dry_run`")
+    if own.json and own.topology is None:
+        raise UserError("`json` is for a `dry_run` with a `topology`")
+
+
+def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, json_too: bool = False) -> None:
+    """Prints what the run would be.
+
+    Args:
+      entry: of the task.
+      parsed: the command line.
+      topology: devices that it is compiled for; None compiles for a CPU.
+      json_too: print a JSON object last.
+    """
     config, execution = parsed.config, parsed.execution
-    mesh = fake_devices(execution.mesh)
+    target, missing, mesh = None, None, None
+    if topology is not None:
+        without_plugins()
+        missing = missing_compiler(chip_of(topology).kind)
+        if missing is None:
+            target = topology_of(topology)
+            target_mesh(target, execution.mesh)
+    if target is None:
+        mesh = fake_devices(execution.mesh)
     for name, value in describe(entry, config, execution.mesh):
         print(f"{name:<10} {value}", flush=True)
-    if compiles(execution.mesh):
+    if target is not None:
+        show_target(entry, config, execution, target, json_too)
+    elif compiles(execution.mesh):
         # A loop over the layers, as on an accelerator.
         compute = dataclasses.replace(execution.compute, unroll=execution.compute.unroll or 1)
         for line in describe_compiled(compiled_step(entry, config, compute, mesh)):
             print(f"{'compiled':<10} {as_flags(line)}")
+    if missing is not None:
+        print(f"{'chips':<10} {as_flags(missing)}")
+
+
+def show_target(
+    entry: TaskEntry, config: RunConfig, execution: Execution, topology: Topology, json_too: bool
+) -> None:
+    """Prints what the compiler for a chip says of the step, of decoding, and of what would fit."""
+
+    def show(name: str, report: ProgramReport) -> dict[str, Any]:
+        for line in describe_report(report):
+            print(f"{name:<10} {line}", flush=True)
+        return report.as_json()
+
+    print(f"{'chips':<10} {len(topology.devices)} x {topology.chip.name}", flush=True)
+    options: dict[str, Any] = dict(topology=topology, mesh=execution.mesh, compute=execution.compute)
+    step = compile_step(config, entry=entry, **options)
+    found = show("step", step)
+    if not step.fits:
+        found["ways_to_fit"] = []
+        for way in ways_to_fit(entry, config, topology, execution.mesh, execution.compute):
+            needed = (way.report.argument_bytes + way.report.temporary_bytes) / 2**30
+            time = f"{way.report.seconds_modelled * 1e3:.3g} ms"
+            print(f"{'fits with':<10} {way.flags}: {needed:.2f} GiB, {time}", flush=True)
+            found["ways_to_fit"].append({"flags": way.flags, **way.report.as_json()})
+        if not found["ways_to_fit"]:
+            print(f"{'fits with':<10} nothing that was tried: name a larger topology")
+    if entry.decodes:
+        mesh = target_mesh(topology, execution.mesh)
+        dtype = config.model.dtype if config.model.dtype != "float16" else "bfloat16"
+        reports = compile_decoding(
+            config.model,
+            rows=row_shards(mesh),
+            prompt=min(128, config.model.max_length),
+            dtype=dtype,
+            **options,
+        )
+        found |= {name: show(name, report) for name, report in reports.items()}
+    if json_too:
+        print(json.dumps(found))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, parse_run
-from transformer_jax.commands.train import default_run_dir, show_plan, train
+from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -39,6 +39,11 @@ class Arguments:
     """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
     size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
     written."""
+    topology: str | None = None
+    """With --dry-run: accelerators that the step and its decoding are compiled for, without being here, as
+    v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices)."""
+    json: bool = False
+    """With --dry-run --topology: print one JSON object last."""
 
 
 def check(own: Arguments) -> None:
@@ -153,8 +158,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
         ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=default_recipe
     )
     own: Arguments = parsed.own
+    check_plan(own)
     if own.dry_run:
-        show_plan(ENTRY, parsed)
+        show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
         return
     check(own)
     parsed.execution.processes.join()

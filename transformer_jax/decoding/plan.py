@@ -36,7 +36,8 @@ def abstract_programs(
       rows: B.
       prompt: tokens of a prompt, or of a source.
       length: places of the cache.
-      mesh: over which they are sharded: parameters by the table, rows over `data` and `fsdp`, heads over `tensor`.
+      mesh: over which they are sharded: parameters by the table, rows over `data` and `fsdp`, heads over
+      `tensor`.
       dtype: of parameters and computation.
       compute: how the model is computed.
       module: of the model; None: the registry's.

@@ -42,7 +42,7 @@ class Collective:
     bytes: int
     group: int
     times: int
-    devices: tuple[int, ...] = ()
+    devices: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     def crosses(self, size: int) -> bool:
         """Whether a group has devices of several slices or hosts of this many devices each."""
@@ -216,7 +216,9 @@ class _Reader:
         if one.opcode.startswith("collective-permute"):
             found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", one.attributes)
             pairs = re.findall(r"\{(\d+),(\d+)\}", found[1]) if found else []
-            return max(((int(a), int(b)) for a, b in pairs), key=lambda pair: abs(pair[1] - pair[0]), default=())
+            return max(
+                ((int(a), int(b)) for a, b in pairs), key=lambda pair: abs(pair[1] - pair[0]), default=()
+            )
         found = _GROUPS.search(one.attributes)
         if found is None:
             return tuple(range(self._devices))

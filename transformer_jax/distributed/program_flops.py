@@ -1,7 +1,7 @@
 """Floating-point operations of a traced program: its products, times the trips of the loops around them.
 
-XLA's own count takes a loop's body once and a kernel as nothing. This one reads the program that JAX hands to the
-compiler, after differentiation and rematerialisation. Elementwise work is left out, as in the usual 6 N D.
+XLA's own count takes a loop's body once and a kernel as nothing. This one reads the program that JAX hands to
+the compiler, after differentiation and rematerialisation. Elementwise work is left out, as in the usual 6 N D.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-# Products of (T, S) logits or weights with (S, K) that a kernel computes. A backward pass makes the weights again.
+# Products of (T, S) logits or weights with (S, K) that a kernel computes. A backward pass makes the weights
+# again.
 _CUDNN = {
     "dot_product_attention_fwd_wrapper": 2, "dot_product_attention_fwd": 2,
     "dot_product_attention_bwd_wrapper": 5, "dot_product_attention_bwd": 5,

@@ -1,4 +1,5 @@
-"""What a program compiled for an accelerator needs and does: memory, operations, traffic, a time by roofline."""
+"""What a program compiled for an accelerator needs and does: memory, operations, traffic, a time by
+roofline."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class ProgramReport:
       bytes_accessed: as the compiler counts them, the body of a loop once; None if it does not say.
       collective_bytes: sent by one device, by kind.
       link_bytes: sent by one device "within" a slice or host and "between" them.
-      seconds_modelled: the largest of `flops` / peak, memory traffic / bandwidth, and the time of the links. Memory
-        traffic is at least arguments once and temporaries twice, written and read.
+      seconds_modelled: the largest of `flops` / peak, memory traffic / bandwidth, and the time of the links.
+        Memory traffic is at least arguments once and temporaries twice, written and read.
       utilisation_modelled: share of the peak that `flops` are in that time.
       attention: which kernels are in the program.
       limit: which of the three the time is: "compute", "memory" or "links".
@@ -90,7 +91,14 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
     outputs = needs.output_size_in_bytes - needs.alias_size_in_bytes
     temporaries = needs.temp_size_in_bytes + max(0, outputs)
     return _report(
-        topology, program, needs.argument_size_in_bytes, temporaries, flops, accessed, collectives(text), kernels
+        topology,
+        program,
+        needs.argument_size_in_bytes,
+        temporaries,
+        flops,
+        accessed,
+        collectives(text),
+        kernels,
     )
 
 

@@ -1,7 +1,7 @@
 """Accelerators that programs are compiled for without being here: their data sheets, and their devices.
 
-The compilers of JAX's plugins run on any x86 machine. A topology is named as "v5e:4x4" (chips along each axis of a
-TPU slice), "2*v5e:4x4" (two slices), "h100:8" (devices of a host) or "h100:4x8" (hosts x devices).
+The compilers of JAX's plugins run on any x86 machine. A topology is named as "v5e:4x4" (chips along each axis
+of a TPU slice), "2*v5e:4x4" (two slices), "h100:8" (devices of a host) or "h100:4x8" (hosts x devices).
 """
 
 from __future__ import annotations
@@ -60,12 +60,17 @@ class _Gpu:
 
 
 _GIB, _AMPERE, _HOPPER = 2**30, dict(major=8, lanes=64), dict(major=9, lanes=128)
-_A100 = _Gpu(cores=108, clock=1.41, l2=40 * 2**20, shared_by_core=164 * 1024, shared_by_block=163 * 1024, **_AMPERE)
-_H100 = _Gpu(cores=132, clock=1.98, l2=50 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_HOPPER)
+_A100 = _Gpu(
+    cores=108, clock=1.41, l2=40 * 2**20, shared_by_core=164 * 1024, shared_by_block=163 * 1024, **_AMPERE
+)
+_H100 = _Gpu(
+    cores=132, clock=1.98, l2=50 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_HOPPER
+)
 
-# Sources: Google Cloud's pages of system architecture for TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links of
-# the slice; the compiler keeps a quarter of a GiB for itself); NVIDIA's data sheets of the A100 SXM4 40 GB, the H100
-# SXM5 80 GB and the H200 SXM (dense rates, NVLink of both directions halved; InfiniBand of 200 and 400 Gbit/s a GPU).
+# Sources: Google Cloud's pages on the architecture of TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links
+# of a slice; the compiler keeps a quarter of a GiB for itself); NVIDIA's data sheets of the A100 SXM4 40 GB,
+# the H100 SXM5 80 GB and the H200 SXM (dense rates; NVLink of both directions halved; InfiniBand of 200 and
+# 400 Gbit/s for each GPU).
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
     "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
@@ -75,7 +80,9 @@ CHIPS = {
     "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", 989e12, 84_978_434_048, 3352e9, 450e9, 50e9, _H100),
     "h200": Chip("gpu", "NVIDIA H200", 989e12, 150_754_820_096, 4800e9, 450e9, 50e9, _H100),
 }
-_EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
+_EXAMPLES = (
+    "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
+)
 _EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc")}
 
@@ -97,29 +104,50 @@ class Topology:
     group: int
 
 
+def _parsed(text: str) -> tuple[str, str, str]:
+    """(number of slices or "", name of the chip, sizes) of a topology.
+
+    Raises:
+      UserError: none that is known.
+    """
+    found = re.fullmatch(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)", text)
+    if found is None or found[2] not in CHIPS:
+        raise UserError(
+            f"`topology` {text!r} is none that is known: chips are {', '.join(CHIPS)}, as in {_EXAMPLES}"
+        )
+    return found[1] or "", found[2], found[3]
+
+
+def chip_of(text: str) -> Chip:
+    """The chip of a topology, whether or not its compiler is installed.
+
+    Raises:
+      UserError: none that is known.
+    """
+    return CHIPS[_parsed(text)[1]]
+
+
 def topology_of(text: str) -> Topology:
     """The devices of a topology.
 
     Raises:
       UserError: none that is known, or its compiler is not installed.
     """
-    found = re.fullmatch(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)", text)
-    chip = CHIPS.get(found[2]) if found else None
-    if found is None or chip is None:
-        raise UserError(
-            f"`topology` {text!r} is none that is known: chips are {', '.join(CHIPS)}, as in {_EXAMPLES}"
-        )
-    sizes = [int(size) for size in found[3].split("x")]
-    slices = int(found[1] or 1)
+    many, name, shape = _parsed(text)
+    chip = CHIPS[name]
+    sizes = [int(size) for size in shape.split("x")]
+    slices = int(many or 1)
     if min(*sizes, slices, 1) < 1:
         raise UserError(f"`topology` {text!r} has no device")
     if reason := missing_compiler(chip.kind):
         raise UserError(reason)
     try:
-        devices = (_tpu if chip.kind == "tpu" else _gpu)(found[2], chip, sizes, slices)
+        devices = (_tpu if chip.kind == "tpu" else _gpu)(name, chip, sizes, slices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         first = str(error).splitlines()[0][:160]
-        raise UserError(f"`topology` {text!r}: the compiler knows none such ({first}); write {_EXAMPLES}") from None
+        raise UserError(
+            f"`topology` {text!r}: the compiler knows none such ({first}); write {_EXAMPLES}"
+        ) from None
     group = len(devices) // slices if chip.kind == "tpu" else sizes[-1]
     return Topology(text, chip, tuple(devices), group)
 
@@ -201,7 +229,8 @@ def without_plugins() -> None:
 
     To be called before any device is used.
     """
-    # A plugin looks for its driver and for a version of it when it is loaded, and says at length that it has none.
+    # A plugin looks for its driver and for a version of it when it is loaded, and says at length that it has
+    # none.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")

@@ -89,7 +89,7 @@ def kernel_attention(
     key: jax.Array,
     value: jax.Array,
     *,
-    mask: Visibility | KernelMask | None,
+    mask: Visibility | KernelMask | jax.Array | None,
     scale: float,
     interpret: bool = False,
 ) -> jax.Array:
@@ -106,6 +106,7 @@ def kernel_attention(
       (B, T, H, K) in the query's dtype.
     """
     T, S = query.shape[1], key.shape[1]
+    assert not isinstance(mask, jax.Array), "kernels refuse it"
     form = form_of(mask, T, S)
     if form is not None and kernel == "cudnn" and form.additive is None:
         form = form.with_additive(str(query.dtype))
@@ -138,14 +139,14 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
         # What the kernel does not read stays outside: the relations hold arrays of other shapes.
         form = form.replace(relations=Visibility(()), sees_any=None)
     specs = jax.tree.map(lambda x: PartitionSpec(rows if x.shape[0] == query.shape[0] else None), form)
-    local = jax.shard_map(
-        attend, in_specs=(whole, whole, whole, specs), out_specs=whole, check_vma=False
-    )
+    local = jax.shard_map(attend, in_specs=(whole, whole, whole, specs), out_specs=whole, check_vma=False)
     return local(query, key, value, form)
 
 
 def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
-    lowest, highest, additive = (None, None, None) if form is None else (form.lowest, form.highest, form.additive)
+    lowest, highest, additive = (
+        (None, None, None) if form is None else (form.lowest, form.highest, form.additive)
+    )
     T, S = query.shape[1], key.shape[1]
     causal = highest == 0 and T == S
     if (lowest, highest) != (None, None) and not causal:
@@ -199,9 +200,10 @@ def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpr
     )
     query = query * jnp.asarray(scale, query.dtype)
     by_head = [jnp.swapaxes(x, 1, 2) for x in (query, key, value)]
-    if form is None or form.query_segments is None:
+    if form is None or form.query_segments is None or form.key_segments is None:
         output = jax.vmap(kernel)(*by_head)
     else:
-        rows = [jnp.broadcast_to(x, (query.shape[0], x.shape[1])) for x in (form.query_segments, form.key_segments)]
+        segments = form.query_segments, form.key_segments
+        rows = (jnp.broadcast_to(x, (query.shape[0], x.shape[1])) for x in segments)
         output = jax.vmap(kernel)(*by_head, splash_attention_kernel.SegmentIds(*rows))
     return jnp.swapaxes(output, 1, 2).astype(query.dtype)

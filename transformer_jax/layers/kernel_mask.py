@@ -65,7 +65,9 @@ class KernelMask(flax.struct.PyTreeNode):
         elif real is not None:
             # Numbers of documents are not negative: an unreal key is of no query's document.
             segments = segments[0], jnp.where(real == 1, segments[1], -1)
-        own, theirs = (jnp.broadcast_to(x, (x.shape[0], n)) for x, n in zip(segments, (queries, keys), strict=True))
+        own, theirs = (
+            jnp.broadcast_to(x, (x.shape[0], n)) for x, n in zip(segments, (queries, keys), strict=True)
+        )
         return cls(relations, lowest, highest, own, theirs, relations.dense().any(axis=(1, 3)))
 
     def with_additive(self, dtype: str) -> Self:

@@ -44,8 +44,8 @@ def cross_entropy_in_parts(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`smoothed_cross_entropy` of logits_of(states), of which only a part is held at a time.
 
-    The logits of 8,192 tokens and GPT-2's vocabulary are 1.5 GiB, and as many again for their gradient. Here each
-    part is computed, reduced, and computed anew in the backward pass.
+    The logits of 8,192 tokens and GPT-2's vocabulary are 1.5 GiB, and as many again for their gradient. Here
+    each part is computed, reduced, and computed anew in the backward pass.
 
     Args:
       logits_of: (B, t, D) -> (B, t, V), token by token.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.distributed.mesh import ROWS, TENSOR, constrained
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import STATES, named
 
@@ -124,6 +125,9 @@ def run_cell(
     Returns:
       (the states after each step (B, T, H), the state after the last one).
     """
+    # Gathered once: a matrix that stays sharded over `fsdp` would be gathered in every step.
+    cell = jax.tree.map(lambda w: constrained(w, (*[None] * (w.ndim - 1), TENSOR)), cell)
+    x = constrained(x, (ROWS, None, None))
     step_cell = on_projected_inputs(cell)
     by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (cell.dense_i(x), valid, restart, fresh))
 

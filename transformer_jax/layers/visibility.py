@@ -21,8 +21,8 @@ class Relation(flax.struct.PyTreeNode):
       query: (B, T) integers; a size of 1 stands for any.
       key: (B, S) integers, likewise.
       lowest, highest: None: no such limit.
-      kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of a
-        query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key.
+      kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of
+        a query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key.
       first: see `kind`.
     """
 
@@ -30,9 +30,7 @@ class Relation(flax.struct.PyTreeNode):
     key: jax.Array
     lowest: int | None = flax.struct.field(pytree_node=False, default=None)
     highest: int | None = flax.struct.field(pytree_node=False, default=None)
-    kind: Literal["places", "segments", "real", "other"] = flax.struct.field(
-        pytree_node=False, default="other"
-    )
+    kind: Literal["places", "segments", "real", "other"] = flax.struct.field(pytree_node=False, default="other")
     first: int = flax.struct.field(pytree_node=False, default=0)
 
     def holds(self) -> jax.Array:

@@ -28,6 +28,22 @@ from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, writ
 _LARGEST_FILE = 5_000_000_000
 
 
+def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
+    """(the config of a published model, its family, its config.json); no weights are read.
+
+    Raises:
+      UserError: no such folder, or a model that no family describes.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of weights")
+    described = read_json(folder / "config.json")
+    family = family_of_config(described)
+    try:
+        return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
+
+
 def load(
     folder: str | pathlib.Path,
     *,
@@ -55,14 +71,7 @@ def load(
         another vocabulary.
     """
     folder = pathlib.Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder of weights")
-    described = read_json(folder / "config.json")
-    family = family_of_config(described)
-    try:
-        config = dataclasses.replace(family.config(described), dtype=dtype or "float32")
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{folder / 'config.json'}: {error}") from None
+    config, family, described = read_config(folder, dtype)
     if mesh is not None:
         check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, described, config.vocab_size)

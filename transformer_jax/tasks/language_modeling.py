@@ -381,4 +381,5 @@ ENTRY = TaskEntry(
     prepare,
     TrainedLanguageModel,
     check_mesh=check_mesh,
+    decodes=True,
 )

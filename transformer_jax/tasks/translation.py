@@ -331,4 +331,5 @@ ENTRY = TaskEntry(
     prepare,
     TrainedTranslator,
     files=(_LENGTHS,),
+    decodes=True,
 )

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-
 from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.mesh import DATA, FSDP, on_mesh, parse_mesh
 from transformer_jax.distributed.program_report import ProgramReport, reported
@@ -64,7 +63,7 @@ def compile_decoding(
     compute: ComputeOptions = ComputeOptions(),
     module: Any = None,
 ) -> dict[str, ProgramReport]:
-    """"prefill" (of a decoder) or "encode" (of a translator), and "decoding", one token of each row.
+    """ "prefill" (of a decoder) or "encode" (of a translator), and "decoding", one token of each row.
 
     Args:
       model_config: of the model.
@@ -107,8 +106,8 @@ def ways_to_fit(
 ) -> Iterator[Way]:
     """The changes under which a step fits, cheapest first; at most three, found by at most eight compilations.
 
-    Sharding parameters over `fsdp` costs communication, rematerialisation operations ("attention" a few percent,
-    "blocks" a third of the forward pass), accumulation smaller products.
+    Sharding parameters over `fsdp` costs communication, rematerialisation operations ("attention" a few
+    percent, "blocks" a third of the forward pass), accumulation smaller products.
     """
     found = 0
     for tried, (flags, changed, own_mesh, own_compute) in enumerate(

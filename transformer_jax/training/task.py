@@ -161,6 +161,7 @@ class TaskEntry(NamedTuple):
       check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan),
         or raises `UserError`; None checks nothing.
       files: names of the other files that a task of it may keep in a run folder.
+      decodes: whether its models write texts, token by token, so that a plan compiles that too.
       models: of the kind, in place of the registry's; for models that are not in it.
     """
 
@@ -175,6 +176,7 @@ class TaskEntry(NamedTuple):
     trained: type[Trained]
     check_mesh: Callable[[RunConfig, Any], None] | None = None
     files: tuple[str, ...] = ()
+    decodes: bool = False
     models: Mapping[str, Any] | None = None
 
     def configure(self, recipe: str, **values: Any) -> RunConfig:
