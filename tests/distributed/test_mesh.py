@@ -21,8 +21,14 @@ from transformer_jax.distributed.mesh import (
     replicated,
     row_shards,
 )
-from transformer_jax.distributed.sharding import describe_sharding, model_shardings, state_shardings
+from transformer_jax.distributed.sharding import (
+    describe_sharding,
+    gradient_shardings,
+    model_shardings,
+    state_shardings,
+)
 from transformer_jax.errors import UserError
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models import (
     bahdanau,
     gpt,
@@ -39,10 +45,12 @@ from transformer_jax.tasks.hard_attention import HardAttentionTraining
 from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.tasks.translation_losses import TokenLoss
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.step import create_state, make_train_step
+from transformer_jax.training.trained_model import make_model
 
 V, D, T, S = 64, 16, 16, 8
 DECODER = dict(vocab_size=V, width=D, heads=4, layers=2, max_length=T, dropout=0.1, vocab_multiple=8)
@@ -177,6 +185,44 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     told = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
     assert whole / 8e6 < told < whole / 3e6
+
+
+@pytest.mark.parametrize("cut", ["data=4", "data=2,fsdp=2"])
+def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut):
+    def losses(cut, shard_optimizer):
+        mesh = None if cut is None else make_mesh(cut)
+        config = configure(
+            "language_modeling", "text", model="llama", context=8, batch_size=8, vocab_size=64, ema=0.9, steps=3
+        )
+        found = []
+        with on_mesh(mesh):
+            model = make_model(MODELS["llama"][0], config.model, seed=0, compute=ComputeOptions(), mesh=mesh)
+            objective = NextToken()
+            state, optimizer, kept = begin(objective, config, model, mesh, shard_optimizer=shard_optimizer)
+            step = make_train_step(
+                objective,
+                optimizer,
+                ema_decay=0.9,
+                shardings=kept,
+                of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
+            )
+            for number in range(3):
+                tokens = np.random.default_rng(number).integers(0, 64, (8, 9))
+                batch = dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=np.ones((8, 8), np.float32))
+                state, metrics = step(state, place_batch(batch, mesh))
+                found.append(float(metrics["loss"]))
+        return found, state
+
+    expected, _ = losses(None, False)
+    found, state = losses(cut, True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    leaves = named_leaves(state)
+    expand = "blocks/feed_forward/expand/kernel"
+    moments = [name for name in leaves if name.startswith("optimizer_state") and name.endswith(expand)]
+    assert len(moments) == 2
+    for name in (*moments, f"ema/{expand}"):
+        assert leaves[name].addressable_shards[0].data.size * 4 == leaves[name].size, name
+    assert "data" not in leaves[f"trained/{expand}"].sharding.spec, "parameters stay as they are"
 
 
 def state_on(cut):

@@ -48,6 +48,7 @@ def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bo
 
 def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution: Execution) -> None:
     """Trains or resumes the run and prints its scores."""
+    keep_programs(run_dir)
     results, shown = driver.train(
         entry,
         config,
@@ -64,6 +65,16 @@ def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution:
         f"{results['parameters']:,} parameters, {results['steps']:,} steps, "
         f"{speed}{results['seconds']:.0f} s in all\nrun folder   {run_dir}"
     )
+
+
+def keep_programs(run_dir: pathlib.Path) -> None:
+    """Has JAX keep what it compiles for accelerators in `.programs` beside the run's folder.
+
+    A program of a large model takes minutes to compile. On a CPU nothing is kept, and a folder that the
+    environment names with JAX_COMPILATION_CACHE_DIR stays.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
+        jax.config.update("jax_compilation_cache_dir", str(run_dir.absolute().parent / ".programs"))
 
 
 def fake_devices(mesh: str | None) -> Mesh | None:

@@ -152,12 +152,34 @@ def parameter_sharding(
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
-def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
+def over_data(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> NamedSharding:
+    """The same with the first free axis that `data` divides sharded over it (Rajbhandari et al. 2020, ZeRO)."""
+    assert isinstance(sharding, NamedSharding), "there is a mesh"
+    parts = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    size = sharding.mesh.shape.get("data", 1)
+    for axis, part in enumerate(parts):
+        if size > 1 and part is None and shape[axis] % size == 0:
+            parts[axis] = "data"
+            break
+    return NamedSharding(sharding.mesh, PartitionSpec(*parts))
+
+
+def gradient_shardings(state: Any, mesh: Mesh | AbstractMesh) -> dict[str, NamedSharding]:
+    """By name, the shardings of gradients where optimizer state is sharded over `data` too."""
+    model = state.model
+    return {
+        name: over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
+        for name, leaf in state.trained.items()
+    }
+
+
+def state_shardings(state: Any, mesh: Mesh | AbstractMesh, *, shard_optimizer: bool = False) -> Any:
     """The sharding of each leaf of a training state: what belongs to a parameter is sharded like it.
 
     Args:
       state: a `TrainState`, or its abstract shape.
       mesh: of the run.
+      shard_optimizer: the optimizer's moments and a moving average are sharded over `data` too.
 
     Returns:
       A tree of shardings like `state`. A leaf belongs to the parameter whose name its own ends with, if it
@@ -175,7 +197,8 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
             if parameters.get(own) == leaf.shape:
                 found = parameter_sharding(own, leaf.shape, mesh, model)
                 assert isinstance(found, NamedSharding), "there is a mesh"
-                return found
+                beside = shard_optimizer and parts[0] in ("optimizer_state", "ema")
+                return over_data(found, leaf.shape) if beside else found
         return NamedSharding(mesh, PartitionSpec())
 
     return map_names(sharding, state)

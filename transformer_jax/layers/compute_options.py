@@ -34,12 +34,15 @@ class ComputeOptions:
         chunked for long sequences and where a mesh cuts them; "fused" is "auto", and says if a kernel refuses.
       loss_parts: parts of a batch whose logits a loss holds one after another; None is one on a CPU, and
         elsewhere as many as keep the logits of a device below 256 MiB.
+      shard_optimizer: gradients, the optimizer's state and a moving average are sharded over `data` of a mesh
+        too, in addition to `fsdp` and `tensor`: less memory for one more exchange of the updates.
     """
 
     unroll: int | None = None
     remat: Remat | None = None
     attention: Attention = "auto"
     loss_parts: int | None = None
+    shard_optimizer: bool = False
 
     def unroll_of(self, layers: int) -> int:
         """The number of layers per loop iteration for a stack of this many."""

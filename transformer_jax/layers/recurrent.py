@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.distributed.mesh import ROWS, TENSOR, constrained
+from transformer_jax.distributed.mesh import FSDP, ROWS, constrained
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import STATES, named
 
@@ -125,8 +125,10 @@ def run_cell(
     Returns:
       (the states after each step (B, T, H), the state after the last one).
     """
-    # Gathered once: a matrix that stays sharded over `fsdp` would be gathered in every step.
-    cell = jax.tree.map(lambda w: constrained(w, (*[None] * (w.ndim - 1), TENSOR)), cell)
+    # Gathered once: a matrix that stays sharded over `fsdp` would be gathered in every step. Without `fsdp` it
+    # is sharded over `tensor`, see `parameter_sharding`.
+    if jax.sharding.get_abstract_mesh().shape.get(FSDP, 1) > 1:
+        cell = jax.tree.map(lambda w: constrained(w, (None,) * w.ndim), cell)
     x = constrained(x, (ROWS, None, None))
     step_cell = on_projected_inputs(cell)
     by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (cell.dense_i(x), valid, restart, fresh))

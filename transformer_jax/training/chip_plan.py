@@ -132,25 +132,34 @@ def _candidates(entry, config, topology, mesh, compute):
     policies = ("none", "elementwise", "attention", "blocks")
     with on_mesh(target_mesh(topology, mesh)):
         own = policies.index(compute.recomputed) if compute.recomputed in policies else len(policies) - 1
-    current = config.optimization.accumulation
-    for accumulation in (current, 2 * current, 4 * current, 8 * current):
+    current, last = config.optimization.accumulation, len(policies) - 1
+    # (parts of a batch, policy): first what costs least.
+    order = [(1, n) for n in range(own, last)] + [
+        (2, own),
+        (4, own),
+        (1, last),
+        (2, last),
+        (4, last),
+        (8, last),
+    ]
+    for factor, policy in dict.fromkeys(order):
+        accumulation, remat = current * factor, policies[policy]
         changed = dataclasses.replace(
             config, optimization=dataclasses.replace(config.optimization, accumulation=accumulation)
         )
-        for policy in policies[own:] if accumulation == current else ("blocks",):
-            for one in reversed(meshes) if policy == "blocks" else meshes:
-                if (accumulation, policy, one) == (current, policies[own], mesh):
-                    continue
-                try:
-                    entry.objective(changed, changed.model)
-                    if entry.check_mesh is not None:
-                        entry.check_mesh(changed, target_mesh(topology, one))
-                except UserError:
-                    continue
-                flags = [f"--mesh {one}"] if one != mesh else []
-                flags += [f"--remat {policy}"] if policy != policies[own] else []
-                flags += [f"--accumulation {accumulation}"] if accumulation != current else []
-                yield " ".join(flags), changed, one, dataclasses.replace(compute, remat=policy)
+        for one in meshes if factor == 1 else meshes[-1:]:
+            if (factor, policy, one) == (1, own, mesh):
+                continue
+            try:
+                entry.objective(changed, changed.model)
+                if entry.check_mesh is not None:
+                    entry.check_mesh(changed, target_mesh(topology, one))
+            except UserError:
+                continue
+            flags = [f"--mesh {one}"] if one != mesh else []
+            flags += [f"--remat {remat}"] if policy != own else []
+            flags += [f"--accumulation {accumulation}"] if factor > 1 else []
+            yield " ".join(flags), changed, one, dataclasses.replace(compute, remat=remat)
 
 
 def describe_report(report: ProgramReport) -> Iterator[str]:

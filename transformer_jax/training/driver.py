@@ -21,7 +21,7 @@ from transformer_jax.distributed.processes import (
     is_first,
     on_every_process,
 )
-from transformer_jax.distributed.sharding import describe_sharding, state_shardings
+from transformer_jax.distributed.sharding import describe_sharding, gradient_shardings, state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Optimization, RunConfig, as_json
 from transformer_jax.training.execution import Execution
@@ -97,7 +97,9 @@ def train(
             model = on_every_process(functools.partial(started, model, starts))
             note(f"starting from {', '.join(f'{s.start.folder}, {s.weights}' for s in starts)}")
         parameters = model.parameter_count
-        state, optimizer, shardings = begin(objective, config, model, mesh)
+        state, optimizer, shardings = begin(
+            objective, config, model, mesh, shard_optimizer=execution.compute.shard_optimizer
+        )
         del model  # the state owns it, and gives its memory to each step
         broadcast_from_first(lambda: folder.begin(config, task))
         on_every_process(lambda: read_config(path))  # a folder that one process does not see is no run's
@@ -116,6 +118,9 @@ def train(
                 accumulation=config.optimization.accumulation,
                 ema_decay=config.optimization.ema,
                 shardings=shardings,
+                of_gradients=(
+                    gradient_shardings(state, mesh) if mesh and execution.compute.shard_optimizer else None
+                ),
             )
             state, totals = _fitted(
                 state, totals, step, task, objective, config.optimization, path, checkpoints, mesh, execution
@@ -188,7 +193,12 @@ def first_state(
 
 
 def begin(
-    objective: Objective, config: RunConfig, model: Any, mesh: Mesh | None
+    objective: Objective,
+    config: RunConfig,
+    model: Any,
+    mesh: Mesh | None,
+    *,
+    shard_optimizer: bool = False,
 ) -> tuple[TrainState, optax.GradientTransformation, Any]:
     """(the state of a run before its first step, its optimizer, the state's shardings or None).
 
@@ -197,6 +207,7 @@ def begin(
       config: of the run.
       model: to start from; its buffers are donated.
       mesh: that the state is sharded over; None is the default device.
+      shard_optimizer: see `ComputeOptions`.
 
     Raises:
       UserError: see `parted`.
@@ -206,7 +217,10 @@ def begin(
     def create(model: Any) -> TrainState:
         return first_state(objective, config, model, optimizer)
 
-    shardings = None if mesh is None else state_shardings(jax.eval_shape(create, model), mesh)
+    shardings = None
+    if mesh is not None:
+        shape = jax.eval_shape(create, model)
+        shardings = state_shardings(shape, mesh, shard_optimizer=shard_optimizer)
     # Under jit, so that a teacher that begins as the student has buffers of its own.
     return jax.jit(create, out_shardings=shardings, donate_argnums=0)(model), optimizer, shardings
 

@@ -20,7 +20,12 @@ from transformer_jax.distributed.mesh import (
     row_shards,
     rows_sharding,
 )
-from transformer_jax.distributed.sharding import describe_sharding, placed_shapes, state_shardings
+from transformer_jax.distributed.sharding import (
+    describe_sharding,
+    gradient_shardings,
+    placed_shapes,
+    state_shardings,
+)
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import name_of
 from transformer_jax.training.config import RunConfig, as_json
@@ -102,7 +107,7 @@ def abstract_step(
     with on_mesh(mesh):
         state, shardings = abstract_state(entry, config, compute), None
         if mesh is not None:
-            shardings = state_shardings(state, mesh)
+            shardings = state_shardings(state, mesh, shard_optimizer=compute.shard_optimizer)
             state = placed_shapes(state, shardings)
 
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -118,6 +123,7 @@ def abstract_step(
             accumulation=accumulation,
             ema_decay=config.optimization.ema,
             shardings=shardings,
+            of_gradients=gradient_shardings(state, mesh) if mesh and compute.shard_optimizer else None,
         )
         return step, (state, jax.tree.map(placed, dict(entry.abstract_batch(config))))
 

@@ -151,6 +151,7 @@ def make_train_step(
     accumulation: int = 1,
     ema_decay: float = 0.0,
     shardings: Any = None,
+    of_gradients: Mapping[str, jax.sharding.Sharding] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
@@ -161,6 +162,7 @@ def make_train_step(
         added up and divided once, so the result is that of the complete batch, whatever the padding.
       ema_decay: decay of the moving average, if the state has one.
       shardings: of the state on a mesh, which every step keeps; None lets the compiler choose.
+      of_gradients: shardings of the gradients by name; None lets the compiler choose.
 
     Returns:
       The step. Metrics are the scalar means of the objective, with `gradient_norm` (before clipping), `weight`,
@@ -207,6 +209,10 @@ def make_train_step(
         key = jax.random.fold_in(state.key, state.step)
         gradient, sums, weights = accumulated(state, batch, key)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient)
+        if of_gradients is not None:
+            gradient = {
+                name: jax.lax.with_sharding_constraint(g, of_gradients[name]) for name, g in gradient.items()
+            }
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.trained)
         trained = optax.apply_updates(state.trained, updates)
         means = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
