@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ACCELERATORS := .venv-accelerators
 
-.PHONY: translate test test-all soak lint types docs notebooks lock clean
+.PHONY: translate test test-all soak accelerators test-accelerators on-accelerator lint types docs notebooks lock clean
 
 # The embedded corpus: a Transformer from nothing to scored translations.
 translate: $(VENV)/train
@@ -21,6 +22,19 @@ test-all: $(VENV)/test
 soak: $(VENV)/test
 	$(BIN)/python -m pytest --long --soak tests/commands/test_kills.py tests/training/test_checkpoints.py \
 		tests/layers/test_long_attention.py tests/experiments/test_induction_heads.py
+
+# Programs for TPUs and GPUs that are not here: what is in them, tested on tiny models.
+test-accelerators: $(ACCELERATORS)/ready
+	$(ACCELERATORS)/bin/python -m pytest -n 2 --long tests/accelerators
+	$(ACCELERATORS)/bin/python -m experiments.accelerators --only 124M
+
+# Every model at its published sizes, compiled for the chips that it is meant for: a page of the site.
+accelerators: $(ACCELERATORS)/ready
+	$(ACCELERATORS)/bin/python -m experiments.accelerators --write docs/compiled_for_chips.md
+
+# On a machine that has an accelerator, with JAX for it installed: the same programs, run and timed.
+on-accelerator:
+	$(PYTHON) -m experiments.on_accelerator
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -47,6 +61,9 @@ lock: $(VENV)/uv
 		--extra train --extra tfds --extra notebooks --extra test --extra dev pyproject.toml \
 		-c requirements/train.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
+		--extra train --extra test --extra tpu-compiler --extra gpu-compiler pyproject.toml \
+		-c requirements/dev.txt -o requirements/accelerators.txt
+	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
 		--extra train --extra docs pyproject.toml -c requirements/dev.txt -o requirements/docs.txt
 
 $(VENV)/uv:
@@ -65,10 +82,17 @@ $(VENV)/test $(VENV)/dev: requirements/dev.txt pyproject.toml | $(VENV)/uv
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
 	touch $(VENV)/train $(VENV)/test $(VENV)/dev
 
+# An environment of its own: where a compiler for accelerators is installed, JAX looks for their drivers.
+$(ACCELERATORS)/ready: requirements/accelerators.txt pyproject.toml | $(VENV)/uv
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(ACCELERATORS)
+	$(BIN)/uv pip install -q --python $(ACCELERATORS)/bin/python -r requirements/accelerators.txt
+	$(BIN)/uv pip install -q --python $(ACCELERATORS)/bin/python --no-deps -e .
+	touch $@
+
 $(VENV)/docs: requirements/docs.txt pyproject.toml | $(VENV)/uv
 	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -r requirements/docs.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
 	touch $(VENV)/train $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ACCELERATORS) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

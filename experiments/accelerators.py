@@ -1,0 +1,223 @@
+"""Models at their published sizes, compiled for TPUs and GPUs that are not here: memory, work, time by
+roofline.
+
+    python -m experiments.accelerators [--only NAME ...] [--write FILE]
+
+A TPU's program takes half a minute to four, a GPU's ten seconds. Needs the extras `tpu-compiler` and
+`gpu-compiler`; rows of a compiler that is not installed are left out and named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import tyro
+
+from transformer_jax import configure
+from transformer_jax.commands.run_command import run_command
+from transformer_jax.distributed.program_report import ProgramReport
+from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.training.chip_plan import compile_decoding, compile_step
+from transformer_jax.training.config import RunConfig
+
+GIB = 2**30
+
+
+def text_run(model: str, preset: str, rows: int, context: int, vocab_size: int) -> RunConfig:
+    """A language model in bfloat16 with AdamW."""
+    return configure(
+        "language_modeling", "text", model=model, preset=preset, batch_size=rows, context=context,
+        vocab_size=vocab_size, dtype="bfloat16", optimizer="adam",
+    )  # fmt: skip
+
+
+def gpt(preset: str, rows: int) -> RunConfig:
+    return text_run("gpt", preset, rows, 1_024, 50_257)
+
+
+def llama(rows: int) -> RunConfig:
+    return text_run("llama", "3-8B", rows, 8_192, 128_256)
+
+
+def translator(size: str) -> RunConfig:
+    return configure("translation", f"wmt14-en-de-{size}", dtype="bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A program to compile.
+
+    Attributes:
+      name: of the model, with its batch.
+      topology, mesh: where.
+      config: of the run.
+      remat: policy, None is the platform's own.
+      decoding: (rows, places of the cache) of one step of decoding; None is a training step.
+    """
+
+    name: str
+    topology: str
+    config: Callable[[], RunConfig]
+    mesh: str | None = None
+    remat: Any = None
+    decoding: tuple[int, int] | None = None
+
+
+def rows() -> list[Row]:
+    """What the table has, small first."""
+    found = []
+    for chip in ("h100:1", "v5e:1x1"):
+        found.append(Row("GPT-2 124M, 8 x 1,024", chip, lambda: gpt("124M", 8)))
+        found.append(Row("GPT-2 124M, 32 x 1,024", chip, lambda: gpt("124M", 32), remat="blocks"))
+    found += [
+        Row("Transformer base, 25,000 tokens a side", "a100:8", lambda: translator("base")),
+        Row("Transformer big, 25,000 tokens a side", "a100:8", lambda: translator("big")),
+        Row("GPT-2 355M, 8 x 1,024 a device", "h100:8", lambda: gpt("355M", 64)),
+        Row("GPT-2 1558M, 4 x 1,024 a device", "h100:8", lambda: gpt("1558M", 32), "fsdp=8"),
+        Row("GPT-2 1558M, 4 x 1,024 a chip", "v5e:4x4", lambda: gpt("1558M", 64), "fsdp=16"),
+        Row("Llama 3 8B, 1 x 8,192 a device", "h100:8", lambda: llama(8), "fsdp=8"),
+        Row("Llama 3 8B, 2 x 8,192 a chip", "v5p:2x2x4", lambda: llama(32), "fsdp=16"),
+        Row("Llama 3 8B, a token of 1 row, 32k cache", "h100:1", lambda: llama(1), decoding=(1, 32_768)),
+        Row(
+            "Llama 3 8B, a token of 8 rows, 32k cache",
+            "v5e:2x4",
+            lambda: llama(1),
+            "tensor=8",
+            decoding=(8, 32_768),
+        ),
+    ]
+    return found
+
+
+def compiled(row: Row) -> ProgramReport:
+    """The report of a row."""
+    config = row.config()
+    if row.decoding is None:
+        compute = ComputeOptions(remat=row.remat)
+        return compile_step(config, topology=row.topology, mesh=row.mesh, compute=compute)
+    count, length = row.decoding
+    model = dataclasses.replace(config.model, max_length=length)
+    return compile_decoding(model, topology=row.topology, mesh=row.mesh, rows=count, length=length)["decoding"]
+
+
+def least_operations(config: RunConfig) -> float:
+    """6 N D, attention's products of visible pairs, and the logits once more: what a step of a GPT needs."""
+    model, task = config.model, config.task
+    tokens = task.batch_size * task.context
+    matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
+    table = model.width * model.vocab_size
+    # Two products forward, four backward; half of the pairs are visible.
+    attention = 12 * model.layers * tokens * task.context * model.width / 2
+    return 6 * (matrices + table) * tokens + attention + 2 * table * tokens
+
+
+def expected_temporaries(config: RunConfig) -> float:
+    """Bytes of a GPT's step with `elementwise` remat on one device: stored values, gradients, logits.
+
+    A layer stores its input, queries, keys, values, the mixed heads, what attention adds and the expanded
+    feed-forward layer (6 D + F) in bfloat16; gradients are float32; of the logits a part is held in float32 and
+    its gradient in bfloat16.
+    """
+    model, task = config.model, config.task
+    tokens = task.batch_size * task.context
+    stored = 2 * tokens * model.layers * (6 * model.width + model.feed_forward)
+    matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
+    gradients = 4 * (matrices + model.width * (model.vocab_size + model.max_length))
+    parts = -(-tokens * model.vocab_size // 2**26)
+    return stored + gradients + 6 * tokens * model.vocab_size / parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    only: tuple[str, ...] = ()
+    """Rows whose name contains one of these."""
+    write: str | None = None
+    """Markdown file to write."""
+
+
+def line(row: Row, report: ProgramReport) -> str:
+    memory = (
+        f"{report.argument_bytes / GIB:.2f} + {report.temporary_bytes / GIB:.2f} of "
+        f"{report.device_memory_bytes / GIB:.1f}"
+    )
+    sent = sum(report.link_bytes.values()) / 1e9
+    return (
+        f"| {row.name} | {row.topology} | {row.mesh or 'rows'} | {row.remat or 'own'} | {memory} | "
+        f"{'yes' if report.fits else 'no'} | {report.flops / 1e12:.3g} | {sent:.2f} | "
+        f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention) or '-'} |"
+    )
+
+
+COLUMNS = (
+    "model",
+    "chips",
+    "mesh",
+    "remat",
+    "GiB a device: arguments + temporaries",
+    "fits",
+    "TFLOP",
+    "GB sent",
+    "ms (limit)",
+    "kernel",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+
+
+def ratios(reports: Mapping[str, ProgramReport]) -> list[str]:
+    """Work and memory of GPT-2 124M against their formulas."""
+    config = gpt("124M", 8)
+    lines = []
+    for topology, report in reports.items():
+        work = report.flops / least_operations(config)
+        memory = report.temporary_bytes / expected_temporaries(config)
+        lines.append(
+            f"GPT-2 124M, 8 x 1,024, {topology}: {work:.3f} of the least operations, {memory:.2f} of the "
+            "temporaries that the formula gives"
+        )
+    return lines
+
+
+def main() -> None:
+    arguments = tyro.cli(Arguments, description=__doc__)
+    without_plugins()
+    chosen = [row for row in rows() if not arguments.only or any(part in row.name for part in arguments.only)]
+    lines, own = [HEAD], {}
+    print(HEAD)
+    for row in chosen:
+        if reason := missing_compiler(chip_of(row.topology).kind):
+            print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
+            continue
+        report = compiled(row)
+        if row.name == "GPT-2 124M, 8 x 1,024":
+            own[row.topology] = report
+        lines.append(line(row, report))
+        print(lines[-1], flush=True)
+    found = ratios(own)
+    print("\n".join(found))
+    if arguments.write:
+        text = [
+            "# Compiled for chips",
+            "",
+            "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for chips "
+            "that were not there. bfloat16, Adam; times are a model, see "
+            "[On an accelerator](on_an_accelerator.md).",
+            "",
+            *lines,
+            "",
+            *(f"- {ratio}" for ratio in found),
+            "",
+            f"`make accelerators`, jax {jax.__version__}, {platform.machine()}, {datetime.date.today()}.",
+        ]
+        pathlib.Path(arguments.write).write_text("\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,122 @@
+"""What only a device can say: kernels against the plain form, and times of a step and of decoding.
+
+    python -m experiments.on_accelerator [--preset 124M] [--rows 8] [--context 1024] [--json]
+
+Two minutes on an accelerator. Without one it runs on the CPU: `--preset micro --rows 2 --context 128` is a
+trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from flax import nnx
+
+from transformer_jax import configure
+from transformer_jax.commands.run_command import run_command
+from transformer_jax.layers import visibility
+from transformer_jax.layers.attention import dot_product_attention, kernel_for
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.models import GPT
+from transformer_jax.tasks.language_modeling import NextToken
+from transformer_jax.training.driver import begin
+from transformer_jax.training.step import make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    preset: str = "124M"
+    """Size of the GPT-2."""
+    rows: int = 8
+    """Rows of a batch."""
+    context: int = 1_024
+    """Tokens of a row."""
+    steps: int = 20
+    """Steps that are timed, after two that are not."""
+    json: bool = False
+    """Print one JSON object last."""
+
+
+def kernel_differences(length: int) -> Iterator[tuple[str, float]]:
+    """Yields (mask, largest difference of output and gradients from the plain form in float32, relative)."""
+    rng = np.random.default_rng(0)
+    segments = jnp.asarray(np.sort(rng.integers(1, 5, (2, length)), axis=1))
+    masks = {
+        "causal": visibility.causal(length, length),
+        "window": visibility.window(length, length, before=length // 4),
+        "documents": visibility.causal(length, length) & visibility.same_segment(segments, segments),
+        "padding": visibility.real(jnp.arange(length) < jnp.asarray([[length // 2], [length]])),
+    }
+    given = [jnp.asarray(rng.normal(size=(2, length, 4, 64)), jnp.bfloat16) for _ in range(3)]
+
+    def total(implementation: Any, mask: Any, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output = dot_product_attention(*given, mask=mask, implementation=implementation).astype(jnp.float32)
+        return jnp.sin(output).sum(), output
+
+    run = jax.jit(jax.value_and_grad(total, argnums=(2, 3, 4), has_aux=True), static_argnums=0)
+    for name, mask in masks.items():
+        (_, found), gradients = run("auto", mask, *given)
+        (_, expected), theirs = run("plain", mask, *(x.astype(jnp.float32) for x in given))
+        pairs = [(found, expected), *zip(gradients, theirs, strict=True)]
+        yield name, max(float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+
+def seconds_of_steps(arguments: Arguments) -> tuple[list[float], float]:
+    """(seconds of each step, loss of the last) of training on random tokens."""
+    config = configure(
+        "language_modeling", "text", model="gpt", preset=arguments.preset, context=arguments.context,
+        batch_size=arguments.rows, vocab_size=50_257, dtype="bfloat16",
+    )  # fmt: skip
+    model = GPT(config.model, rngs=nnx.Rngs(0), compute=ComputeOptions())
+    objective = NextToken()
+    state, optimizer, _ = begin(objective, config, model, None)
+    step = make_train_step(objective, optimizer)
+    tokens = np.random.default_rng(0).integers(0, 50_257, (arguments.rows, arguments.context + 1))
+    batch = {
+        "tokens": jnp.asarray(tokens[:, :-1]),
+        "targets": jnp.asarray(tokens[:, 1:]),
+        "weights": jnp.ones((arguments.rows, arguments.context), jnp.float32),
+    }
+    spent, metrics = [], {}
+    for _ in range(arguments.steps + 2):
+        started = time.perf_counter()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        spent.append(time.perf_counter() - started)
+    return spent[2:], float(metrics["loss"])
+
+
+def main() -> None:
+    arguments = tyro.cli(Arguments, description=__doc__)
+    device = jax.devices()[0]
+    found: dict[str, Any] = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "kernel": kernel_for("auto", arguments.context, arguments.context),
+        "differences": dict(kernel_differences(min(512, arguments.context))),
+    }
+    spent, found["loss"] = seconds_of_steps(arguments)
+    found["seconds_a_step"] = statistics.median(spent)
+    found["tokens_per_second"] = arguments.rows * arguments.context / found["seconds_a_step"]
+    memory = device.memory_stats() or {}
+    found["peak_bytes"] = memory.get("peak_bytes_in_use")
+    print(f"{found['device']}, attention kernel {found['kernel']}")
+    for name, difference in found["differences"].items():
+        print(f"attention, {name}: {difference:.2e} from the plain form")
+    print(f"{found['seconds_a_step'] * 1e3:.1f} ms a step, {found['tokens_per_second']:,.0f} tokens/s")
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,111 @@
+"""Names of topologies, the description of a GPU, and what is said where no compiler is installed."""
+
+import pytest
+
+from transformer_jax.distributed import targets
+from transformer_jax.distributed.collectives import collectives
+from transformer_jax.distributed.program_report import _needed, _report
+from transformer_jax.distributed.targets import CHIPS, Topology, chip_of, target_mesh, topology_of
+from transformer_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x100:8", "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
+        ("h100", "none that is known"),
+        ("h100:8x", "none that is known"),
+        ("v5e:4 x 4", "none that is known"),
+        ("h100:0", "has no device"),
+        ("0*v5e:2x2", "has no device"),
+    ],
+)
+def test_what_is_no_topology(text, message):
+    with pytest.raises(UserError, match=message):
+        topology_of(text)
+
+
+@pytest.mark.parametrize(("text", "extra"), [("2*v5e:4x4", "tpu-compiler"), ("h100:4x8", "gpu-compiler")])
+def test_a_compiler_that_is_not_installed_is_named(text, extra, monkeypatch):
+    monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=rf"pip install 'transformer_jax\[{extra}\]'"):
+        topology_of(text)
+
+
+def test_a_description_has_the_data_sheets_numbers():
+    text = targets._description(CHIPS["h100"])
+    for part in ("core_count: 132", "clock_rate_ghz: 1.98", "memory_bandwidth: 3352000000000", "major: 9"):
+        assert part in text
+    assert chip_of("2*v5e:4x4").memory == int(15.75 * 2**30)
+
+
+def test_a_mesh_covers_the_devices():
+    topology = Topology("h100:4", CHIPS["h100"], tuple(range(4)), 4)
+    with pytest.raises(UserError, match="data=2 does not cover the 4 devices of h100:4"):
+        target_mesh(topology, "data=2")
+
+
+PROGRAM = """HloModule m, num_partitions=8
+
+ENTRY %main (p: f32[8,4]) -> f32[64,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %a = f32[8,4]{1,0} all-reduce(%p), replica_groups=GROUPS, to_apply=%add
+  ROOT %g = f32[64,4]{1,0} all-gather(%a), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("{{0,2,4,6},{1,3,5,7}}", (0, 2, 4, 6)),
+        ("[2,4]<=[8]", (0, 1, 2, 3)),
+        ("[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
+        ("mesh['a'=4,'b'=2] {'a'}", (0, 2, 4, 6)),
+        ("mesh['a'=4,'b'=2] {'b'}", (0, 1)),
+    ],
+)
+def test_members_of_a_group_say_which_links_it_uses(groups, devices):
+    reduced, gathered = collectives(PROGRAM.replace("GROUPS", groups))
+    assert reduced.devices == devices
+    assert reduced.crosses(4) == (max(devices) >= 4)
+    assert gathered.crosses(4)
+    assert not gathered.crosses(8)
+
+
+def test_a_permutation_between_hosts_crosses():
+    line = "%a = f32[8,4]{1,0} collective-permute(%p), source_target_pairs={{0,1},{3,4},{1,0}}"
+    program = PROGRAM.replace("%a = f32[8,4]{1,0} all-reduce(%p), replica_groups=GROUPS, to_apply=%add", line)
+    permuted = collectives(program)[0]
+    assert (permuted.group, permuted.sent) == (2, 8 * 4 * 4)
+    assert not permuted.crosses(8)
+    far = collectives(program.replace("{1,0}}", "{0,7}}"))[0]
+    assert far.crosses(4)
+
+
+def test_the_time_is_the_largest_of_three():
+    topology = Topology("h100:8", CHIPS["h100"], tuple(range(8)), 8)
+    found = collectives(PROGRAM.replace("GROUPS", "[2,4]<=[8]"))
+
+    def report(arguments, temporaries, flops, accessed=None):
+        return _report(topology, object(), arguments, temporaries, flops, accessed, found, [])
+
+    compute = report(10, 10, 989e12)
+    assert (compute.limit, compute.seconds_modelled, compute.utilisation_modelled) == ("compute", 1.0, 1.0)
+    memory = report(3_352_000, 3_352_000 // 2, 1.0)
+    assert memory.limit == "memory"
+    assert memory.seconds_modelled == pytest.approx(2e-6)
+    assert report(1, 1, 1.0, accessed=3352e9).seconds_modelled == pytest.approx(1.0)
+    sent = 2 * 3 / 4 * 128 + 7 / 8 * 1024
+    links = report(1, 1, 1.0)
+    assert (links.limit, links.link_bytes) == ("links", {"within": sent, "between": 0.0})
+    assert links.seconds_modelled == pytest.approx(sent / 450e9)
+    assert compute.fits
+    assert not report(80 * 2**30, 0, 1.0).fits
+    assert "program" not in compute.as_json()
+
+
+def test_what_a_refusal_says_is_read():
+    said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 22.31G of 15.75G hbm. Exceeded"
+    assert _needed(said) == int(22.31 * 2**30)
+    assert _needed("INTERNAL: something else") is None
