@@ -119,16 +119,18 @@ def least_operations(config: RunConfig) -> float:
     return 6 * (matrices + table) * tokens + attention + 2 * table * tokens
 
 
-def expected_temporaries(config: RunConfig) -> float:
+def expected_temporaries(config: RunConfig, kind: str) -> float:
     """Bytes of a GPT's step with `elementwise` remat on one device: stored values, gradients, logits.
 
-    A layer stores its input, queries, keys, values, the mixed heads, what attention adds and the expanded
-    feed-forward layer (6 D + F) in bfloat16; gradients are float32; of the logits a part is held in float32 and
-    its gradient in bfloat16.
+    A layer stores its input and what attention adds (2 D), queries, keys, values and the mixed heads (4 H K, on a
+    TPU in tiles of 128 lanes), and the expanded feed-forward layer (F) in bfloat16; gradients are float32; of the
+    logits a part is held in float32 and its gradient in bfloat16.
     """
     model, task = config.model, config.task
     tokens = task.batch_size * task.context
-    stored = 2 * tokens * model.layers * (6 * model.width + model.feed_forward)
+    lanes = 128 if kind == "tpu" else 1
+    head = -(-model.width // model.heads // lanes) * lanes
+    stored = 2 * tokens * model.layers * (2 * model.width + 4 * model.heads * head + model.feed_forward)
     matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
     gradients = 4 * (matrices + model.width * (model.vocab_size + model.max_length))
     parts = -(-tokens * model.vocab_size // 2**26)
@@ -177,7 +179,7 @@ def ratios(reports: Mapping[str, ProgramReport]) -> list[str]:
     lines = []
     for topology, report in reports.items():
         work = report.flops / least_operations(config)
-        memory = report.temporary_bytes / expected_temporaries(config)
+        memory = report.temporary_bytes / expected_temporaries(config, chip_of(topology).kind)
         lines.append(
             f"GPT-2 124M, 8 x 1,024, {topology}: {work:.3f} of the least operations, {memory:.2f} of the "
             "temporaries that the formula gives"
@@ -206,8 +208,8 @@ def main() -> None:
         text = [
             "# Compiled for chips",
             "",
-            "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for chips "
-            "that were not there. bfloat16, Adam; times are a model, see "
+            "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for "
+            "chips that were not there. bfloat16, Adam; times are a model, see "
             "[On an accelerator](on_an_accelerator.md).",
             "",
             *lines,

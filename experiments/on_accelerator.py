@@ -27,7 +27,7 @@ from transformer_jax.commands.run_command import run_command
 from transformer_jax.layers import visibility
 from transformer_jax.layers.attention import dot_product_attention, kernel_for
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models import GPT
+from transformer_jax.models.gpt import GPT
 from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.training.driver import begin
 from transformer_jax.training.step import make_train_step
@@ -87,7 +87,8 @@ def seconds_of_steps(arguments: Arguments) -> tuple[list[float], float]:
         "targets": jnp.asarray(tokens[:, 1:]),
         "weights": jnp.ones((arguments.rows, arguments.context), jnp.float32),
     }
-    spent, metrics = [], {}
+    spent: list[float] = []
+    metrics: dict[str, Any] = {}
     for _ in range(arguments.steps + 2):
         started = time.perf_counter()
         state, metrics = step(state, batch)

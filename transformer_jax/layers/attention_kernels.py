@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from transformer_jax.distributed.mesh import ROWS, TENSOR, platform
 from transformer_jax.distributed.program_flops import band_scope
 from transformer_jax.layers.kernel_mask import KernelMask
+from transformer_jax.layers.named_points import KERNEL_RESULTS
 from transformer_jax.layers.visibility import Visibility
 
 # Head widths that cuDNN's flash attention takes: a multiple of 8 up to 128. (On Hopper up to 256, which JAX
@@ -196,6 +197,7 @@ def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpr
         head_shards=1,
         q_seq_shards=1,
         block_sizes=sizes,
+        residual_checkpoint_name=KERNEL_RESULTS,
         interpret=interpret,
     )
     query = query * jnp.asarray(scale, query.dtype)

@@ -15,6 +15,7 @@ EMBEDDING = "embedding"  # the stream in front of the first block, (B, T, D)
 BLOCK_INPUT = "block_input"  # the stream that enters a block, (B, T, D)
 RESIDUAL = "residual"  # the stream after a block, (B, T, D)
 WEIGHTS = "weights"  # attention weights of the plain form, (B, H, T, S) float32
+KERNEL_RESULTS = "kernel_results"  # what an attention kernel keeps for its backward pass
 HEADS = "heads"  # the values that each head mixes, (B, T, H, K)
 ATTENTION_OUTPUT = "attention_output"  # what attention adds to the stream, before dropout, (B, T, D)
 FEED_FORWARD_OUTPUT = "feed_forward_output"  # what the feed-forward layer adds to it, (B, T, D)

@@ -8,25 +8,28 @@ from typing import Any
 import jax
 
 from transformer_jax.layers.compute_options import Remat
-from transformer_jax.layers.named_points import BLOCK_INPUT
+from transformer_jax.layers.named_points import BLOCK_INPUT, KERNEL_RESULTS
 
-# Primitives whose results cost a product of matrices; those of attention kernels are known by name.
-_PRODUCTS = ("dot_general", "conv_general_dilated")
-_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
+# Primitives whose results cost a product of matrices; those of cuDNN's kernel are among them.
+_DENSE = ("dot_general", "conv_general_dilated")
+_CUDNN = ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
 
 
 def _is_attention(primitive: Any, params: Any) -> bool:
-    if primitive.name in _KERNELS:
-        return True
-    return primitive.name == "dot_general" and bool(params["dimension_numbers"][1][0])
+    # Splash attention names what it keeps: its own results hold each row's sum 128 times.
+    if primitive.name == "name":
+        return params["name"] == KERNEL_RESULTS
+    if primitive.name == "dot_general":
+        return bool(params["dimension_numbers"][1][0])
+    return primitive.name in _CUDNN
 
 
 def _products(primitive: Any, *_: Any, **params: Any) -> bool:
-    return primitive.name in (*_PRODUCTS, *_KERNELS)
+    return primitive.name in _DENSE or _is_attention(primitive, params)
 
 
 def _products_but_attention(primitive: Any, *_: Any, **params: Any) -> bool:
-    return _products(primitive) and not _is_attention(primitive, params)
+    return primitive.name in _DENSE and not _is_attention(primitive, params)
 
 
 def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

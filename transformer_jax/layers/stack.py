@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from transformer_jax.distributed.mesh import platform
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.named_points import BLOCK_INPUT, EMBEDDING, named
 from transformer_jax.layers.remat import rematerialised
@@ -54,6 +55,9 @@ def run_stack(
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
 
     def from_input(block, x, key):
+        if platform() != "cpu":
+            # Without it a TPU's compiler casts all layers' weights before the backward loop: a second copy.
+            block = jax.lax.optimization_barrier(block)
         return block_function(block, named(x, BLOCK_INPUT), key)
 
     function = rematerialised(from_input, compute.recomputed)
