@@ -25,8 +25,9 @@ from transformer_jax.commands.run_command import run_command
 from transformer_jax.distributed.program_report import ProgramReport
 from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.training.chip_plan import compile_decoding, compile_step
+from transformer_jax.training.chip_plan import compile_decoding
 from transformer_jax.training.config import RunConfig
+from transformer_jax.training.plan import compile_step
 
 GIB = 2**30
 
@@ -122,9 +123,9 @@ def least_operations(config: RunConfig) -> float:
 def expected_temporaries(config: RunConfig, kind: str) -> float:
     """Bytes of a GPT's step with `elementwise` remat on one device: stored values, gradients, logits.
 
-    A layer stores its input and what attention adds (2 D), queries, keys, values and the mixed heads (4 H K, on a
-    TPU in tiles of 128 lanes), and the expanded feed-forward layer (F) in bfloat16; gradients are float32; of the
-    logits a part is held in float32 and its gradient in bfloat16.
+    A layer stores its input and what attention adds (2 D), queries, keys, values and the mixed heads (4 H K, on
+    a TPU in tiles of 128 lanes), and the expanded feed-forward layer (F) in bfloat16; gradients are float32; of
+    the logits a part is held in float32 and its gradient in bfloat16.
     """
     model, task = config.model, config.task
     tokens = task.batch_size * task.context

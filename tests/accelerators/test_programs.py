@@ -11,8 +11,8 @@ from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import _shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.training.chip_plan import compile_decoding, compile_step
-from transformer_jax.training.plan import abstract_step
+from transformer_jax.training.chip_plan import compile_decoding
+from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
 
 # What the fusion barrier compares with, as programs print it; see `layers.fusion_barrier`.

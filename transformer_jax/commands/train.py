@@ -30,10 +30,10 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import driver
-from transformer_jax.training.chip_plan import compile_decoding, compile_step, describe_report, ways_to_fit
+from transformer_jax.training.chip_plan import compile_decoding, describe_report, ways_to_fit
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.execution import Execution
-from transformer_jax.training.plan import compiled_step, compiles, describe, describe_compiled
+from transformer_jax.training.plan import compile_step, compiled_step, compiles, describe, describe_compiled
 from transformer_jax.training.run_folder import models_of
 from transformer_jax.training.task import TaskEntry
 

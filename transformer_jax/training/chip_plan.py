@@ -13,42 +13,12 @@ from transformer_jax.distributed.targets import Topology, target_mesh, topology_
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.training.config import RunConfig
-from transformer_jax.training.plan import abstract_step
-from transformer_jax.training.task import TaskEntry, entry_of
+from transformer_jax.training.plan import compile_step
+from transformer_jax.training.task import TaskEntry
 
 # A compilation for a TPU takes half a minute to two.
 _MOST_COMPILED = 8
 _FITTING = 3
-
-
-def compile_step(
-    config: RunConfig,
-    *,
-    topology: str | Topology,
-    mesh: str | None = None,
-    compute: ComputeOptions = ComputeOptions(),
-    entry: TaskEntry | None = None,
-) -> ProgramReport:
-    """The training step of a run, compiled for devices that need not be here.
-
-    Args:
-      config: of the run.
-      topology: as "v5e:4x4" or "h100:8", see `distributed.targets`.
-      mesh: as "fsdp=4,tensor=2", of all its devices; None shards the rows over all of them.
-      compute: how the model is computed.
-      entry: of the task; None: that of the config, if it is registered.
-
-    Raises:
-      UserError: a topology, mesh or config that cannot be, or a compiler that is not installed.
-    """
-    entry = entry_of(config) if entry is None else entry
-    topology = topology_of(topology) if isinstance(topology, str) else topology
-    own = target_mesh(topology, mesh)
-    if entry.check_mesh is not None:
-        entry.check_mesh(config, own)
-    step, arguments = abstract_step(entry, config, compute, own)
-    with on_mesh(own):
-        return reported(step, arguments, topology)
 
 
 def compile_decoding(

@@ -20,19 +20,21 @@ from transformer_jax.distributed.mesh import (
     row_shards,
     rows_sharding,
 )
+from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.sharding import (
     describe_sharding,
     gradient_shardings,
     placed_shapes,
     state_shardings,
 )
+from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import name_of
 from transformer_jax.training.config import RunConfig, as_json
 from transformer_jax.training.driver import checked, first_state, optimizer_of
 from transformer_jax.training.run_folder import models_of
 from transformer_jax.training.step import TrainState, make_train_step
-from transformer_jax.training.task import TaskEntry
+from transformer_jax.training.task import TaskEntry, entry_of
 from transformer_jax.training.trained_model import module_of
 
 # Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
@@ -133,6 +135,36 @@ def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, 
     step, arguments = abstract_step(entry, config, compute, mesh)
     with on_mesh(mesh):
         return step.lower(*arguments).compile()
+
+
+def compile_step(
+    config: RunConfig,
+    *,
+    topology: str | Topology,
+    mesh: str | None = None,
+    compute: ComputeOptions = ComputeOptions(),
+    entry: TaskEntry | None = None,
+) -> ProgramReport:
+    """The training step of a run, compiled for devices that need not be here.
+
+    Args:
+      config: of the run.
+      topology: as "v5e:4x4" or "h100:8", see `distributed.targets`.
+      mesh: as "fsdp=4,tensor=2", of all its devices; None shards the rows over all of them.
+      compute: how the model is computed.
+      entry: of the task; None: that of the config, if it is registered.
+
+    Raises:
+      UserError: a topology, mesh or config that cannot be, or a compiler that is not installed.
+    """
+    entry = entry_of(config) if entry is None else entry
+    topology = topology_of(topology) if isinstance(topology, str) else topology
+    own = target_mesh(topology, mesh)
+    if entry.check_mesh is not None:
+        entry.check_mesh(config, own)
+    step, arguments = abstract_step(entry, config, compute, own)
+    with on_mesh(own):
+        return reported(step, arguments, topology)
 
 
 def describe_compiled(program: Any) -> Iterator[str]:
