@@ -1,0 +1,62 @@
+"""`--topology` of the commands: what is refused, and what is said without a compiler."""
+
+import json
+
+import pytest
+
+from tests.commands.in_process import call
+from transformer_jax.commands import generate, language_model, translate
+from transformer_jax.distributed import targets
+from transformer_jax.distributed.targets import missing_compiler
+
+WITHOUT = missing_compiler("gpu") is not None
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topology", "h100:8"], "--topology names devices that are not here: add --dry-run"),
+        (["--dry-run", "--json"], "--json is for a --dry-run with a --topology"),
+        (["--dry-run", "--topology", "m1:8"], "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
+    ],
+)
+@pytest.mark.parametrize("command", [translate.main, language_model.main])
+def test_what_is_refused(command, flags, message, tmp_path):
+    ended = call(command, *flags, "--run-dir", tmp_path / "run")
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_generation_needs_both_flags():
+    assert (
+        "--dry-run and --topology belong together" in call(generate.main, "--dry-run", "--run-dir", "x").stderr
+    )
+
+
+@pytest.mark.long
+def test_without_a_compiler_the_plan_is_the_cpus_and_names_the_extra(no_compiler):
+    ended = call(language_model.main, "--dry-run", "--topology", "h100:1", "--preset", "micro", "--context", 32)
+    assert ended.returncode == 0, ended.stderr
+    assert "as compiled for a CPU" in ended.stdout
+    assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(WITHOUT, reason=missing_compiler("gpu") or "")
+def test_the_last_line_is_one_object():
+    flags = ["--dry-run", "--topology", "h100:2", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--json"]
+    ended = call(language_model.main, *flags)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["device"] == "NVIDIA H100 80GB HBM3"
+    assert (found["devices"], found["fits"], found["bytes_accessed"]) == (2, True, None)
+    assert found["attention"] == ["cudnn"]
+    assert found["flops"] > 0
+    assert "all-gather" in found["collective_bytes"]
+    assert set(found["decoding"]) >= {"argument_bytes", "temporary_bytes", "device_memory_bytes"}

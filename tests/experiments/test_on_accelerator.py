@@ -1,0 +1,20 @@
+"""The trial on a CPU: the plain form is compared with itself there, and a step is timed."""
+
+import json
+
+import pytest
+
+from experiments import on_accelerator
+
+
+@pytest.mark.long
+def test_a_trial_on_a_cpu(capsys, monkeypatch):
+    flags = ["--preset", "micro", "--rows", "2", "--context", "32", "--steps", "2", "--json"]
+    monkeypatch.setattr("sys.argv", ["on_accelerator", *flags])
+    on_accelerator.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["kernel"] is None
+    assert set(found["differences"]) == {"causal", "window", "documents", "padding"}
+    assert max(found["differences"].values()) < 0.05, "bfloat16 against float32"
+    assert 0 < found["loss"] < 12
+    assert found["tokens_per_second"] > 0
