@@ -68,7 +68,7 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
 
     Args:
       function: jitted; traced on the mesh of the topology's devices that is entered.
-      arguments: `jax.ShapeDtypeStruct`s with shardings on that mesh.
+      arguments: values of `jax.ShapeDtypeStruct` with shardings on that mesh.
       topology: whose devices the mesh has.
     """
     traced = function.trace(*arguments)
