@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 # Products of (T, S) logits or weights with (S, K) that a kernel computes. A backward pass makes the weights
 # again.
@@ -35,11 +36,24 @@ def program_flops(program: ClosedJaxpr) -> float:
     return _of(program.jaxpr, "")
 
 
-def _of(jaxpr: Jaxpr, scope: str) -> float:
-    return sum(_of_equation(equation, scope) for equation in jaxpr.eqns)
+def _of(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> float:
+    """Of the equations that the outputs need, of which `read` says which are read; None is all.
+
+    Rematerialisation leaves equations behind whose results nothing reads, and the compiler drops them.
+    """
+    outputs = jaxpr.outvars if read is None else [x for x, own in zip(jaxpr.outvars, read, strict=True) if own]
+    needed = {x for x in outputs if not isinstance(x, Literal)}
+    total = 0.0
+    for equation in reversed(jaxpr.eqns):
+        own = [x in needed for x in equation.outvars]
+        if not any(own) and not equation.effects:
+            continue
+        total += _of_equation(equation, scope, own)
+        needed |= {x for x in equation.invars if not isinstance(x, Literal)}
+    return total
 
 
-def _of_equation(equation: Any, around: str) -> float:
+def _of_equation(equation: Any, around: str, read: Sequence[bool]) -> float:
     scope = f"{around}/{equation.source_info.name_stack}"
     name, params = equation.primitive.name, equation.params
     shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
@@ -52,7 +66,9 @@ def _of_equation(equation: Any, around: str) -> float:
         return 2.0 * equation.outvars[0].aval.size * math.prod(shapes[1]) / outputs
     if name in _CUDNN or name == "pallas_call":
         return _of_kernel(equation, scope)
-    inner = [_of(_jaxpr(value), scope) for value in _programs(params)]
+    programs = [_jaxpr(value) for value in _programs(params)]
+    whole = len(programs) == 1 and name not in ("scan", "while") and len(programs[0].outvars) == len(read)
+    inner = [_of(program, scope, read if whole else None) for program in programs]
     if not inner:
         return 0.0
     if name == "scan":

@@ -14,9 +14,8 @@ def float32_product(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """jnp.einsum(spec, x, y) accumulated and returned in float32.
 
     JAX's own transpose multiplies the float32 cotangent with the other operand, which is a float32 product: up
-    to
-    sixteen times as slow on an accelerator, and a float32 copy of the operand. Here the cotangent is rounded to
-    the operands' dtype first, as it is behind a product whose result has that dtype.
+    to sixteen times as slow on an accelerator, and a float32 copy of the operand. Here the cotangent is rounded
+    to the operands' dtype first, as it is behind a product whose result has that dtype.
 
     Args:
       spec: of two operands, "bthk,bshk->bhts".
