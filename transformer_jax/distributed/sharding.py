@@ -55,10 +55,15 @@ def _recurrent(cells: str) -> tuple[Rule, ...]:
 
 
 _STACK = r"(encoder|decoder|blocks)/"
-_ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/attention)/"
+_ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/(self_)?attention)/"
 
 RULES = (
     Rule(r"((source|target)_)?embedding/table/embedding", ("vocab", "width")),
+    Rule(r"embeddings/tokens/table/embedding", ("vocab", "width")),
+    Rule(r"embeddings/positions/table/embedding", ("positions", "width")),
+    Rule(r"embeddings/types/embedding", ("types", "width")),
+    Rule(r"(embeddings/|transform_)norm/(scale|bias)", ("width",)),
+    Rule(r"vocab_bias", ("vocab",)),
     Rule(r"unembedding/table/embedding", ("vocab", "width"), decays=True),
     Rule(r"((source|target)_positions|positions/table)/embedding", ("positions", "width")),
     Rule(r"smear", ("width",)),
@@ -79,8 +84,13 @@ RULES = (
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
     Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
-    _unstacked(r"(first_state|key|query|readout|baseline|head)/kernel"),
-    Rule(r"(first_state|key|readout|baseline|head)/bias", ("outputs",)),
+    _unstacked(
+        r"(first_state|key|query|readout|baseline|head|projection|pooler|pooling|transform|next_sentence)/kernel"
+    ),
+    Rule(
+        r"(first_state|key|readout|baseline|head|projection|pooler|pooling|transform|next_sentence)/bias",
+        ("outputs",),
+    ),
     Rule(r"direction", ("alignment",)),
     Rule(r"log_width", ("coordinates",)),
 )

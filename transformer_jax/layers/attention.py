@@ -19,6 +19,7 @@ from transformer_jax.layers.attention_kernels import (
 from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.compute_options import Attention
 from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.kernel_mask import KernelMask
@@ -81,6 +82,8 @@ def dot_product_attention(
     scale: float | None = None,
     return_weights: bool = False,
     implementation: Attention = "auto",
+    weight_dropout: float = 0.0,
+    dropout_key: jax.Array | None = None,
 ):
     """softmax(Q K^T * scale + bias) V (Vaswani et al. 2017, equation 1), with grouped key/value heads.
 
@@ -94,6 +97,9 @@ def dot_product_attention(
       scale: factor of the logits; None is 1 / sqrt(K).
       return_weights: also return the weights; the plain form is used then.
       implementation: see `ComputeOptions.attention`.
+      weight_dropout: rate on the weights; the plain form is used where it is on, since neither the kernels nor
+        the chunked form draw the same places.
+      dropout_key: dropout is on where given.
 
     Returns:
       output (B, T, H, width) in the query's dtype, or (output, weights (B, H, T, S) float32).
@@ -103,7 +109,8 @@ def dot_product_attention(
     """
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if not return_weights:
+    drops = weight_dropout > 0 and dropout_key is not None
+    if not return_weights and not drops:
         T, S = query.shape[1], key.shape[1]
         form = chosen(implementation, T, S)
         if kernel := kernel_for(implementation, T, S):
@@ -117,7 +124,8 @@ def dot_product_attention(
             return attend(query, key, value, mask=_relations(mask), bias=bias, scale=scale)
     mask = mask.dense() if isinstance(mask, (Visibility, KernelMask)) else mask
     bias = bias.dense() if isinstance(bias, PositionBias) else bias
-    output, weights = _plain_attention(query, key, value, mask, bias, scale)
+    dropped = (lambda weights: dropout(weights, weight_dropout, dropout_key)) if drops else None
+    output, weights = _plain_attention(query, key, value, mask, bias, scale, dropped)
     return (output, weights) if return_weights else output
 
 
@@ -155,7 +163,7 @@ def masked_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
     return unnormalised / jnp.where(total == 0.0, 1.0, total)
 
 
-def _plain_attention(query, key, value, mask, bias, scale):
+def _plain_attention(query, key, value, mask, bias, scale, dropped=None):
     B, T, H, K = query.shape
     S, G = key.shape[1:3]
     query = query * jnp.asarray(scale, query.dtype)
@@ -168,7 +176,7 @@ def _plain_attention(query, key, value, mask, bias, scale):
     if bias is not None:
         logits = logits + bias
     weights = named(masked_softmax(logits, mask), WEIGHTS)
-    mixing = weights.astype(value.dtype)
+    mixing = (weights if dropped is None else dropped(weights)).astype(value.dtype)
     if G == H:
         output = float32_product("bhts,bshv->bthv", mixing, value)
     else:
@@ -251,6 +259,7 @@ class MultiHeadAttention(nnx.Module):
       output_init: of the output's, where it is another.
       dtype: compute dtype; parameters are float32.
       implementation: see `ComputeOptions.attention`.
+      weight_dropout: rate on the attention weights.
       rngs: source of the initial values.
 
     Raises:
@@ -269,6 +278,7 @@ class MultiHeadAttention(nnx.Module):
         output_init: nnx.initializers.Initializer | None = None,
         dtype: str,
         implementation: Attention,
+        weight_dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
         if (head_width is None and width % heads) or heads % kv_heads:
@@ -290,7 +300,7 @@ class MultiHeadAttention(nnx.Module):
         self.output = nnx.LinearGeneral(
             (heads, head_width), width, axis=(-2, -1), kernel_init=output_init or kernel_init, **options
         )
-        self.implementation = implementation
+        self.implementation, self.weight_dropout = implementation, weight_dropout
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys and values (B, S, G, K) of the sequence (B, S, D) that is attended to."""
@@ -305,6 +315,7 @@ class MultiHeadAttention(nnx.Module):
         mask: jax.Array | Visibility | KernelMask | None = None,
         bias: jax.Array | PositionBias | None = None,
         return_weights: bool = False,
+        dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
 
@@ -316,7 +327,9 @@ class MultiHeadAttention(nnx.Module):
           (output (B, T, D), weights (B, H, T, S) float32 or None).
         """
         rows, T = query.shape[:2]
-        mixed, weights = self._mixed(shared_rows(query, key), key, value, mask, bias, return_weights)
+        mixed, weights = self._mixed(
+            shared_rows(query, key), key, value, mask, bias, return_weights, dropout_key
+        )
         weights = None if weights is None else separate_rows(weights, rows)
         return self._joined(mixed, rows, T), weights
 
@@ -324,7 +337,7 @@ class MultiHeadAttention(nnx.Module):
         """What the heads mix together, as what attention adds to the stream (rows, tokens, D)."""
         return self.output(named(mixed.reshape(rows, tokens, *mixed.shape[2:]), HEADS))
 
-    def _mixed(self, query, key, value, mask, bias, return_weights):
+    def _mixed(self, query, key, value, mask, bias, return_weights, dropout_key=None):
         """(values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""
         result = dot_product_attention(
             query,
@@ -334,6 +347,8 @@ class MultiHeadAttention(nnx.Module):
             bias=bias,
             return_weights=return_weights,
             implementation=self.implementation,
+            weight_dropout=self.weight_dropout,
+            dropout_key=dropout_key,
         )
         return result if return_weights else (result, None)
 

@@ -110,9 +110,12 @@ class EncoderBlock(Block):
     ):
         """x (B, S, D) -> (x, weights (B, H, S, S) or None); `AttentionContext()` shows every token."""
         attention_key, feed_forward_key = _split(dropout_key, 2)
+        weight_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 2)
 
         def attend(x):
-            return self.self_attention.attend(x, context, return_weights=return_weights)
+            return self.self_attention.attend(
+                x, context, return_weights=return_weights, dropout_key=weight_key
+            )
 
         norm = self.self_attention_norm
         x, (weights, _) = self._add_attention(x, attend, norm, SELF_ATTENTION, attention_key)

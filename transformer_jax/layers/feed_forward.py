@@ -15,6 +15,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # Hendrycks & Gimpel 2016; GPT-2's
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021
     "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
 }
 
 

@@ -17,13 +17,15 @@ class NormConfig(Protocol):
     def dtype(self) -> str: ...
 
 
-def layer_norm(config: NormConfig, rngs: nnx.Rngs, *, use_bias: bool = True) -> nnx.LayerNorm:
-    """Layer normalisation with the config's epsilon.
+def layer_norm(
+    config: NormConfig, rngs: nnx.Rngs, *, use_bias: bool = True, width: int | None = None
+) -> nnx.LayerNorm:
+    """Layer normalisation with the config's epsilon, of its width if no other is given.
 
     The fast variance (mean of squares minus squared mean) of Flax's default loses digits in float32.
     """
     return nnx.LayerNorm(
-        config.width,
+        config.width if width is None else width,
         epsilon=config.norm_epsilon,
         use_bias=use_bias,
         dtype=jnp.dtype(config.dtype),

@@ -94,6 +94,7 @@ class SelfAttention(MultiHeadAttention):
         cache: KeyValueCache | None = None,
         at: jax.Array | None = None,
         return_weights: bool = False,
+        dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array | None, KeyValueCache | None]]:
         """Attends from the new tokens.
 
@@ -103,6 +104,7 @@ class SelfAttention(MultiHeadAttention):
           cache: keys and values of earlier tokens, which receives those of the new ones; None attends within x.
           at: position in the cache of the first new token.
           return_weights: also return the attention weights.
+          dropout_key: dropout on the weights is on where given.
 
         Returns:
           (output (B, N, D), (weights (B, H, N, S) or None, cache or None)).
@@ -121,8 +123,9 @@ class SelfAttention(MultiHeadAttention):
             key, value = cache.key, cache.value
         if self.relative_keys is None:
             output, weights = self(
-                query, key, value, mask=context.mask, bias=context.bias, return_weights=return_weights
-            )
+                query, key, value,
+                mask=context.mask, bias=context.bias, return_weights=return_weights, dropout_key=dropout_key,
+            )  # fmt: skip
             return output, (weights, cache)
         return self._attend_with_distances(query, key, value, context, return_weights, cache)
 

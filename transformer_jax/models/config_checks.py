@@ -46,6 +46,25 @@ def check_sizes(config: Any, *, head_width: int | None = None) -> None:
     check_dropout(config)
 
 
+def check_encoder_sizes(config: Any) -> None:
+    """That a text encoder's heads divide its width, its sizes are at least 1 and its dropouts are rates.
+
+    Raises:
+      ValueError: sizes that do not divide, or a value out of range.
+    """
+    for field in ("vocab_size", "width", "layers", "heads", "feed_forward", "max_length", "embedding_width"):
+        if getattr(config, field) < 1:
+            raise ValueError(f"{field}={getattr(config, field)} must be at least 1")
+    if config.width % config.heads:
+        raise ValueError(f"width {config.width} must be a multiple of heads {config.heads}")
+    for field in ("token_types", "classes", "position_offset"):
+        if getattr(config, field) < 0:
+            raise ValueError(f"{field}={getattr(config, field)} must be at least 0")
+    check_dropout(config)
+    if not 0.0 <= config.attention_dropout < 1.0:
+        raise ValueError(f"attention_dropout={config.attention_dropout} must be at least 0 and below 1")
+
+
 def parse_text_positions(config: Any) -> None:
     """Replaces the text form of `positions`, which a JSON file holds, by its value.
 

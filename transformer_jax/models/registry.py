@@ -6,12 +6,46 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertMaskedLM,
+    BertReader,
+    BertTagger,
+)
+from transformer_jax.models.distilbert import (
+    DistilBert,
+    DistilBertClassifier,
+    DistilBertConfig,
+    DistilBertMaskedLM,
+    DistilBertReader,
+    DistilBertTagger,
+)
+from transformer_jax.models.electra import (
+    Electra,
+    ElectraClassifier,
+    ElectraConfig,
+    ElectraDiscriminator,
+    ElectraGenerator,
+    ElectraPretraining,
+    ElectraReader,
+    ElectraTagger,
+)
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
 from transformer_jax.models.llama import Llama, LlamaConfig
 from transformer_jax.models.luong import Luong, LuongConfig
 from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
+from transformer_jax.models.roberta import (
+    Roberta,
+    RobertaClassifier,
+    RobertaConfig,
+    RobertaMaskedLM,
+    RobertaReader,
+    RobertaTagger,
+)
 from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
@@ -43,7 +77,19 @@ class ModelEntry(NamedTuple):
         return self.config.presets
 
 
-# A name such as "lstm" is a model of both kinds.
+
+
+def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any) -> dict[str, ModelEntry]:
+    """The text encoders with one task's head."""
+    return {
+        "bert": ModelEntry(BertConfig, bert),
+        "roberta": ModelEntry(RobertaConfig, roberta),
+        "electra": ModelEntry(ElectraConfig, electra),
+        "distilbert": ModelEntry(DistilBertConfig, distilbert),
+    }
+
+
+# A name such as "lstm" is a model of several kinds.
 MODELS: dict[str, dict[str, ModelEntry]] = {
     "translator": {
         "transformer": ModelEntry(TransformerConfig, Transformer),
@@ -60,13 +106,26 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
         "lstm": ModelEntry(RecurrentLMConfig, RecurrentLM),
         "gru": ModelEntry(RecurrentLMConfig, RecurrentLM, {"cell": "gru"}),
     },
+    "encoder": _encoders(Bert, Roberta, Electra, DistilBert),
+    "masked_lm": _encoders(BertMaskedLM, RobertaMaskedLM, ElectraGenerator, DistilBertMaskedLM),
+    "replaced_token": {"electra": ModelEntry(ElectraConfig, ElectraPretraining)},
+    "discriminator": {"electra": ModelEntry(ElectraConfig, ElectraDiscriminator)},
+    "sequence_classifier": _encoders(BertClassifier, RobertaClassifier, ElectraClassifier, DistilBertClassifier),
+    "token_classifier": _encoders(BertTagger, RobertaTagger, ElectraTagger, DistilBertTagger),
+    "span_predictor": _encoders(BertReader, RobertaReader, ElectraReader, DistilBertReader),
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 
 
-def module_of(config: Any) -> type:
-    """The module that a model's config is of."""
-    return next(e.module for models in MODELS.values() for e in models.values() if e.config is type(config))
+def module_of(config: Any, kind: str | None = None) -> type:
+    """The module that a model's config is of.
+
+    Args:
+      config: of any of `MODELS`.
+      kind: of the model, where a config is of several: an encoder's is that of each task's model.
+    """
+    kinds = MODELS.values() if kind is None else (MODELS[kind],)
+    return next(e.module for models in kinds for e in models.values() if e.config is type(config))
 
 
 def name_of(models: Mapping[str, ModelEntry], config: Any) -> str:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
+from transformer_jax.pretrained.bert import BERT
+from transformer_jax.pretrained.distilbert import DISTILBERT
+from transformer_jax.pretrained.electra import ELECTRA
 from transformer_jax.pretrained.family import Family
 from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
+from transformer_jax.pretrained.roberta import ROBERTA
 
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        GPT2,
-        LLAMA,
-    )
+# By model type, its classes; the first is taken where a file names none.
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    families[0].model_type: families
+    for families in ((GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT)
 }
 
 
@@ -26,14 +28,24 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
       config: contents of its `config.json`.
 
     Raises:
-      UserError: its `model_type` is not in the list.
+      UserError: its `model_type` is not in the list, or none of its classes is the file's.
     """
     name = config.get("model_type")
     if name not in FAMILIES:
         raise UserError(
             f"config.json: unknown architecture, model_type is {name!r}: known are {', '.join(FAMILIES)}"
         )
-    return FAMILIES[name]
+    families = FAMILIES[name]
+    named = config.get("architectures") or [families[0].architecture]
+    for family in families:
+        if family.architecture in named:
+            return family
+    if len(families) == 1:
+        return families[0]
+    raise UserError(
+        f"config.json: unknown architecture {named[0]}: known of {name} are "
+        f"{', '.join(family.architecture for family in families)}"
+    )
 
 
 def family_of_model(model: Any) -> Family:
@@ -42,10 +54,10 @@ def family_of_model(model: Any) -> Family:
     Raises:
       UserError: no family has this module.
     """
-    for family in FAMILIES.values():
-        if type(model) is family.module:
-            return family
-    raise UserError(
-        f"{type(model).__name__} has no published format: known are "
-        f"{', '.join(f'{f.module.__name__} ({f.model_type})' for f in FAMILIES.values())}"
-    )
+    every = [family for families in FAMILIES.values() for family in families]
+    own = [family for family in every if type(model) is family.module]
+    if own:
+        # BERT's masked LM with a pooler has the head of next sentences, and another class of theirs.
+        return own[-1] if getattr(model.config, "pooler", False) else own[0]
+    known = {f"{family.module.__name__} ({family.model_type})": None for family in every}
+    raise UserError(f"{type(model).__name__} has no published format: known are {', '.join(known)}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 
 
@@ -18,12 +20,19 @@ class Tensor:
       ours: canonical names of parameters, without the layer, in their order along the last axis.
       transposed: the tensor is (outputs, inputs), as in torch's Linear.
       in_config: the tensor exists only if this field of our config is true.
+      outside: the family's prefix is not in front of its name.
     """
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
     in_config: str | None = None
+    outside: bool = False
+
+
+def read_text_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> TextTokenizer:
+    """The tokenizer of a language model's folder; `load` sets its ends."""
+    return TextTokenizer.open(folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +41,16 @@ class Family:
 
     Attributes:
       model_type: the name of the family in `config.json`.
-      architecture: its class with a language-model head.
+      architecture: its class with a head, which the file's `architectures` names; a model type may have several.
       module: our model class.
       config: makes our config from the contents of `config.json`.
       describe: makes the contents of `config.json`, without names and dtype, from our config.
       table: every tensor.
-      prefix: in front of all names but the head's; some files leave it out.
-      head: name of the logits' table; tied models may have it or not.
-      passed_over: regular expression of buffers that hold nothing trained.
+      prefix: in front of all names but those `outside`; some files leave it out.
+      head: name of the logits' table, which tied models may have or not; None where logits have no such table.
+      passed_over: regular expression of what holds nothing trained, or what other tensors hold already.
+      processor: reads the folder's tokenizer; its arguments are the folder and the contents of `config.json`.
+      absent: (field of our config, tensor): where a file lacks the tensor the field is false.
     """
 
     model_type: str
@@ -49,8 +60,10 @@ class Family:
     describe: Callable[[Any], dict[str, Any]]
     table: tuple[Tensor, ...]
     prefix: str
-    head: str
+    head: str | None
     passed_over: str
+    processor: Callable[[pathlib.Path, Mapping[str, Any]], Any] = read_text_tokenizer
+    absent: tuple[str, str] | None = None
 
 
 def check_supported(config: Mapping[str, Any], **usual: Any) -> None:

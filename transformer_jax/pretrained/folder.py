@@ -50,7 +50,7 @@ def load(
     dtype: str | None = None,
     mesh: jax.sharding.Mesh | None = None,
     compute: ComputeOptions = ComputeOptions(),
-) -> tuple[Any, TextTokenizer]:
+) -> tuple[Any, Any]:
     """A published model and its tokenizer.
 
     Each parameter is read from its file into its own place, one layer's tensor at a time: in addition to
@@ -74,14 +74,16 @@ def load(
     config, family, described = read_config(folder, dtype)
     if mesh is not None:
         check_model(config, mesh)
-    tokenizer = _read_tokenizer(folder, described, config.vocab_size)
+    tokenizer = _read_tokenizer(folder, family, described, config.vocab_size)
     files = TensorFiles(folder)
+    if family.absent is not None and not any(name.endswith(family.absent[1]) for name in files.names()):
+        config = dataclasses.replace(config, **{family.absent[0]: False})
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
     named = named_leaves(shape)
     places = _places(family, config, files, named)
     leaves = {}
     for name, leaf in named.items():
-        sharding = parameter_sharding(name, leaf.shape, mesh)
+        sharding = parameter_sharding(name, leaf.shape, mesh, shape)
         # Norms' scales and biases stay float32: they are few, and their statistics are float32.
         kept = dtype if dtype is not None and len(_matrix(name, leaf.shape)) > 1 else "float32"
 
@@ -102,8 +104,8 @@ class _Place:
 
 def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """One layer's parameter as they keep it: a vector, or a matrix (inputs, outputs)."""
-    own = shape[1:] if name.startswith("blocks/") else shape
-    if name.endswith(("/bias", "/scale")):
+    own = shape[1:] if name.startswith(("blocks/", "encoder/blocks/")) else shape
+    if name.endswith(("/bias", "/scale")) or len(own) == 1:
         return (int(np.prod(own)),)
     if "/output/" in name:  # (H, K, D): all but the last are inputs
         return (int(np.prod(own[:-1])), own[-1])
@@ -113,14 +115,21 @@ def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _tensors(family: Family, config: Any) -> list[Tensor]:
     """The rows of the family's table that a model of this config has."""
     rows = [t for t in family.table if t.in_config is None or getattr(config, t.in_config)]
-    return rows if config.tie else [*rows, Tensor(family.head, ("unembedding/table/embedding",))]
+    if family.head is None or config.tie:
+        return rows
+    return [*rows, Tensor(family.head, ("unembedding/table/embedding",), outside=True)]
+
+
+def _is_vocabulary(name: str) -> bool:
+    """Whether a parameter is a table of token vectors, which has rows to spare."""
+    return name.endswith(("embedding/table/embedding", "embeddings/tokens/table/embedding"))
 
 
 def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[int, ...]:
     """The shape that a tensor of theirs must have."""
     parts = [_matrix(name, named[name].shape) for name in tensor.ours]
     shape = (*parts[0][:-1], sum(part[-1] for part in parts))
-    if tensor.ours[0].endswith("embedding/table/embedding"):
+    if _is_vocabulary(tensor.ours[0]):
         shape = (config.vocab_size, shape[1])  # ours has rows to spare
     return shape[::-1] if tensor.transposed else shape
 
@@ -136,7 +145,7 @@ def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, An
     problems, used, places = [], set(), {}
     for tensor in _tensors(family, config):
         stacked = "{layer}" in tensor.theirs
-        front = "" if tensor.theirs == family.head else prefix
+        front = "" if tensor.outside else prefix
         names = tuple(
             front + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
         )
@@ -157,7 +166,7 @@ def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, An
         for name in there - used
         if not re.fullmatch(family.passed_over, name.removeprefix(prefix))
         # A tied model may say twice what its logits are made with.
-        and not (config.tie and name == family.head)
+        and not (family.head is not None and config.tie and name == family.head)
     ]
     problems += [f"unknown {name}" for name in spare]
     if problems:
@@ -187,12 +196,14 @@ def _read_part(
     return out
 
 
-def _read_tokenizer(folder: pathlib.Path, config: dict[str, Any], vocab_size: int) -> TextTokenizer:
-    tokenizer = TextTokenizer.open(folder)
+def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any], vocab_size: int) -> Any:
+    tokenizer = family.processor(folder, config)
     try:
         tokenizer.check_fits(vocab_size)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
+    if not isinstance(tokenizer, TextTokenizer):
+        return tokenizer
     generation = folder / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.is_file() else None
     ends = config.get("eos_token_id") if ends is None else ends
@@ -204,7 +215,7 @@ def _read_tokenizer(folder: pathlib.Path, config: dict[str, Any], vocab_size: in
 def save(
     folder: str | pathlib.Path,
     model: Any,
-    tokenizer: TextTokenizer,
+    tokenizer: Any,
     *,
     dtype: str = "float32",
     largest_file: int = _LARGEST_FILE,
@@ -225,21 +236,21 @@ def save(
     folder = pathlib.Path(folder)
     family = family_of_model(model)
     config, named = model.config, named_leaves(model)
+    fields, tokenizer_config = tokenizer.published()
     described = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "dtype": dtype,
         "torch_dtype": dtype,
+        **fields,
         **family.describe(config),
-        "bos_token_id": tokenizer.begin,
-        "eos_token_id": list(tokenizer.ends) if len(tokenizer.ends) > 1 else next(iter(tokenizer.ends), None),
     }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")
     tensors = {}
     for tensor in _tensors(family, config):
         stacked = "{layer}" in tensor.theirs
-        front = "" if tensor.theirs == family.head else family.prefix
+        front = "" if tensor.outside else family.prefix
         for layer in range(config.layers if stacked else 1):
 
             def make(tensor=tensor, layer=layer, stacked=stacked) -> np.ndarray:
@@ -248,7 +259,7 @@ def save(
                     leaf = np.asarray(named[name][layer] if stacked else named[name])
                     parts.append(leaf.reshape(_matrix(name, named[name].shape)))
                 joined = np.concatenate(parts, axis=-1)
-                if tensor.ours[0].endswith("embedding/table/embedding"):
+                if _is_vocabulary(tensor.ours[0]):
                     joined = joined[: config.vocab_size]
                 return (joined.T if tensor.transposed else joined).astype(jnp.dtype(dtype))
 
@@ -259,9 +270,6 @@ def save(
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
             pass
         tokenizer.save(folder / "tokenizer.json")
-        tokenizer_config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if tokenizer.end is not None:
-            tokenizer_config["eos_token"] = tokenizer.tokens([tokenizer.end])[0]
         for name, value in (("tokenizer_config.json", tokenizer_config), ("config.json", described)):
             (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except (OSError, UserError, safetensors.SafetensorError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformer_jax.errors import UserError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # Their names of dtypes, for messages and for what may be read at all.
+# TensorFlow's names of a norm's scale and bias, which BERT's first checkpoints have.
+_OLD_NORM, _NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
@@ -31,6 +34,7 @@ class TensorFiles:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
+        self._stored: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         if (folder / INDEX).is_file():
@@ -46,7 +50,7 @@ class TensorFiles:
                 )
             for file in sorted(set(wanted.values())):
                 self._open(file)
-            absent = sorted(wanted.keys() - self._file_of.keys())
+            absent = sorted(wanted.keys() - set(self._stored.values()))
             if absent:
                 raise UserError(f"{folder / INDEX} names tensors that no file holds: {', '.join(absent[:4])}")
         elif (folder / SINGLE).is_file():
@@ -64,8 +68,9 @@ class TensorFiles:
             reason = " ".join(str(error).split())
             raise UserError(f"{path}: cannot be read ({reason}); the file is cut short or damaged") from None
         self._files[file] = opened
-        for name in opened.keys():  # noqa: SIM118  not a dictionary
-            self._file_of[name] = file
+        for stored in opened.keys():  # noqa: SIM118  not a dictionary
+            name = _OLD_NORM.sub(lambda found: _NORM[found[1]], stored)
+            self._file_of[name], self._stored[name] = file, stored
 
     def names(self) -> set[str]:
         return set(self._file_of)
@@ -85,10 +90,10 @@ class TensorFiles:
                 f"{self.folder}: {name} is of {dtype}; read are {', '.join(_FLOATS)}: quantised weights must "
                 "be converted first"
             )
-        return self._files[self._file_of[name]].get_tensor(name)
+        return self._files[self._file_of[name]].get_tensor(self._stored[name])
 
     def _slice(self, name: str) -> Any:
-        return self._files[self._file_of[name]].get_slice(name)
+        return self._files[self._file_of[name]].get_slice(self._stored[name])
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -152,6 +153,14 @@ class TextTokenizer(TokenizerFile):
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token ids; special tokens are left out unless asked for."""
         return self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=not special)
+
+    def published(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(fields of `config.json`, the contents of `tokenizer_config.json`) of a published folder."""
+        ends = list(self.ends) if len(self.ends) > 1 else next(iter(self.ends), None)
+        described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if self.end is not None:
+            described["eos_token"] = self.tokens([self.end])[0]
+        return {"bos_token_id": self.begin, "eos_token_id": ends}, described
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token as readable text, for the axes of a picture; a cut character shows as U+FFFD."""

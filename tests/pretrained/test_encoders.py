@@ -1,0 +1,202 @@
+"""Published text encoders both ways, against `transformers` on PyTorch, and two real trained models."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import transformer_jax
+from tests.pretrained.test_parity import noisy
+from transformer_jax import pretrained
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.models.electra import ElectraDiscriminator
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.pretrained.families import FAMILIES
+
+V, T = 97, 11
+LENGTHS = (11, 4, 7)
+SIZES = dict(vocab_size=V, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=37,
+             max_position_embeddings=19)  # fmt: skip
+DISTIL = dict(vocab_size=V, dim=24, n_layers=3, n_heads=3, hidden_dim=37, max_position_embeddings=19)
+CHANGES = {
+    "BertModel": dict(hidden_act="gelu_new", layer_norm_eps=1e-3),
+    "BertForMaskedLM": dict(hidden_act="relu"),
+    "BertForSequenceClassification": dict(num_labels=5),
+    "BertForTokenClassification": dict(num_labels=5, type_vocab_size=3),
+    "RobertaForSequenceClassification": dict(num_labels=1),
+    "RobertaForMaskedLM": dict(pad_token_id=3),
+    "ElectraForMaskedLM": dict(embedding_size=16),
+    "ElectraForPreTraining": dict(embedding_size=24),
+    "DistilBertForMaskedLM": dict(activation="relu"),
+}
+ENCODERS = [f for families in FAMILIES.values() for f in families if f.model_type not in ("gpt2", "llama")]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    pytest.importorskip("torch", reason="parity needs torch")
+    return pytest.importorskip("transformers", reason="parity needs transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = [chr(97 + a) + chr(97 + b) for a in range(20) for b in range(20)]
+    return EncoderTokenizer.wordpiece([" ".join(words)], 100).with_labels(())
+
+
+def small_tokenizer(classes=()):
+    """A tokenizer with fewer tokens than V."""
+    from tokenizers import Tokenizer, models
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    own = Tokenizer(models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
+    return EncoderTokenizer(own, labels=classes)
+
+
+def their_output(model, tokens, types, mask):
+    import torch
+
+    given = dict(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask).long())
+    if types is not None:
+        given["token_type_ids"] = torch.tensor(types)
+    with torch.no_grad():
+        found = model(**given)
+    return [x.numpy() for x in found.to_tuple() if hasattr(x, "numpy")]
+
+
+def our_output(model, architecture, tokens, types, mask):
+    where = dict(types=None if types is None else jnp.asarray(types), mask=jnp.asarray(mask))
+    if architecture in ("BertForPreTraining",):
+        states = model.hidden_states(jnp.asarray(tokens), **where)
+        return [model.logits(states), model.sentence_logits(states[:, 0])]
+    found = model(jnp.asarray(tokens), **where)
+    if architecture.endswith("QuestionAnswering"):
+        return [found[..., 0], found[..., 1]]
+    if architecture.endswith("Model") and model.pooler is not None:
+        return [found, model.pooled(found[:, 0])]
+    return [found]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.architecture)
+def test_an_encoder_both_ways(theirs, family, tmp_path, rng):
+    """Padding and token types in use; ours written again is what they read, with their own class."""
+    name = family.architecture
+    sizes = DISTIL if family.model_type == "distilbert" else SIZES
+    config_class = getattr(theirs, name.split("For")[0].removesuffix("Model") + "Config")
+    config = config_class(**(sizes | CHANGES.get(name, {})))
+    config.architectures = [name]
+    model = noisy(getattr(theirs, name)(config))
+    model.save_pretrained(tmp_path / "theirs")
+    small_tokenizer().save(tmp_path / "theirs/tokenizer.json")
+    pad = config.pad_token_id
+    mask = np.arange(T) < np.array(LENGTHS)[:, None]
+    tokens = np.where(mask, rng.integers(5, V, mask.shape), pad)
+    types = None
+    if getattr(config, "type_vocab_size", 0) > 1:
+        types = (np.arange(T) >= 3).astype(int) * mask
+
+    ours, processor = pretrained.load(tmp_path / "theirs")
+    assert isinstance(ours, family.module)
+    expected = their_output(model, tokens, types, mask)
+    found = our_output(ours, name, tokens, types, mask)
+    assert len(expected) == len(found)
+    for want, got in zip(expected, found, strict=True):
+        got = np.asarray(got)
+        if want.ndim > 1 and want.shape[:2] == mask.shape:
+            want, got = want[mask], got[mask]
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+    pretrained.save(tmp_path / "ours", ours, processor)
+    again, report = getattr(theirs, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not [key for key in report["missing_keys"] if "position_ids" not in key]
+    assert not report["unexpected_keys"]
+    for want, got in zip(expected, their_output(again.eval(), tokens, types, mask), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+    reread, _ = pretrained.load(tmp_path / "ours")
+    for path, leaf in named_leaves(ours).items():
+        np.testing.assert_array_equal(leaf, named_leaves(reread)[path], err_msg=path)
+
+
+PUBLISHED = [
+    ("bert", "tiny", 4_385_920), ("bert", "mini", 11_170_560), ("bert", "small", 28_763_648),
+    ("bert", "base", 109_482_240), ("bert", "large", 335_141_888), ("roberta", "base", 124_645_632),
+    ("roberta", "large", 355_359_744), ("electra", "base", 108_891_648), ("electra", "large", 334_092_288),
+    ("distilbert", "base", 66_362_880),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "preset", "count"), PUBLISHED)
+def test_presets_have_the_published_numbers_of_parameters(name, preset, count):
+    """As `transformers` counts BertModel, RobertaModel (with its pooler), ElectraModel and DistilBertModel."""
+    from flax import nnx
+
+    from transformer_jax.models.registry import MODELS
+
+    entry = MODELS["encoder"][name]
+    config = entry.preset(preset, **({"pooler": True} if name == "roberta" else {}))
+    assert jax.eval_shape(lambda: entry.module(config, rngs=nnx.Rngs(0))).parameter_count == count
+
+
+def test_electra_small_has_the_published_number_of_parameters():
+    """The small discriminator is counted with its dense layer and head: 13.5 million."""
+    from flax import nnx
+
+    from transformer_jax.models.electra import ElectraConfig
+
+    config = ElectraConfig.preset("small")
+    model = jax.eval_shape(lambda: ElectraDiscriminator(config, rngs=nnx.Rngs(0)))
+    assert model.parameter_count == 13_548_800 + 257
+
+
+def test_vectors_of_a_real_sentence_encoder(shared):
+    """all-MiniLM-L6-v2: eight texts, as torch computes them."""
+    given = json.loads((shared / "weights/minilm-l6-v2/expected.json").read_text())
+    run = transformer_jax.load(shared / "weights/minilm-l6-v2")
+    found = run.embed([example["text"] for example in given["examples"]])
+    assert found.dtype == np.float32
+    expected = np.array([example["embedding"] for example in given["examples"]])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_logits_of_a_real_roberta(shared):
+    given = json.loads((shared / "weights/sapiens-vl/expected.json").read_text())
+    model, tokenizer = pretrained.load(shared / "weights/sapiens-vl")
+    for example in given["examples"]:
+        (encoded,) = tokenizer.encode_batch([example["text"]], max_length=128)
+        assert encoded.ids == example["input_ids"]
+        np.testing.assert_allclose(model(jnp.array([encoded.ids]))[0], example["logits"], atol=1e-4)
+
+
+def test_old_names_and_buffers_are_read(tmp_path, shared):
+    """TensorFlow's gamma and beta, a buffer of positions, and no prefix."""
+    source = shared / "weights/minilm-l6-v2"
+    tensors = safetensors.numpy.load_file(source / "model.safetensors")
+    old = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+           for n, x in tensors.items()}  # fmt: skip
+    assert old.keys() != tensors.keys()
+    old = {f"bert.{name}": x for name, x in old.items() if not name.startswith("pooler")}
+    old["bert.embeddings.position_ids"] = np.arange(512, dtype=np.float32)
+    safetensors.numpy.save_file(old, tmp_path / "model.safetensors")
+    for name in ("config.json", "vocab.txt", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    plain, tokenizer = pretrained.load(source)
+    model, from_vocabulary = pretrained.load(tmp_path)
+    assert model.pooler is None
+    tokens = jnp.arange(5, 20)[None]
+    np.testing.assert_array_equal(model(tokens), plain(tokens))
+    texts = ["Déjà vu, it's 北京 naïve!", "unaffable"]
+    encoded = [[e.ids for e in t.encode_batch(texts, max_length=64)] for t in (tokenizer, from_vocabulary)]
+    assert encoded[0] == encoded[1]
+
+
+def test_an_unknown_head_is_refused(tmp_path, shared):
+    source = shared / "weights/minilm-l6-v2"
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["BertForMultipleChoice"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"unknown architecture BertForMultipleChoice: known of bert are BertModel"):
+        pretrained.load(tmp_path)

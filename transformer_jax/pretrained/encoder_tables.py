@@ -1,0 +1,162 @@
+"""What the published text encoders share: how a config reads, how labels read, and rows of their tables."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.pretrained.family import Tensor, check_supported, required
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def activation_of(config: Mapping[str, Any], field: str = "hidden_act") -> str:
+    """Our name of the activation that a `config.json` names.
+
+    Raises:
+      UserError: none that is computed here.
+    """
+    name = config.get(field, "gelu")
+    if name not in ACTIVATIONS:
+        raise UserError(f"config.json: {field} {name!r} is none of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def their_activation(activation: str) -> str:
+    """The name in a `config.json` of one of our activations.
+
+    Raises:
+      UserError: it has none.
+    """
+    for theirs, ours in ACTIVATIONS.items():
+        if ours == activation:
+            return theirs
+    raise UserError(f"no published encoder has the activation {activation!r}: keep the model as a run")
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a classifier's labels, in the order of their numbers; two where none are named."""
+    named = config.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    return tuple(f"LABEL_{n}" for n in range(int(config.get("num_labels") or 2)))
+
+
+# What `problem_type` calls the kinds of targets.
+PROBLEMS = {
+    "single_label_classification": "label",
+    "regression": "score",
+    "multi_label_classification": "labels",
+}
+
+
+def read_encoder_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> EncoderTokenizer:
+    """The tokenizer of an encoder's folder, with the labels of `config.json` where its head has classes."""
+    tokenizer = EncoderTokenizer.open(folder)
+    architecture = next(iter(described.get("architectures") or ()), "")
+    if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        return tokenizer
+    labels = labels_of(described)
+    problem = described.get("problem_type")
+    if problem is None and architecture.endswith("ForSequenceClassification") and len(labels) == 1:
+        problem = "regression"
+    target = PROBLEMS.get(str(problem), "label")
+    return tokenizer.with_labels(labels, target=target)
+
+
+def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
+    """The fields of our encoders' configs that a `config.json` in BERT's names gives.
+
+    Args:
+      config: contents of `config.json`.
+      classes: whether the head has classes.
+
+    Raises:
+      UserError: a field that is missing, or a model that is not computed here.
+    """
+    check_supported(
+        config,
+        position_embedding_type="absolute",
+        is_decoder=False,
+        add_cross_attention=False,
+        tie_word_embeddings=True,
+    )
+    return dict(
+        vocab_size=required(config, "vocab_size"),
+        width=required(config, "hidden_size"),
+        layers=required(config, "num_hidden_layers"),
+        heads=required(config, "num_attention_heads"),
+        feed_forward=required(config, "intermediate_size"),
+        dropout=config.get("hidden_dropout_prob", 0.1),
+        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
+        activation=activation_of(config),
+        classes=len(labels_of(config)) if classes else 0,
+    )
+
+
+def common_description(config: Any) -> dict[str, Any]:
+    """The contents of a `config.json` in BERT's names, from our config."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.feed_forward,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "hidden_act": their_activation(config.activation),
+        "max_position_embeddings": config.max_length + config.position_offset,
+        "type_vocab_size": config.token_types,
+        "layer_norm_eps": config.norm_epsilon,
+        **({"num_labels": config.classes} if config.classes else {}),
+    }
+
+
+def linear(theirs: str, ours: str, *, outside: bool = False, in_config: str | None = None) -> tuple[Tensor, ...]:
+    """Weight and bias of a torch Linear."""
+    options: dict[str, Any] = dict(outside=outside, in_config=in_config)
+    return (
+        Tensor(f"{theirs}.weight", (f"{ours}/kernel",), transposed=True, **options),
+        Tensor(f"{theirs}.bias", (f"{ours}/bias",), **options),
+    )
+
+
+def norm(theirs: str, ours: str, *, outside: bool = False) -> tuple[Tensor, ...]:
+    """Scale and bias of a torch LayerNorm."""
+    return (
+        Tensor(f"{theirs}.weight", (f"{ours}/scale",), outside=outside),
+        Tensor(f"{theirs}.bias", (f"{ours}/bias",), outside=outside),
+    )
+
+
+def bert_body(ours: str, *, types: bool = True) -> tuple[Tensor, ...]:
+    """Rows of the embeddings and blocks in BERT's names; `ours` is in front of our names."""
+    layer, block = "encoder.layer.{layer}", f"{ours}blocks"
+    return (
+        Tensor("embeddings.word_embeddings.weight", (f"{ours}embeddings/tokens/table/embedding",)),
+        Tensor("embeddings.position_embeddings.weight", (f"{ours}embeddings/positions/table/embedding",)),
+        *(
+            (Tensor("embeddings.token_type_embeddings.weight", (f"{ours}embeddings/types/embedding",)),)
+            if types
+            else ()
+        ),
+        *norm("embeddings.LayerNorm", f"{ours}embeddings/norm"),
+        *linear(f"{layer}.attention.self.query", f"{block}/self_attention/query"),
+        *linear(f"{layer}.attention.self.key", f"{block}/self_attention/key"),
+        *linear(f"{layer}.attention.self.value", f"{block}/self_attention/value"),
+        *linear(f"{layer}.attention.output.dense", f"{block}/self_attention/output"),
+        *norm(f"{layer}.attention.output.LayerNorm", f"{block}/self_attention_norm"),
+        *linear(f"{layer}.intermediate.dense", f"{block}/feed_forward/expand"),
+        *linear(f"{layer}.output.dense", f"{block}/feed_forward/contract"),
+        *norm(f"{layer}.output.LayerNorm", f"{block}/feed_forward_norm"),
+    )
