@@ -8,6 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
+    from transformer_jax.models.bert import (
+        Bert,
+        BertClassifier,
+        BertConfig,
+        BertMaskedLM,
+        BertReader,
+        BertTagger,
+    )
+    from transformer_jax.models.distilbert import (
+        DistilBert,
+        DistilBertClassifier,
+        DistilBertConfig,
+        DistilBertMaskedLM,
+        DistilBertReader,
+        DistilBertTagger,
+    )
+    from transformer_jax.models.electra import (
+        Electra,
+        ElectraClassifier,
+        ElectraConfig,
+        ElectraDiscriminator,
+        ElectraGenerator,
+        ElectraPretraining,
+        ElectraReader,
+        ElectraTagger,
+    )
     from transformer_jax.models.gpt import GPT, GPTConfig
     from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
     from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
@@ -15,6 +41,14 @@ if TYPE_CHECKING:
     from transformer_jax.models.luong import Luong, LuongConfig
     from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
     from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
+    from transformer_jax.models.roberta import (
+        Roberta,
+        RobertaClassifier,
+        RobertaConfig,
+        RobertaMaskedLM,
+        RobertaReader,
+        RobertaTagger,
+    )
     from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
     from transformer_jax.models.transformer import Transformer, TransformerConfig
     from transformer_jax.tasks import configure, load, train
@@ -25,6 +59,26 @@ __all__ = [
     "GPT",
     "Bahdanau",
     "BahdanauConfig",
+    "Bert",
+    "BertClassifier",
+    "BertConfig",
+    "BertMaskedLM",
+    "BertReader",
+    "BertTagger",
+    "DistilBert",
+    "DistilBertClassifier",
+    "DistilBertConfig",
+    "DistilBertMaskedLM",
+    "DistilBertReader",
+    "DistilBertTagger",
+    "Electra",
+    "ElectraClassifier",
+    "ElectraConfig",
+    "ElectraDiscriminator",
+    "ElectraGenerator",
+    "ElectraPretraining",
+    "ElectraReader",
+    "ElectraTagger",
     "GPTConfig",
     "HardAttention",
     "HardAttentionConfig",
@@ -38,6 +92,12 @@ __all__ = [
     "ModernGPTConfig",
     "RecurrentLM",
     "RecurrentLMConfig",
+    "Roberta",
+    "RobertaClassifier",
+    "RobertaConfig",
+    "RobertaMaskedLM",
+    "RobertaReader",
+    "RobertaTagger",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Transformer",
@@ -50,6 +110,28 @@ __all__ = [
 
 # The module of each name; a model's config is in its model's module.
 _MODULES = {
+    "Bert": "models.bert",
+    "BertClassifier": "models.bert",
+    "BertMaskedLM": "models.bert",
+    "BertReader": "models.bert",
+    "BertTagger": "models.bert",
+    "DistilBert": "models.distilbert",
+    "DistilBertClassifier": "models.distilbert",
+    "DistilBertMaskedLM": "models.distilbert",
+    "DistilBertReader": "models.distilbert",
+    "DistilBertTagger": "models.distilbert",
+    "Electra": "models.electra",
+    "ElectraClassifier": "models.electra",
+    "ElectraDiscriminator": "models.electra",
+    "ElectraGenerator": "models.electra",
+    "ElectraPretraining": "models.electra",
+    "ElectraReader": "models.electra",
+    "ElectraTagger": "models.electra",
+    "Roberta": "models.roberta",
+    "RobertaClassifier": "models.roberta",
+    "RobertaMaskedLM": "models.roberta",
+    "RobertaReader": "models.roberta",
+    "RobertaTagger": "models.roberta",
     "Bahdanau": "models.bahdanau",
     "GPT": "models.gpt",
     "HardAttention": "models.hard_attention",

@@ -21,7 +21,7 @@ def test_presets_of_every_model(kind, name):
         assert type(config) is entry.config
         assert (config.vocab_size, config.max_length) == (101, 77)
         assert {name: getattr(config, name) for name in entry.changes} == entry.changes
-    assert module_of(config) is entry.module
+    assert module_of(config, kind) is entry.module
     assert not {"presets", "preset_fields"} & {field.name for field in dataclasses.fields(entry.config)}
     with pytest.raises(ValueError, match=f"unknown preset 'huge': choose one of {', '.join(entry.presets)}"):
         entry.preset("huge", 101)

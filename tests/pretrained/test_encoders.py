@@ -198,5 +198,7 @@ def test_an_unknown_head_is_refused(tmp_path, shared):
     source = shared / "weights/minilm-l6-v2"
     config = json.loads((source / "config.json").read_text()) | {"architectures": ["BertForMultipleChoice"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"unknown architecture BertForMultipleChoice: known of bert are BertModel"):
+    with pytest.raises(
+        UserError, match=r"unknown architecture BertForMultipleChoice: known of bert are BertModel"
+    ):
         pretrained.load(tmp_path)

@@ -38,4 +38,4 @@ def test_which_schedules_extend():
 
 def test_unknown_name():
     with pytest.raises(ValueError, match="unknown schedule 'linear': choose one of"):
-        make_schedule("linear", peak=1.0, warmup=1, steps=2)
+        make_schedule("square", peak=1.0, warmup=1, steps=2)

@@ -15,6 +15,11 @@ COMMANDS = {
     "translate": ("translate", "train a translator, score it, and translate with it"),
     "lm": ("language_model", "train a language model and score it"),
     "generate": ("generate", "continue texts with a run or published weights"),
+    "pretrain": ("pretrain", "pretrain a text encoder on masked or replaced words"),
+    "classify": ("classify", "fine-tune an encoder on classes or scores of texts, and classify"),
+    "tag": ("tag", "fine-tune an encoder on tags of words, and tag"),
+    "answer": ("answer", "fine-tune an encoder on questions on texts, and answer"),
+    "embed": ("embed", "vectors of texts, and encoders for them"),
     "plan": ("plan", "what a training run would be: plan translate ..., plan lm ..."),
     "convert": ("convert", "convert run folders of an older format"),
 }
@@ -39,7 +44,15 @@ def print_completion(shell: str) -> None:
     """Prints the completion of all commands for a shell, bash or zsh."""
     import tyro
 
-    from transformer_jax.commands import convert, generate, language_model, translate
+    from transformer_jax.commands import (
+        convert,
+        embed,
+        encoder_use,
+        generate,
+        language_model,
+        pretrain,
+        translate,
+    )
     from transformer_jax.commands.parsing import REGISTRY, default_arguments
     from transformer_jax.tasks import TASKS
 
@@ -47,6 +60,11 @@ def print_completion(shell: str) -> None:
         "translate": default_arguments(TASKS["translation"], translate.Arguments),
         "lm": default_arguments(TASKS["language_modeling"], language_model.Arguments),
         "generate": generate.Arguments(),
+        "pretrain": default_arguments(TASKS["masked_language_modeling"], pretrain.Arguments),
+        "classify": default_arguments(TASKS["sequence_classification"], encoder_use.Arguments),
+        "tag": default_arguments(TASKS["token_classification"], encoder_use.Arguments),
+        "answer": default_arguments(TASKS["question_answering"], encoder_use.Arguments),
+        "embed": default_arguments(TASKS["sentence_embedding"], embed.Arguments),
         "convert": convert.Arguments(()),
     }
     kind = tyro.extras.subcommand_type_from_defaults(defaults)

@@ -22,6 +22,7 @@ from transformer_jax.training.task import TaskEntry, recipe_keywords
 
 REGISTRY = ConstructorRegistry()
 _FLAT = tyro.conf.arg(name="")
+_ALIASES = {"start": ("--start-from", "--start_from")}
 
 
 @REGISTRY.primitive_rule
@@ -100,7 +101,7 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
     for recipe in entry.recipes.values():
         kinds |= {name: parameter.annotation for name, parameter in recipe_keywords(recipe).items()}
     for name, kind in kinds.items():
-        flags = dict.fromkeys((_flag(name), "--" + name))
+        flags = dict.fromkeys((_flag(name), "--" + name, *_ALIASES.get(name, ())))
         if typing.get_origin(kind) is tuple:
             parser.add_argument(*flags, dest=name, nargs="*")
         else:
@@ -216,7 +217,7 @@ def _arguments(entry: TaskEntry, base: RunConfig, model: str, own: type) -> Any:
                 "Folders of runs or of published weights to start from, with a new optimizer and schedule: "
                 "FOLDER or FOLDER,part=encoder,into=encoder,leave_out=head/.*; the first gives the vocabulary.",
                 tuple[Start, ...],
-                aliases=("--start-from",),
+                aliases=_ALIASES["start"][:1],
             ),
             text(
                 base.trainable,

@@ -101,6 +101,39 @@ def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> 
     }
 
 
+def attention_of_encoder(model: Any, tokenizer: Any, text: str | tuple[str, str]) -> dict[str, AttentionMap]:
+    """The weights with which a text encoder reads a text or a pair: "encoder/self_attention".
+
+    Args:
+      model: an encoder of the zoo, with or without a head.
+      tokenizer: its `EncoderTokenizer`; special tokens are shown, and of a pair the tokens of the second text
+        with a mark behind them.
+      text: a text, or two.
+
+    Raises:
+      UserError: an empty text, or one longer than the model's limit.
+    """
+    parts = (text,) if isinstance(text, str) else text
+    if not all(part.strip() for part in parts):
+        raise UserError("the text is empty: give some words")
+    limit = model.config.max_length
+    (encoding,) = tokenizer.encode_batch([text], max_length=limit)
+    if encoding.overflowing:
+        raise UserError(f"the text has more tokens than the model's limit of {limit}")
+    body = getattr(model, "encoder", model)
+    types = jnp.asarray([encoding.type_ids]) if model.config.token_types > 1 else None
+    tokens = [
+        f"{token} ²" if number == 1 else token
+        for token, number in zip(tokenizer.tokens(encoding.ids), encoding.sequence_ids, strict=True)
+    ]
+
+    def read(tokens: jax.Array, return_weights: bool = True) -> Any:
+        return body.hidden_states(tokens, types=types, return_weights=return_weights)
+
+    found = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
+    return {kind: AttentionMap(weights, tokens, tokens) for kind, weights in found.items()}
+
+
 def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:
     (ids,) = tokenizer.encode([text])
     limit = model.config.max_length

@@ -113,9 +113,7 @@ class EncoderBlock(Block):
         weight_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 2)
 
         def attend(x):
-            return self.self_attention.attend(
-                x, context, return_weights=return_weights, dropout_key=weight_key
-            )
+            return self.self_attention.attend(x, context, return_weights=return_weights, dropout_key=weight_key)
 
         norm = self.self_attention_norm
         x, (weights, _) = self._add_attention(x, attend, norm, SELF_ATTENTION, attention_key)

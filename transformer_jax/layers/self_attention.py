@@ -166,6 +166,7 @@ class JoinedSelfAttention(SelfAttention):
         biases = [part.bias[...] for part in parts if part.bias is not None]
         self.bias = nnx.Param(jnp.concatenate(biases)) if biases else None
         self.output, self.implementation = attention.output, attention.implementation
+        self.weight_dropout = attention.weight_dropout
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.shaw_limit = attention.shaw_limit
         self.relative_keys, self.relative_values = attention.relative_keys, attention.relative_values

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from transformer_jax.distributed.mesh import platform
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -43,7 +44,7 @@ def run_stack(
 
     Args:
       block_function: `(block, x, dropout_key or None) -> (x, what to keep)`.
-      blocks: a stack made by `make_stack`.
+      blocks: a stack made by `make_stack`, or what `unstack` made of it.
       x: (B, T, D).
       dropout_key: split over the layers, or None.
       compute: unrolling and rematerialisation.
@@ -51,7 +52,7 @@ def run_stack(
     Returns:
       x after the last block, and what each block kept, stacked on a leading axis of L.
     """
-    layers = stack_size(blocks)
+    layers = len(blocks) if isinstance(blocks, tuple | list) else stack_size(blocks)
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
 
     def from_input(block, x, key):
@@ -65,5 +66,13 @@ def run_stack(
     def step(x, block_and_key):
         block, key = block_and_key
         return function(block, x, key)
+
+    if isinstance(blocks, tuple | list):
+        kept = []
+        x = named(x, EMBEDDING)
+        for block, key in zip(blocks, [None] * layers if keys is None else keys, strict=True):
+            x, own = function(block, x, key)
+            kept.append(own)
+        return x, jax.tree.map(lambda *values: jnp.stack(values), *kept)
 
     return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys), unroll=compute.unroll_of(layers))

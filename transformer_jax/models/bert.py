@@ -84,8 +84,8 @@ class BertConfig(Presets):
 class Bert(TextEncoder):
     """BERT: post-norm blocks with GELU over token, position and type embeddings, and a pooler.
 
-    Initial values (the authors' code): matrices and tables are normal with standard deviation 0.02, biases 0 and
-    normalisation scales 1.
+    Initial values (the authors' code): matrices and tables are normal with standard deviation 0.02, biases 0
+    and normalisation scales 1.
     """
 
 

@@ -19,7 +19,7 @@ from transformer_jax.models.encoder_heads import (
     TokenClassifier,
 )
 from transformer_jax.models.presets import Presets
-from transformer_jax.models.text_encoder import TextEncoder, dense
+from transformer_jax.models.text_encoder import TextEmbeddings, TextEncoder, dense
 
 
 def _size(layers: int, width: int, heads: int, embedding_width: int, generator: float) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class ElectraConfig(Presets):
         heads = self.heads * self.generator_size
         if abs(heads - round(heads)) > 1e-6 or round(self.width * self.generator_size) % round(heads):
             raise ValueError(
-                f"generator_size={self.generator_size} of {self.heads} heads and width {self.width} is no whole "
-                "number of heads"
+                f"generator_size={self.generator_size} of {self.heads} heads and width {self.width} is no "
+                "whole number of heads"
             )
 
     @property
@@ -164,13 +164,20 @@ class ElectraPretraining(nnx.Module):
     @property
     def training_parameter_count(self) -> int:
         """Number of parameters of both networks."""
-        return count_without_padding(self, self.discriminator.encoder.embeddings.tokens)
+        return count_without_padding(self, self.embeddings.tokens)
+
+    @property
+    def embeddings(self) -> TextEmbeddings:
+        """What both networks read."""
+        found = self.discriminator.encoder.embeddings
+        assert found is not None, "the discriminator has embeddings of its own"
+        return found
 
     def generated(
         self, tokens: jax.Array, positions: jax.Array, *, dropout_key: jax.Array | None = None, **where: Any
     ) -> jax.Array:
         """The generator's logits (B, M, V) float32 at positions (B, M) of tokens (B, T)."""
-        embeddings = self.discriminator.encoder.embeddings
+        embeddings = self.embeddings
         states = self.generator.encoder.hidden_states(
             tokens, embeddings=embeddings, dropout_key=dropout_key, **where
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,12 @@ class EncoderWithHead(nnx.Module):
         embeddings = self.encoder.embeddings
         return count_without_padding(self, None if embeddings is None else embeddings.tokens)
 
+    def for_inference(self) -> Self:
+        """The same with an encoder for a program that is called many times, see `TextEncoder.for_inference`."""
+        copy = nnx.merge(*nnx.split(self))
+        copy.encoder = copy.encoder.for_inference()
+        return copy
+
     def hidden_states(self, tokens: jax.Array, **where: Any):
         """See `TextEncoder.hidden_states`."""
         return self.encoder.hidden_states(tokens, **where)
@@ -75,9 +81,7 @@ class EncoderWithHead(nnx.Module):
           logits float32 in the shape of the head, or (logits, weights (B, L, H, T, T) float32).
         """
         body_key, head_key = _split(dropout_key)
-        found = self.encoder.hidden_states(
-            tokens, dropout_key=body_key, return_weights=return_weights, **where
-        )
+        found = self.encoder.hidden_states(tokens, dropout_key=body_key, return_weights=return_weights, **where)
         states, weights = found if return_weights else (found, None)
         logits = self.logits(self._dropped(states, head_key))
         return (logits, weights) if return_weights else logits
@@ -159,9 +163,7 @@ class SequenceClassifier(EncoderWithHead):
     ):
         """Logits (B, C) float32; see `EncoderWithHead.__call__`."""
         body_key, head_key = _split(dropout_key)
-        found = self.encoder.hidden_states(
-            tokens, dropout_key=body_key, return_weights=return_weights, **where
-        )
+        found = self.encoder.hidden_states(tokens, dropout_key=body_key, return_weights=return_weights, **where)
         states, weights = found if return_weights else (found, None)
         logits = self.logits(states, head_key)
         return (logits, weights) if return_weights else logits

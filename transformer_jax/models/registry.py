@@ -77,8 +77,6 @@ class ModelEntry(NamedTuple):
         return self.config.presets
 
 
-
-
 def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any) -> dict[str, ModelEntry]:
     """The text encoders with one task's head."""
     return {
@@ -110,7 +108,9 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     "masked_lm": _encoders(BertMaskedLM, RobertaMaskedLM, ElectraGenerator, DistilBertMaskedLM),
     "replaced_token": {"electra": ModelEntry(ElectraConfig, ElectraPretraining)},
     "discriminator": {"electra": ModelEntry(ElectraConfig, ElectraDiscriminator)},
-    "sequence_classifier": _encoders(BertClassifier, RobertaClassifier, ElectraClassifier, DistilBertClassifier),
+    "sequence_classifier": _encoders(
+        BertClassifier, RobertaClassifier, ElectraClassifier, DistilBertClassifier
+    ),
     "token_classifier": _encoders(BertTagger, RobertaTagger, ElectraTagger, DistilBertTagger),
     "span_predictor": _encoders(BertReader, RobertaReader, ElectraReader, DistilBertReader),
 }

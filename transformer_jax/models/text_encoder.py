@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_schemes import LearnedPositions
 from transformer_jax.layers.positions import segment_positions
-from transformer_jax.layers.self_attention import AttentionContext, SelfAttention
-from transformer_jax.layers.stack import make_stack, run_stack
+from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention, SelfAttention
+from transformer_jax.layers.stack import make_stack, run_stack, unstack
 from transformer_jax.layers.visibility import real, same_segment
 from transformer_jax.models.input_checks import check_length
 
@@ -83,14 +83,15 @@ class TextEncoder(nnx.Module):
     """Embeddings and a stack of bidirectional post-norm blocks; a model's file says what is its own.
 
     Args:
-      config: `width`, `layers`, `heads`, `feed_forward`, `activation` and `attention_dropout` are read here, and
-        what `TextEmbeddings` reads.
+      config: `width`, `layers`, `heads`, `feed_forward`, `activation` and `attention_dropout` are read here,
+        and what `TextEmbeddings` reads.
       rngs: source of the initial values, only used here.
       compute: how it is computed.
       embeds: False for a network that is given another one's embeddings.
     """
 
-    # The activation of the dense layer that a classifier has on the first token; None is the model's own pooler.
+    # The activation of the dense layer that a classifier has on the first token; None is the model's own
+    # pooler.
     classifier_activation: ClassVar[str | None] = None
 
     def __init__(
@@ -134,6 +135,17 @@ class TextEncoder(nnx.Module):
     def parameter_count(self) -> int:
         """Number of parameters, the padding of the vocabulary not counted."""
         return count_without_padding(self, None if self.embeddings is None else self.embeddings.tokens)
+
+    def for_inference(self) -> Self:
+        """The same with its blocks one by one rather than stacked, and with joined projections: for a program
+        that is called many times. Training needs the stack.
+        """
+        copy = nnx.merge(*nnx.split(self))
+        blocks = unstack(copy.blocks)
+        for block in blocks:
+            block.self_attention = JoinedSelfAttention(block.self_attention)
+        copy.blocks = nnx.data(blocks)
+        return copy
 
     def positions_of(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
         """The rows of the position table that T tokens take, (T,) or (B, T)."""

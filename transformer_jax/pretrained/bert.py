@@ -71,7 +71,5 @@ BERT = (
     ),
     _family("BertForSequenceClassification", BertClassifier, *_HEAD, pooler=True, classes=True),
     _family("BertForTokenClassification", BertTagger, *_HEAD, pooler=False, classes=True),
-    _family(
-        "BertForQuestionAnswering", BertReader, *linear("qa_outputs", "head", outside=True), pooler=False
-    ),
+    _family("BertForQuestionAnswering", BertReader, *linear("qa_outputs", "head", outside=True), pooler=False),
 )

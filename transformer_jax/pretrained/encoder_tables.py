@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.pretrained.family import Tensor, check_supported, required
+from transformer_jax.pretrained.tensor_files import read_json
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -63,6 +65,7 @@ PROBLEMS = {
 def read_encoder_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> EncoderTokenizer:
     """The tokenizer of an encoder's folder, with the labels of `config.json` where its head has classes."""
     tokenizer = EncoderTokenizer.open(folder)
+    tokenizer.settings |= sentence_settings(folder)
     architecture = next(iter(described.get("architectures") or ()), "")
     if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return tokenizer
@@ -72,6 +75,40 @@ def read_encoder_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -
         problem = "regression"
     target = PROBLEMS.get(str(problem), "label")
     return tokenizer.with_labels(labels, target=target)
+
+
+def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
+    """How a folder of sentence-transformers makes vectors: `pooling`, `normalise` and `max_length`.
+
+    Raises:
+      UserError: a way of pooling that is not computed here, or further modules.
+    """
+    if not (folder / "modules.json").is_file():
+        return {}
+    found: dict[str, Any] = {"normalise": False}
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Pooling":
+            described = read_json(folder / module["path"] / "config.json")
+            asked = [name for name, on in described.items() if name.startswith("pooling_mode_") and on is True]
+            if len(asked) != 1 or asked[0] not in _POOLINGS:
+                raise UserError(f"{folder / module['path']}: {', '.join(asked)} is not computed here")
+            found["pooling"] = _POOLINGS[asked[0]]
+        elif kind == "Normalize":
+            found["normalise"] = True
+        elif kind != "Transformer":
+            raise UserError(f"{folder / 'modules.json'}: a module {kind} is not computed here")
+    if (folder / "sentence_bert_config.json").is_file():
+        length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+        found |= {} if length is None else {"max_length": int(length)}
+    return found
+
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_max_tokens": "max",
+}
 
 
 def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
@@ -122,7 +159,9 @@ def common_description(config: Any) -> dict[str, Any]:
     }
 
 
-def linear(theirs: str, ours: str, *, outside: bool = False, in_config: str | None = None) -> tuple[Tensor, ...]:
+def linear(
+    theirs: str, ours: str, *, outside: bool = False, in_config: str | None = None
+) -> tuple[Tensor, ...]:
     """Weight and bias of a torch Linear."""
     options: dict[str, Any] = dict(outside=outside, in_config=in_config)
     return (

@@ -16,8 +16,7 @@ from transformer_jax.pretrained.roberta import ROBERTA
 
 # By model type, its classes; the first is taken where a file names none.
 FAMILIES: dict[str, tuple[Family, ...]] = {
-    families[0].model_type: families
-    for families in ((GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT)
+    families[0].model_type: families for families in ((GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT)
 }
 
 

@@ -41,7 +41,8 @@ class Family:
 
     Attributes:
       model_type: the name of the family in `config.json`.
-      architecture: its class with a head, which the file's `architectures` names; a model type may have several.
+      architecture: its class with a head, which the file's `architectures` names; a model type may have
+      several.
       module: our model class.
       config: makes our config from the contents of `config.json`.
       describe: makes the contents of `config.json`, without names and dtype, from our config.

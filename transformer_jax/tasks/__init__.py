@@ -11,14 +11,34 @@ from transformer_jax import pretrained
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import MODELS
-from transformer_jax.tasks import language_modeling, translation
+from transformer_jax.tasks import (
+    language_modeling,
+    masked_language_modeling,
+    question_answering,
+    replaced_token_detection,
+    sentence_embedding,
+    sequence_classification,
+    token_classification,
+    translation,
+)
+from transformer_jax.tasks.trained_encoders import TrainedElectra
 from transformer_jax.training import driver
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.run_folder import read_run
 from transformer_jax.training.task import TaskEntry, entry_of, register
 from transformer_jax.training.trained_model import read_trained
 
-TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (translation.ENTRY, language_modeling.ENTRY)}
+_TASK_FILES = (
+    translation,
+    language_modeling,
+    masked_language_modeling,
+    replaced_token_detection,
+    sequence_classification,
+    token_classification,
+    question_answering,
+    sentence_embedding,
+)
+TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
     register(_entry)
 
@@ -60,7 +80,8 @@ def load(
 
     Returns:
       An object with `model`, `processor` (`tokenizer` for text), `config`, `weights` and methods for what its
-      task is for: `translate` and `align`, or `generate`.
+      task is for: `translate` and `align`; `generate`; of a text encoder `embed`, and `fill`, `classify`,
+      `tag` or `answer`.
 
     Raises:
       UserError: neither a run nor a published folder, no such checkpoint, or a damaged one.
@@ -73,6 +94,8 @@ def load(
             )
         model, processor = pretrained.load(folder, dtype=dtype, mesh=mesh, compute=compute)
         kind = next(k for k, models in MODELS.items() if type(model) in {m.module for m in models.values()})
+        if kind == "discriminator":
+            return TrainedElectra(model, processor, None, "published")
         entry = next(entry for entry in tasks.values() if entry.kind == kind)
         return entry.trained(model, processor, None, "published")
     stored = read_run(folder, tasks)

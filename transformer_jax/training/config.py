@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -64,7 +64,8 @@ class Optimization:
     """
 
     steps: int = dataclasses.field(default=1_000, metadata=FREE)
-    """Training steps in all. A larger number extends a finished run, unless its schedule is cosine."""
+    """Training steps in all. A larger number extends a finished run, unless its schedule is cosine or
+    linear."""
     optimizer: str = "adam"
     """adam (with decoupled weight decay) or muon."""
     learning_rate: float = 1e-3
@@ -76,7 +77,7 @@ class Optimization:
     epsilon: float = 1e-9
     """Adam's epsilon; muon uses 1e-8."""
     schedule: str = "inverse_sqrt"
-    """inverse_sqrt, cosine or constant, each after a linear warm-up."""
+    """inverse_sqrt, cosine, linear or constant, each after a linear warm-up."""
     warmup: int = 100
     """Warm-up steps."""
     weight_decay: float = 0.0
@@ -90,6 +91,11 @@ class Optimization:
     result."""
     average: int = 1
     """Number of last checkpoints whose mean is evaluated at the end; 1 for the last alone."""
+    keep: Literal["last", "best"] = "last"
+    """What is evaluated at the end: the last checkpoint (or the mean of `average`), or that of the best
+    validation, which stops a run early in effect."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block to the one below it, and to the embeddings; 1 for none."""
     save_every: int = dataclasses.field(default=100, metadata=FREE)
     """Steps between checkpoints."""
     evaluate_every: int = dataclasses.field(default=200, metadata=FREE)
@@ -102,6 +108,11 @@ class Optimization:
             self, steps=1, accumulation=1, average=1, save_every=1, evaluate_every=1, learning_rate=0, clip=0,
             ema=0, weight_decay=0, warmup=0, b1=0, b2=0, epsilon=0,
         )  # fmt: skip
+        choose("keep", self.keep, ("last", "best"))
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"`layer_decay` {self.layer_decay} must be above 0 and at most 1")
+        if self.keep == "best" and self.average > 1:
+            raise UserError(f"`keep` best and `average` {self.average} contradict each other: give one of them")
         check_below_one(self, "ema", "b1", "b2")
 
 
@@ -186,11 +197,14 @@ class RunConfig:
           UserError: a name that no part has, or a value that cannot be.
         """
         parts = {name: getattr(self, name) for name in ("task", "model", "optimization")}
-        own, changes = {}, {name: {} for name in parts}  # type: ignore[var-annotated]
+        own: dict[str, Any] = {}
+        changes: dict[str, dict[str, Any]] = {name: {} for name in parts}
         top = {field.name for field in dataclasses.fields(self)} - set(parts)
         for name, value in values.items():
             where = [part for part, config in parts.items() if name in field_names(config)]
-            if name in top:
+            if name == "start":
+                own[name] = tuple(Start.parse(one) if isinstance(one, str) else one for one in value)
+            elif name in top:
                 own[name] = value
             elif where:
                 changes[where[0]][name] = value

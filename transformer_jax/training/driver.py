@@ -125,7 +125,7 @@ def train(
             state, totals = _fitted(
                 state, totals, step, task, objective, config.optimization, path, checkpoints, mesh, execution
             )
-            kept = averaged(state, objective, config.optimization, checkpoints)
+            kept = averaged(state, objective, config.optimization, checkpoints, best=totals.best_step)
         del state
         scores, shown = task.score(kept, totals)
         results = scores | {
@@ -176,6 +176,7 @@ def optimizer_of(config: RunConfig, model: Any) -> tuple[optax.Schedule, optax.G
     optimizer = make_optimizer(
         own.optimizer, schedule, model, trained=parted(model, config.trainable)[0],
         weight_decay=own.weight_decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
+        layer_decay=own.layer_decay,
     )  # fmt: skip
     return schedule, optimizer
 
@@ -280,9 +281,21 @@ def _fitted(
 
 
 def averaged(
-    state: TrainState, objective: Objective, optimization: Optimization, checkpoints: Checkpoints
+    state: TrainState,
+    objective: Objective,
+    optimization: Optimization,
+    checkpoints: Checkpoints,
+    *,
+    best: int | None = None,
 ) -> Any:
     """The model that the run is for, averaged over its last checkpoints or its steps, and saved.
+
+    Args:
+      state: after the last step.
+      objective: of the run.
+      optimization: of the run.
+      checkpoints: of the run.
+      best: step of the best validation, which is taken where the run keeps that.
 
     Raises:
       UserError: no complete checkpoint, or a full disk.
@@ -290,7 +303,9 @@ def averaged(
     step = int(state.step)
     if checkpoints.step_of(AVERAGED) == step:
         return checkpoints.restore_model(objective.kept(state.averaged, state.extra), AVERAGED)
-    if state.ema is not None:
+    if optimization.keep == "best" and best is not None and best != step:
+        kept = checkpoints.restore_kept(objective, state.model, state.extra, best)
+    elif state.ema is not None:
         kept = objective.kept(state.averaged, state.extra)
     else:
         last = checkpoints.scheduled_steps()[-optimization.average :]

@@ -3,10 +3,12 @@
 from collections.abc import Container
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 import optax.contrib
 
 from transformer_jax.distributed.sharding import decay_mask, muon_dimensions
+from transformer_jax.parameter_names import named_leaves
 
 OPTIMIZERS = ("adam", "muon")
 
@@ -22,6 +24,7 @@ def make_optimizer(
     b1: float,
     b2: float,
     epsilon: float,
+    layer_decay: float = 1.0,
 ) -> optax.GradientTransformation:
     """Clipping by the global norm, then the optimizer, for parameters by canonical name.
 
@@ -35,6 +38,9 @@ def make_optimizer(
       clip: largest global norm of the gradient; 0 is no clipping.
       b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9. Muon's Adam shares them but
         for epsilon, which is 1e-8 there: it guards Muon's norms as well.
+
+      layer_decay: factor of the learning rate from each block to the one below it (Clark et al. 2020, appendix
+        B): blocks/... of layer l of L take layer_decay^(L - 1 - l), embeddings layer_decay^L, all else 1.
 
     Raises:
       ValueError: an unknown name.
@@ -59,4 +65,24 @@ def make_optimizer(
         )
     else:
         raise ValueError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
-    return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
+    parts = [optax.clip_by_global_norm(clip)] if clip else []
+    decayed = [_scaled_by_layer(model, layer_decay)] if layer_decay != 1 else []
+    return optax.chain(*parts, optimizer, *decayed) if parts or decayed else optimizer
+
+
+def _scaled_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
+    """Scales each update by the depth of its parameter."""
+    leaves = named_leaves(model)
+    layers = max((x.shape[0] for name, x in leaves.items() if "blocks/" in name), default=0)
+
+    def scaled(name: str, update: Any) -> Any:
+        if "blocks/" in name:
+            depth = jnp.arange(layers - 1, -1, -1, dtype=update.dtype)
+            return update * (decay**depth).reshape(-1, *[1] * (update.ndim - 1))
+        return update * decay**layers if "embedding" in name else update
+
+    def apply(updates: Any, params: Any = None) -> Any:
+        del params
+        return {name: scaled(name, update) for name, update in updates.items()}
+
+    return optax.stateless(apply)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-SCHEDULES = ("inverse_sqrt", "cosine", "constant")
+SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 
 
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
@@ -24,11 +24,10 @@ def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.S
     """A schedule by name.
 
     Args:
-      name: one of `SCHEDULES`; "cosine" and "constant" warm up linearly as well, cosine ends at 1%
-        of the peak.
+      name: one of `SCHEDULES`; all warm up linearly, cosine ends at 1% of the peak and linear at 0.
       peak: the largest learning rate.
       warmup: number of warm-up steps.
-      steps: number of steps in all; only "cosine" depends on it.
+      steps: number of steps in all; only "cosine" and "linear" depend on it.
 
     Raises:
       ValueError: an unknown name.
@@ -41,6 +40,12 @@ def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.S
         return optax.warmup_cosine_decay_schedule(
             peak / warmup, peak, warmup, max(steps, warmup + 1), peak / 100
         )
+    if name == "linear":
+        warmup = min(warmup, max(1, steps - 1))
+        falling = optax.linear_schedule(peak, 0.0, max(1, steps - warmup))
+        return optax.join_schedules(
+            [optax.linear_schedule(peak / warmup, peak, warmup - 1), falling], [warmup - 1]
+        )
     if name == "constant":
         return optax.join_schedules(
             [optax.linear_schedule(peak / warmup, peak, warmup - 1), optax.constant_schedule(peak)],
@@ -51,4 +56,4 @@ def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.S
 
 def extends(name: str) -> bool:
     """Whether a run of this schedule may be given more steps after it ended."""
-    return name != "cosine"
+    return name not in ("cosine", "linear")

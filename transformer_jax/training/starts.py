@@ -13,14 +13,21 @@ import numpy as np
 
 from transformer_jax import pretrained
 from transformer_jax.errors import UserError
+from transformer_jax.models.registry import MODELS
+from transformer_jax.models.text_encoder import TextEncoder
 from transformer_jax.parameter_names import map_names, named_leaves
-from transformer_jax.training.config import Start, as_json
-from transformer_jax.training.run_folder import is_run, read_run
+from transformer_jax.training.config import Start, as_json, field_names, from_json
+from transformer_jax.training.run_folder import is_run, read_config, read_run
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.trained_model import read_trained
 
 # Fields of a model's config that do not change what its parameters mean; sizes show in their shapes.
-_MEANINGLESS = {"dropout", "dtype", "max_length", "vocab_size", "vocab_multiple"}
+_MEANINGLESS = {
+    "dropout", "attention_dropout", "dtype", "max_length", "vocab_size", "vocab_multiple", "classes", "pooler",
+    "generator_size",
+}  # fmt: skip
+# What an encoder may have or lack, by the task that it is for.
+_OPTIONAL = "pooler/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +46,31 @@ class OpenedStart:
     processor: Any
     weights: str
 
-    def leaves(self) -> dict[str, Any]:
+    @property
+    def whole(self) -> bool:
+        """Whether the start names neither a part nor a place nor what stays out."""
+        return not (self.start.part or self.start.into or self.start.leave_out)
+
+    def of_other_task(self, model: Any) -> bool:
+        """Whether the folder holds an encoder with another task's head than the new model has."""
+        return self.whole and type(self.model) is not type(model) and _body(self.model) is not None
+
+    def leaves(self, model: Any) -> dict[str, Any]:
         """The parameters that are copied, by their names in the new model.
+
+        Of an encoder with another task's head the encoder alone is copied.
+
+        Args:
+          model: the new one.
 
         Raises:
           UserError: no parameter has the part's prefix, or a pattern matches none.
         """
         start = self.start
+        if self.of_other_task(model):
+            prefix = "encoder/" if hasattr(model, "encoder") else ""
+            own = {prefix + name: leaf for name, leaf in named_leaves(_body(self.model)).items()}
+            return {name: x for name, x in own.items() if _OPTIONAL not in name or name in named_leaves(model)}
         leaves = named_leaves(self.model)
         for pattern in start.leave_out:
             matching = [name for name in leaves if re.fullmatch(pattern, name)]
@@ -61,6 +86,47 @@ class OpenedStart:
                 f"{', '.join(firsts)}"
             )
         return found
+
+
+def _body(model: Any) -> Any:
+    """The text encoder of a model, or None if it has none."""
+    model = getattr(model, "discriminator", model)
+    encoder = getattr(model, "encoder", model)
+    return encoder if isinstance(encoder, TextEncoder) else None
+
+
+def started_config(folder: str, kind: str) -> tuple[str, Any]:
+    """(name of the model, its config) of a folder that a run starts from; no weights are read.
+
+    Args:
+      folder: of a run, or a published folder.
+      kind: of the new model, a key of `MODELS`; a folder of another kind may hold the same config.
+
+    Raises:
+      UserError: no such folder, or one whose model is none of the kind.
+    """
+    path = pathlib.Path(folder)
+    if pretrained.is_published(path):
+        from transformer_jax.pretrained.folder import read_config as read_published  # imports safetensors
+
+        config = read_published(path)[0]
+    elif is_run(path):
+        described = read_config(path)
+        models = [entries[described["model"]] for entries in MODELS.values() if described["model"] in entries]
+        config = None
+        for entry in models:
+            if set(described["model_config"]) <= field_names(entry.config):
+                config = from_json(entry.config, described["model_config"], f"{path}, model_config")
+                break
+    else:
+        raise UserError(f"{path / 'config.json'}: no such file; is {path} the folder of a run, or of weights?")
+    found = [name for name, entry in MODELS[kind].items() if entry.config is type(config)]
+    if not found:
+        raise UserError(
+            f"`start` {folder} holds a model of {type(config).__name__}: this task takes "
+            f"{', '.join(MODELS[kind])}"
+        )
+    return found[0], config
 
 
 def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Path) -> OpenedStart:
@@ -96,7 +162,7 @@ def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
       UserError: another model, or fields that change what its parameters mean.
     """
     start = opened.start
-    if start.part or start.into or start.leave_out:
+    if not opened.whole:
         return
     there = opened.model.config
     if type(there) is not type(model_config):
@@ -123,7 +189,10 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
     own, given, problems = named_leaves(model), {}, []
     for opened in starts:
         check_same_kind(opened, model.config)
-        for name, leaf in opened.leaves().items():
+        for name, leaf in opened.leaves(model).items():
+            rows = own[name].shape[0] if name in own and name.endswith("positions/table/embedding") else None
+            if rows is not None and leaf.shape[0] > rows:
+                leaf = leaf[:rows]  # a model for shorter texts
             if name in given:
                 problems.append(f"{name} comes from two starts")
             elif name not in own:
@@ -132,7 +201,10 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
                 problems.append(f"{name} is {leaf.shape}, not {own[name].shape}")
             given[name] = leaf
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
+    heads = any(opened.of_other_task(model) for opened in starts)
     for name in own.keys() - given.keys():
+        if heads and (_OPTIONAL in name or (hasattr(model, "encoder") and not name.startswith("encoder/"))):
+            continue  # what belongs to a task begins fresh
         if any(not into or name.startswith(f"{into}/") for into in covered):
             problems.append(f"{name} is missing in the folders")
     if problems:

@@ -157,7 +157,7 @@ class TaskEntry(NamedTuple):
       objective: from a config and a model's config to the objective; checks across fields raise here.
       prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files
         of the run that exists in the folder, or None.
-      trained: a subclass of `Trained` with methods for what the task is for.
+      trained: makes a `Trained` with methods for what the task is for, from its fields.
       check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan),
         or raises `UserError`; None checks nothing.
       files: names of the other files that a task of it may keep in a run folder.
@@ -173,7 +173,7 @@ class TaskEntry(NamedTuple):
     abstract_batch: Callable[[RunConfig], Mapping[str, jax.ShapeDtypeStruct]]
     objective: Callable[[RunConfig, Any], Objective]
     prepare: Callable[..., Task]
-    trained: type[Trained]
+    trained: Callable[..., Trained]
     check_mesh: Callable[[RunConfig, Any], None] | None = None
     files: tuple[str, ...] = ()
     decodes: bool = False

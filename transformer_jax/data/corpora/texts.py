@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import lzma
 import pathlib
 import pydoc_data.topics
+import re
 import zlib
 from collections.abc import Sequence
 
@@ -45,15 +47,20 @@ class TextCorpus:
 def _read(path: pathlib.Path) -> str:
     try:
         raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        opened = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix)
+        return (raw if opened is None else opened(raw)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
+_ENDINGS = (".txt", ".txt.gz", ".txt.xz")
+
+
 def read_documents(paths: Sequence[str]) -> list[str]:
-    """The texts of files, and of all `.txt` and `.txt.gz` files below folders, in the order of their paths.
+    """The texts of files, and of all `.txt`, `.txt.gz` and `.txt.xz` files below folders, in the order of
+    paths.
 
     Raises:
       UserError: a file that is missing or is not UTF-8, a folder without text files, or nothing but
@@ -63,9 +70,9 @@ def read_documents(paths: Sequence[str]) -> list[str]:
     for name in paths:
         path = pathlib.Path(name)
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.name.endswith((".txt", ".txt.gz")) and p.is_file())
+            files = sorted(p for p in path.rglob("*") if p.name.endswith(_ENDINGS) and p.is_file())
             if not files:
-                raise UserError(f"{path}: no .txt or .txt.gz file in this folder")
+                raise UserError(f"{path}: no .txt, .txt.gz or .txt.xz file in this folder")
             documents += [_read(file) for file in files]
         else:
             documents.append(_read(path))
@@ -73,6 +80,22 @@ def read_documents(paths: Sequence[str]) -> list[str]:
     if not documents:
         raise UserError(f"{', '.join(paths)}: no text in it")
     return documents
+
+
+def parted(texts: Sequence[str]) -> list[str]:
+    """The documents of texts in which an empty line ends a document."""
+    found = (part.strip("\n") for text in texts for part in re.split(r"\n[ \t\r]*\n", text))
+    return [part for part in found if part.strip()]
+
+
+def parted_corpus(texts: Sequence[str], valid: Sequence[str]) -> TextCorpus:
+    """`files_corpus` of files in which an empty line ends a document.
+
+    Raises:
+      UserError: see `read_documents`.
+    """
+    documents = parted(read_documents(texts))
+    return TextCorpus(documents, parted(read_documents(valid))) if valid else split_documents(documents)
 
 
 def split_documents(documents: Sequence[str], seed: int = 0) -> TextCorpus:

@@ -119,6 +119,22 @@ class TfdsTexts(TfdsRecords[str]):
         return example[self._feature].decode("utf-8", "replace")
 
 
+class TfdsExamples(TfdsRecords[dict[str, Any]]):
+    """One split as a sequence of some features by name.
+
+    Args:
+      builder, split: see `TfdsRecords`, and for its errors.
+      features: names of those that are kept.
+    """
+
+    def __init__(self, builder: Any, split: str, features: tuple[str, ...]):
+        self._features = features
+        super().__init__(builder, split)
+
+    def _kept(self, example: Any) -> dict[str, Any]:
+        return {name: example[name] for name in self._features}
+
+
 def _check_shard(path: str, records: int) -> None:
     """That a shard's index can be read and counts what the set's description says."""
     from array_record.python.array_record_module import ArrayRecordReader

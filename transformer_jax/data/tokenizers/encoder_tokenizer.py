@@ -1,4 +1,4 @@
-"""Tokenizers of text encoders: WordPiece and byte-level BPE with the special tokens of BERT, and a task's labels."""
+"""Tokenizers of text encoders: WordPiece and byte-level BPE with BERT's special tokens, and labels."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class EncoderTokenizer(TokenizerFile):
             if found is None:
                 raise UserError(f"the vocabulary has no token {' or '.join(known)}, which an encoder needs")
             self.names[kind] = found
-        self.pad, self.unknown, self.begin, self.separator, self.mask = (
-            tokenizer.token_to_id(name) for name in self.names.values()
-        )
+        ids = {kind: _id(tokenizer, name) for kind, name in self.names.items()}
+        self.pad, self.unknown, self.mask = ids["pad"], ids["unknown"], ids["mask"]
+        self.begin, self.separator = ids["begin"], ids["separator"]
         if tokenizer.post_processor is None:
             tokenizer.post_processor = _template(self.names, self.begin, self.separator)
 
@@ -121,8 +121,7 @@ class EncoderTokenizer(TokenizerFile):
         )
         _make_byte_level(tokenizer)
         tokenizer.train_from_iterator(texts, trainer)
-        ids = {name: tokenizer.token_to_id(name) for name in names}
-        tokenizer.post_processor = processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]))
+        tokenizer.post_processor = _roberta_template(tokenizer)
         return cls(tokenizer)
 
     @classmethod
@@ -273,6 +272,17 @@ def _check_room(vocab_size: int, least: int) -> None:
         raise UserError(f"a vocabulary of {vocab_size} cannot hold the characters: ask for at least {least}")
 
 
+def _id(tokenizer: Tokenizer, name: str) -> int:
+    number = tokenizer.token_to_id(name)
+    assert number is not None, "a token of the vocabulary"
+    return number
+
+
+def _roberta_template(tokenizer: Tokenizer) -> Any:
+    first, last = "<s>", "</s>"
+    return processors.RobertaProcessing((last, _id(tokenizer, last)), (first, _id(tokenizer, first)))
+
+
 def _template(names: Mapping[str, str], begin: int, separator: int) -> Any:
     first, last = names["begin"], names["separator"]
     return processors.TemplateProcessing(
@@ -325,7 +335,6 @@ def _read_byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenize
     _make_byte_level(tokenizer)
     known = [name for names in _NAMES.values() for name in names if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)
-    ids = {name: tokenizer.token_to_id(name) for name in ("<s>", "</s>")}
-    if None not in ids.values():
-        tokenizer.post_processor = processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]))
+    if {"<s>", "</s>"} <= set(known):
+        tokenizer.post_processor = _roberta_template(tokenizer)
     return tokenizer

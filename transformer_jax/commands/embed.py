@@ -1,0 +1,94 @@
+"""Vectors of texts from any trained text encoder; and an encoder trained on pairs of texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_jax.commands import encoder_use
+from transformer_jax.commands.encoder_use import Use, lines_of_stdin, use
+from transformer_jax.commands.parsing import parse_run
+from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.errors import UserError
+from transformer_jax.tasks import load
+from transformer_jax.tasks.sentence_embedding import ENTRY
+from transformer_jax.tasks.trained_encoders import TrainedEncoder
+
+DESCRIPTION = "Vectors of texts, from a published folder or a run; with --train, an encoder for them."
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments(encoder_use.Arguments):
+    """The flags of this command alone."""
+
+    weights: str | None = None
+    """Folder that vectors are made with: a published one, or a run of any text encoder."""
+    normalise: bool | None = None
+    """Vectors of length 1; None: what the folder says, else no."""
+    similarity: str | None = None
+    """With --stdin: draw the cosines of all pairs of the texts to this picture."""
+
+
+def _use(own: Arguments, pooling: str | None) -> Use:
+    def answer(run: TrainedEncoder, items: list[str]) -> list[dict[str, Any]]:
+        vectors = run.embed(items, pooling=pooling, normalise=own.normalise)
+        return [
+            {"text": text, "embedding": vector.tolist()} for text, vector in zip(items, vectors, strict=True)
+        ]
+
+    def line(found: dict[str, Any]) -> str:
+        return " ".join(f"{x:.6f}" for x in found["embedding"])
+
+    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line)
+
+
+def draw_similarity(folder: str, path: str) -> None:
+    """Draws the cosines of the lines of standard input.
+
+    Raises:
+      UserError: fewer than two texts, or a picture that cannot be written.
+    """
+    from transformer_jax.plotting.similarity import plot_similarity
+
+    texts = list(lines_of_stdin())
+    if len(texts) < 2:
+        raise UserError("`similarity` compares texts: give two or more lines")
+    run = load(folder)
+    if not isinstance(run, TrainedEncoder):
+        raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not embed")
+    try:
+        plot_similarity(run.embed(texts), texts, path, what="text")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the picture cannot be written ({error})") from None
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embed") -> None:
+    """The command."""
+    argv = sys.argv[1:] if argv is None else argv
+    parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
+    own: Arguments = parsed.own
+    check_plan(own)
+    if own.dry_run:
+        show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
+        return
+    encoder_use.check(own)
+    task = parsed.config.task
+    if own.text is not None or own.stdin:
+        folder = own.weights or own.run_dir
+        if folder is None:
+            raise UserError("name the model with `weights`")
+        if own.similarity is not None:
+            draw_similarity(folder, own.similarity)
+            return
+        pooling = task.pooling if "pooling" in parsed.named else None
+        use(own, _use(own, pooling), folder, own.text)
+        return
+    if own.weights is not None:
+        raise UserError(
+            "`weights` makes vectors of `text` or `stdin`; to train from a folder name it with `start`"
+        )
+    parsed.execution.processes.join()
+    run_dir = own.run_dir or default_run_dir(ENTRY, parsed, "pairs")
+    train(ENTRY, parsed.config, run_dir, parsed.execution)  # type: ignore[arg-type]

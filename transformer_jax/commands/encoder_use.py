@@ -1,0 +1,176 @@
+"""What the commands of text encoders share: a run is trained, or answers texts, a line or an object each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transformer_jax.commands.parsing import parse_run
+from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.distributed.processes import is_first
+from transformer_jax.errors import UserError
+from transformer_jax.tasks import load
+from transformer_jax.tasks.trained_encoders import TrainedEncoder
+from transformer_jax.training.task import TaskEntry
+
+# Lines of standard input that go through the model together.
+_TOGETHER = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The flags of these commands alone."""
+
+    run_dir: str | None = None
+    """Folder of the run; a run that exists there is resumed. With --text or --stdin a published folder may
+    stand here too. None: runs/NAME-OF-THE-TRAINING-FILE-MODEL."""
+    text: str | None = None
+    """A text for the trained run in --run-dir; no training. Two columns have a tab between them."""
+    stdin: bool = False
+    """Read texts for the trained run from standard input, a line each; two columns have a tab between them."""
+    html: str | None = None
+    """With --text: write all attention over it, every layer and head, as an interactive page."""
+    json: bool = False
+    """With --text or --stdin: print one JSON object a line. With --dry-run --topology: one object last."""
+    dry_run: bool = False
+    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
+    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
+    written."""
+    topology: str | None = None
+    """With --dry-run: accelerators that the step is compiled for, without being here, as v5e:4x4, 2*v5e:4x4,
+    h100:8 or h100:4x8 (hosts x devices)."""
+
+
+class Use(NamedTuple):
+    """How a trained encoder answers texts.
+
+    Attributes:
+      kind: of the object that `load` gives.
+      does: in a word, for messages.
+      read: from a line to an item.
+      answer: from a run and items to an object each.
+      line: an object as a person reads it.
+    """
+
+    kind: type[TrainedEncoder]
+    does: str
+    read: Callable[[TrainedEncoder, str], Any]
+    answer: Callable[[Any, list[Any]], Sequence[dict[str, Any]]]
+    line: Callable[[dict[str, Any]], str]
+
+
+def check(own: Any) -> None:
+    """Checks the flags that contradict each other.
+
+    Raises:
+      UserError: they do.
+    """
+    if own.text is not None and own.stdin:
+        raise UserError("`text` and `stdin` contradict each other: give one of them")
+    if own.html is not None and own.text is None:
+        raise UserError("`html` shows the text of `text`: give one")
+    if own.html is not None:
+        from transformer_jax.plotting.attention_page import check_writable
+
+        check_writable(own.html)
+    if own.text is not None:
+        if not own.text.strip():
+            raise UserError("`text` is empty: a text of no tokens has nothing to read")
+        try:
+            own.text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError("`text` is not UTF-8: convert it first") from None
+
+
+def lines_of_stdin() -> Iterator[str]:
+    """The lines of standard input without their ends.
+
+    Raises:
+      UserError: not UTF-8.
+    """
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise UserError(f"standard input, line {number}: not UTF-8; convert it first") from None
+
+
+def in_batches(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Items in lists, so that a stream of any length is answered as it comes."""
+    batch: list[Any] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == _TOGETHER:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def columns(line: str, names: str) -> tuple[str, str]:
+    """The two tab-separated columns of a line.
+
+    Raises:
+      UserError: another number of them.
+    """
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise UserError(f"{len(parts)} column(s): give {names} with a tab between them: {line[:60]!r}")
+    return parts[0], parts[1]
+
+
+def use(own: Any, how: Use, folder: str, text: str | None) -> None:
+    """Answers `text`, or the lines of standard input, with the model of a folder.
+
+    Raises:
+      UserError: a folder of another kind, or a text that the model does not take.
+    """
+    run = load(folder)
+    if not isinstance(run, how.kind):
+        raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not {how.does}")
+    items = lines_of_stdin() if text is None else iter([text])
+    for batch in in_batches(how.read(run, line) for line in items):
+        for found in how.answer(run, batch):
+            print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)
+        if own.html is not None:
+            write_page(run, batch[0], own.html)
+
+
+def write_page(run: TrainedEncoder, item: Any, path: str) -> None:
+    """The interactive page of a text's attention."""
+    from transformer_jax.interpretability.sentence import attention_of_encoder
+    from transformer_jax.plotting.attention_page import AttentionPage
+
+    title = item if isinstance(item, str) else " | ".join(item)
+    AttentionPage(attention_of_encoder(run.model, run.processor, item), title=title).save(path)
+
+
+def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, description: str) -> None:
+    """A command that fine-tunes an encoder and uses a trained one."""
+    argv = sys.argv[1:] if argv is None else argv
+    parsed = parse_run(entry, argv, Arguments, prog=prog, description=description)
+    own: Arguments = parsed.own
+    check_plan(own)
+    if own.dry_run:
+        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
+        return
+    check(own)
+    if own.text is not None or own.stdin:
+        if own.run_dir is None:
+            raise UserError("name the trained run with `run_dir`")
+        if is_first():
+            use(own, how, own.run_dir, own.text)
+        return
+    parsed.execution.processes.join()
+    task = parsed.config.task
+    name = pathlib.Path(task.train[0]).absolute().parent.name if task.train else task.corpus or "run"
+    train(
+        entry,
+        parsed.config,
+        pathlib.Path(own.run_dir or default_run_dir(entry, parsed, name)),
+        parsed.execution,
+    )

@@ -1,0 +1,31 @@
+"""Fine-tune a text encoder on tags of words, and use a trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_jax.commands import encoder_use
+from transformer_jax.commands.encoder_use import Use
+from transformer_jax.tasks.token_classification import ENTRY
+from transformer_jax.tasks.trained_encoders import TrainedTagger
+
+DESCRIPTION = "Fine-tune a text encoder on tags of words, and tag with it."
+
+
+def _answer(run: TrainedTagger, items: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"tokens": [word for word, _ in words], "tags": [tag for _, tag in words]} for words in run.tag(items)
+    ]
+
+
+def _line(found: dict[str, Any]) -> str:
+    return " ".join(f"{word}/{tag}" for word, tag in zip(found["tokens"], found["tags"], strict=True))
+
+
+USE = Use(TrainedTagger, "tag", lambda run, line: line, _answer, _line)
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tag") -> None:
+    """The command."""
+    encoder_use.main(ENTRY, USE, argv, prog=prog, description=DESCRIPTION)

@@ -1,0 +1,197 @@
+"""Examples with labels: tables of tab-separated columns, and SQuAD's questions."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import pathlib
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transformer_jax.errors import UserError
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+class Table(NamedTuple):
+    """Rows of a file.
+
+    Attributes:
+      path: of the file, for messages.
+      columns: by name, a text for each row.
+    """
+
+    path: str
+    columns: dict[str, list[str]]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.path}, line {row + 2}"
+
+
+def read_table(path: str, known: Sequence[str]) -> Table:
+    """A `.tsv` or `.tsv.gz` file with a header and no quoting; columns that are not known are left out.
+
+    Args:
+      path: of the file.
+      known: names of columns that are kept.
+
+    Raises:
+      UserError: a file that is missing, empty or not UTF-8, a header that names none of `known`, two columns of
+        one name, or a row with other than the header's number of columns.
+    """
+    text = _read(pathlib.Path(path))
+    lines = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE))
+    lines = [line for line in lines if line]
+    if not lines:
+        raise UserError(f"{path}: nothing in it")
+    header, *rows = lines
+    names = [name.strip() for name in header]
+    if not set(names) & set(known):
+        shown = ", ".join(name[:20] for name in names[:4])
+        raise UserError(
+            f"{path}: no header in the first line ({shown}): it names the columns, of which {', '.join(known)} "
+            "are read"
+        )
+    twice = sorted({name for name in names if names.count(name) > 1 and name in known})
+    if twice:
+        raise UserError(f"{path}: two columns are called {twice[0]}")
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            raise UserError(
+                f"{path}, line {number + 2}: {len(row)} column(s) where the header has {len(names)}"
+            )
+    if not rows:
+        raise UserError(f"{path}: a header and no rows")
+    return Table(path, {n: [row[at] for row in rows] for at, n in enumerate(names) if n in known})
+
+
+def joined(tables: Iterable[Table]) -> Table:
+    """The rows of several files after each other.
+
+    Raises:
+      UserError: files of other columns.
+    """
+    first, *rest = tables
+    for other in rest:
+        if other.columns.keys() != first.columns.keys():
+            raise UserError(
+                f"{other.path} has the columns {', '.join(other.columns)}, "
+                f"{first.path} {', '.join(first.columns)}"
+            )
+    columns = {name: [x for t in (first, *rest) for x in t.columns[name]] for name in first.columns}
+    return Table(first.path, columns)
+
+
+class Question(NamedTuple):
+    """One question on a text.
+
+    Attributes:
+      id: of the set.
+      question, context: texts.
+      answers: (text, number of its first character in the context); none where it has no answer.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+
+
+def read_questions(path: str) -> list[Question]:
+    """SQuAD's JSON (Rajpurkar et al. 2016 and 2018), plain or `.gz`.
+
+    Raises:
+      UserError: a file that is missing or of another form, or an answer that is not in its text.
+    """
+    try:
+        content = json.loads(_read(pathlib.Path(path)))
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        found = []
+        for paragraph in paragraphs:
+            context = paragraph["context"]
+            for asked in paragraph["qas"]:
+                answers = [] if asked.get("is_impossible") else asked.get("answers", [])
+                own = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
+                found.append(Question(str(asked["id"]), asked["question"], context, own))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
+        ) from None
+    for one in found:
+        for text, start in one.answers:
+            if one.context[start : start + len(text)] != text:
+                raise UserError(
+                    f"{path}, question {one.id}: the answer {text!r} is not at character {start} of its text"
+                )
+    if not found:
+        raise UserError(f"{path}: no questions in it")
+    return found
+
+
+def fingerprint(parts: Iterable[Any]) -> str:
+    """Tells data from any other, by all of its values."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(json.dumps(part, ensure_ascii=False).encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
+    """A split of the TFDS set "tfds:NAME" as a table.
+
+    Args:
+      name: of the set, with "tfds:".
+      split: in TFDS's syntax.
+      data_dir: folder of TFDS's sets.
+      columns: by name of ours, names of features that hold it, the likeliest first.
+
+    Raises:
+      UserError: see `prepared_builder` and `TfdsRecords`, or a set without such features.
+    """
+    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
+
+    def check(builder: Any) -> Any:
+        features = builder.info.features
+        found = {ours: next((n for n in theirs if n in features), None) for ours, theirs in columns.items()}
+        chosen = {ours: theirs for ours, theirs in found.items() if theirs is not None}
+        if len(chosen) < 2:
+            raise UserError(
+                f"{builder.info.full_name} has the features {', '.join(features)}: no text with a label or "
+                "score is among them"
+            )
+        return chosen
+
+    builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=check)
+    features, chosen = builder.info.features, check(builder)
+    records = tfds_sources.TfdsExamples(builder, split, tuple(chosen.values()))
+    found: dict[str, list[str]] = {ours: [] for ours in chosen}
+    for number in range(len(records)):
+        record = records[number]
+        for ours, theirs in chosen.items():
+            value, feature = record[theirs], features[theirs]
+            if isinstance(value, bytes):
+                text = value.decode("utf-8")
+            elif hasattr(feature, "int2str"):
+                text = feature.int2str(int(value))
+            else:
+                text = str(value)
+            found[ours].append(" ".join(text.split()))
+    return Table(f"{name}:{split}", found)

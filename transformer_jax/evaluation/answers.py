@@ -1,0 +1,108 @@
+"""Answers in a text: windows of a context, the best span of their logits, and SQuAD's scores."""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.errors import UserError
+
+_BEST = 20  # begins and ends of a window that are tried with each other
+
+
+def question_windows(
+    tokenizer: Any, questions: Sequence[tuple[str, str]], *, max_length: int, stride: int
+) -> list[list[Any]]:
+    """Windows of each context behind its question (Devlin et al. 2019, section 4.2, and the authors' code).
+
+    Args:
+      tokenizer: an `EncoderTokenizer`.
+      questions: (question, context).
+      max_length: longest window in tokens, question included.
+      stride: tokens that two windows share.
+
+    Returns:
+      For each question its encodings.
+
+    Raises:
+      UserError: a question that leaves no room for its context.
+    """
+    for question, ids in zip(questions, tokenizer.encode([q for q, _ in questions]), strict=True):
+        if len(ids) + 4 + stride >= max_length:
+            raise UserError(
+                f"a question of {len(ids)} tokens leaves no room for its text in {max_length}: "
+                f"{question[0][:60]!r}"
+            )
+    found = tokenizer.encode_batch(list(questions), max_length=max_length, cut="only_second", stride=stride)
+    return [[encoding, *encoding.overflowing] for encoding in found]
+
+
+def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: bool) -> tuple[int, int, float]:
+    """The likeliest answer over the windows of one context.
+
+    Args:
+      windows: (encoding, logits (n, 2) of begin and end).
+      longest: tokens of an answer at most.
+      none: the context may hold no answer, whose logits stand at each window's first token.
+
+    Returns:
+      (first character, the one behind the last, sum of both logits less that of no answer); (-1, -1, score)
+      where no answer is likelier than any.
+    """
+    best, nothing = (-1, -1, -np.inf), np.inf
+    for encoding, logits in windows:
+        inside = np.array([number == 1 for number in encoding.sequence_ids])
+        begin, end = (np.where(inside, logits[:, side], -np.inf) for side in (0, 1))
+        nothing = min(nothing, float(logits[0].sum()))
+        firsts, lasts = (np.argsort(-x)[:_BEST] for x in (begin, end))
+        sums = begin[firsts][:, None] + end[lasts][None]
+        length = lasts[None] - firsts[:, None]
+        sums = np.where((length >= 0) & (length < longest), sums, -np.inf)
+        first, last = np.unravel_index(sums.argmax(), sums.shape)
+        if sums[first, last] > best[2]:
+            start = encoding.offsets[firsts[first]][0]
+            stop = encoding.offsets[lasts[last]][1]
+            best = (start, stop, float(sums[first, last]))
+    if none and nothing > best[2]:
+        return -1, -1, nothing - best[2] if np.isfinite(best[2]) else 0.0
+    return best[0], best[1], best[2] - nothing
+
+
+def normalised_answer(text: str) -> str:
+    """Lower case without punctuation, articles and doubled spaces (Rajpurkar et al. 2016, section 6.1)."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def token_f1(found: str, expected: str) -> float:
+    """Harmonic mean of precision and recall over normalised words, in [0, 1]."""
+    one, other = normalised_answer(found).split(), normalised_answer(expected).split()
+    if not one or not other:
+        return float(one == other)
+    same = sum((collections.Counter(one) & collections.Counter(other)).values())
+    return 2 * same / (len(one) + len(other)) if same else 0.0
+
+
+def answer_scores(found: Sequence[str], expected: Sequence[Sequence[str]]) -> Iterator[tuple[str, float]]:
+    """SQuAD's scores.
+
+    Args:
+      found: an answer each, "" for none.
+      expected: for each the answers that count as right; none where there is no answer.
+
+    Yields:
+      (name, value in percent): `exact_match` and `token_f1`, each the best over the right answers.
+    """
+    exact = total = 0.0
+    for own, right in zip(found, expected, strict=True):
+        answers = right or [""]
+        exact += max(normalised_answer(own) == normalised_answer(one) for one in answers)
+        total += max(token_f1(own, one) for one in answers)
+    count = max(1, len(found))
+    yield "exact_match", 100 * exact / count
+    yield "token_f1", 100 * total / count

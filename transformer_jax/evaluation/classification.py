@@ -1,0 +1,79 @@
+"""Scores of classes, of several labels at once, of numbers and of tags, by scikit-learn and seqeval."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+
+def class_scores(found: Sequence[str], expected: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """Scores of one label each.
+
+    Args:
+      found, expected: labels.
+
+    Yields:
+      (name, value in percent): `accuracy`, `f1` (of the second label in order where there are two, 1 of 0 and
+      1, else macro), `matthews`.
+    """
+    from sklearn import metrics  # an import of a second
+
+    labels = sorted({*found, *expected})
+    yield "accuracy", 100 * float(metrics.accuracy_score(expected, found))
+    if len(labels) <= 2:
+        f1 = metrics.f1_score(expected, found, pos_label=labels[-1], zero_division=0)
+    else:
+        f1 = metrics.f1_score(expected, found, average="macro", zero_division=0)
+    yield "f1", 100 * float(f1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a set of one class, whose coefficient is 0
+        yield "matthews", 100 * float(metrics.matthews_corrcoef(expected, found))
+
+
+def label_set_scores(found: np.ndarray, expected: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Scores of several labels at once.
+
+    Args:
+      found, expected: (N, C) 0 or 1.
+
+    Yields:
+      (name, value in percent): `accuracy`, of texts with every label right, and `f1`, macro.
+    """
+    from sklearn import metrics
+
+    yield "accuracy", 100 * float((found == expected).all(axis=1).mean())
+    yield "f1", 100 * float(metrics.f1_score(expected, found, average="macro", zero_division=0))
+
+
+def number_scores(found: Sequence[float], expected: Sequence[float]) -> Iterator[tuple[str, float]]:
+    """Scores of numbers: `spearman` and `pearson`, correlations times 100; 0 where one side is constant."""
+    from scipy import stats
+
+    for name, correlation in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = float(correlation(found, expected).statistic) if len(found) > 1 else 0.0
+        yield name, 0.0 if math.isnan(value) else 100 * value
+
+
+def tag_scores(
+    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, float]]:
+    """Scores of tags of words.
+
+    Yields:
+      (name, value in percent): `accuracy` over words, and where tags are B-, I- and O `entity_f1`, of complete
+      entities.
+    """
+    pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+    yield "accuracy", 100 * sum(f == e for f, e in pairs) / max(1, len(pairs))
+    tags = {e for _, e in pairs}
+    if any(tag.startswith("B-") for tag in tags) and all(tag == "O" or tag[1:2] == "-" for tag in tags):
+        from seqeval.metrics import f1_score
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield "entity_f1", 100 * float(f1_score([list(e) for e in expected], [list(f) for f in found]))

@@ -1,0 +1,357 @@
+"""What the fine-tuning tasks of text encoders share: labelled data, its split, its batches, its recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
+from transformer_jax.data.corpora import tables
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.distributed.mesh import check_rows, rows_here
+from transformer_jax.distributed.processes import on_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.encoder_batches import EncoderRunner
+from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.trained_encoders import predicted
+from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least, choose
+from transformer_jax.training.starts import started_config
+from transformer_jax.training.task import Files, processor_of, shared_processor
+from transformer_jax.training.totals import Totals
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningConfig:
+    """Which examples are learned, and how they are batched.
+
+    Raises:
+      UserError: a value out of range, or values that contradict each other.
+    """
+
+    train: tuple[str, ...] = ()
+    """Files to train on."""
+    valid: tuple[str, ...] = ()
+    """Files to validate on; without them a tenth of the training set is held out."""
+    test: tuple[str, ...] = ()
+    """Files that the trained model is scored on; without them the validation set."""
+    corpus: str = ""
+    """tfds:NAME, a set of TensorFlow Datasets, in place of `train`."""
+    splits: tuple[str, str] = ("train", "validation")
+    """Training and validation split of a tfds: corpus, in its syntax."""
+    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
+    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    examples: int = 0
+    """Number of training examples that are used, drawn once; 0 for all."""
+    held_out: float = 0.1
+    """Share of the training set that is held out where `valid` names no files."""
+    batch_size: int = 32
+    """Examples of a batch B."""
+    lowercase: bool = True
+    """Fold case and accents in a vocabulary that is trained, from nothing."""
+
+    def __post_init__(self) -> None:
+        if self.corpus and not self.corpus.startswith("tfds:"):
+            raise UserError(f"unknown corpus {self.corpus!r}: write tfds:NAME, or name files with `train`")
+        if self.corpus and self.train:
+            raise UserError("`corpus` and `train` contradict each other: give one of them")
+        if (self.valid or self.test) and not self.train:
+            raise UserError("`valid` and `test` need `train`")
+        if not 0 < self.held_out < 1:
+            raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
+        check_at_least(self, batch_size=1, examples=0)
+
+
+def fine_tuning(
+    task: Any,
+    kind: str,
+    *,
+    start: tuple[str, ...],
+    model: str,
+    preset: str,
+    steps: int,
+    max_length: int,
+    **changes: Any,
+) -> RunConfig:
+    """The config of a recipe that fine-tunes an encoder, or trains one from nothing.
+
+    Args:
+      task: the task's config.
+      kind: of its models, a key of `MODELS`.
+      start: text forms of starts; the first gives model and sizes.
+      model: name of the model; "" is that of the start, or bert.
+      preset: size of a model from nothing.
+      steps: optimizer steps.
+      max_length: longest text in tokens.
+      changes: fields of the model's config.
+
+    Raises:
+      UserError: a start that holds another model, or one that cannot be read.
+      ValueError: an unknown name.
+    """
+    models = MODELS[kind]
+    starts = tuple(Start.parse(text) for text in start)
+    if starts:
+        name, config = started_config(starts[0].folder, kind)
+        if model and model != name:
+            raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
+        preset = ""
+    else:
+        name = model or "bert"
+        choose("model", name, tuple(models))
+        choose("preset", preset, models[name].presets)
+        config = models[name].preset(preset, 8_000)
+    fields = {field.name for field in dataclasses.fields(config)}
+    changes = {n: value for n, value in ({"classes": 0} | changes).items() if n in fields}
+    config = dataclasses.replace(config, max_length=min(max_length, config.max_length), **changes)
+    return RunConfig(
+        task=task,
+        model=config,
+        # Devlin et al. 2019, appendix A.3, but for the bias correction that they leave out (Mosbach et al.).
+        optimization=Optimization(
+            steps=steps, schedule="linear", warmup=max(1, steps // 10), b1=0.9, b2=0.999, epsilon=1e-6,
+            learning_rate=5e-5 if starts else 5e-4, weight_decay=0.01, keep="best",
+            save_every=max(1, steps // 5), evaluate_every=max(1, steps // 5),
+        ),
+        start=starts,
+        recipe="fine_tune",
+        preset=preset,
+    )  # fmt: skip
+
+
+def check(config: RunConfig, model_config: Any) -> None:
+    """Checks across the parts of a config.
+
+    Raises:
+      UserError: no data is named, or values that contradict each other.
+    """
+    task: FineTuningConfig = config.task
+    if task.batch_size % config.optimization.accumulation:
+        raise UserError(
+            f"`batch_size` {task.batch_size} is not a multiple of `accumulation` "
+            f"{config.optimization.accumulation}"
+        )
+
+
+def check_mesh(config: RunConfig, mesh: Any) -> None:
+    """Checks that the rows of a batch can be sharded over the mesh.
+
+    Raises:
+      UserError: they cannot.
+    """
+    check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
+
+
+def abstract_batch(
+    config: RunConfig, **targets: tuple[tuple[int, ...], Any]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The longest batch of a run; `targets` are shapes behind B with dtypes."""
+    B, T = config.task.batch_size, config.model.max_length
+    shapes = {name: jax.ShapeDtypeStruct((B, T), jnp.int32) for name in ("tokens", "types", "segments")}
+    shapes["weight"] = jax.ShapeDtypeStruct((B,), jnp.float32)
+    return shapes | {n: jax.ShapeDtypeStruct((B, *shape), kind) for n, (shape, kind) in targets.items()}
+
+
+def read_split(task: FineTuningConfig, read: Callable[[str], Any], join: Callable[[list[Any]], Any]) -> Any:
+    """(training data, validation data or None, test data or None), as `read` reads a file each.
+
+    Raises:
+      UserError: no files are named, or see `read`.
+    """
+    if not task.train:
+        raise UserError("name the examples to train on with `train`")
+
+    def all_of(paths: Sequence[str]) -> Any:
+        return join([read(path) for path in paths]) if paths else None
+
+    return all_of(task.train), all_of(task.valid), all_of(task.test)
+
+
+def held_out(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers that are trained on, numbers that are held out), rising; the same for every run.
+
+    Raises:
+      UserError: fewer than two examples.
+    """
+    if count < 2:
+        raise UserError("a training set of one example leaves none to validate on: name `valid`")
+    order = np.random.default_rng(0).permutation(count)
+    size = min(count - 1, max(1, round(share * count)))
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+class Encoded:
+    """Examples of one split with their tokens.
+
+    Attributes:
+      examples: what the model reads.
+      cut: number of texts that were longer than the model takes.
+    """
+
+    def __init__(self, examples: Sequence[Example], cut: int):
+        self.examples, self.cut = list(examples), cut
+
+
+class FineTuned:
+    """A fine-tuning task with its data opened; see `training.task.Task`.
+
+    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`).
+
+    Raises:
+      UserError: bad data.
+    """
+
+    best: tuple[str, Literal["min", "max"]] = ("valid_accuracy", "max")
+    unit = "examples"
+    ignored: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        config: RunConfig,
+        splits: Sequence[Any],
+        tokenizer: EncoderTokenizer,
+        mesh: Mesh | None,
+        note: Callable[[str], None],
+        fingerprint: str,
+    ):
+        task: FineTuningConfig = config.task
+        self._config, self._mesh, self.processor = config, mesh, tokenizer
+        changes: dict[str, Any] = {"vocab_size": self._vocab_size(config, tokenizer)}
+        classes = self.classes(tokenizer)
+        if config.model.classes not in (0, classes):
+            raise UserError(f"`classes` {config.model.classes}: the data has {classes}")
+        if classes:
+            changes["classes"] = classes
+        if hasattr(config.model, "padding_id"):
+            changes["padding_id"] = tokenizer.pad
+        self.model_config = dataclasses.replace(config.model, **changes)
+        self.files: Files = {}
+        self.fingerprint = fingerprint
+        train, valid, test = splits
+        self._data = {"valid": valid, "test": test}
+        encoded = self.encode(train, training=True)
+        for name, own in (("training", encoded), *self._encoded_others(note)):
+            if own.cut:
+                note(
+                    f"{own.cut:,} of {len(own.examples):,} {name} texts are longer than "
+                    f"{config.model.max_length} tokens and were cut"
+                )
+        lengths = [len(example.tokens) for example in encoded.examples]
+        batches = ExampleBatches(
+            encoded.examples, task.batch_size, bucket_lengths(lengths, config.model.max_length), config.seed,
+            pad=tokenizer.pad, ignored=self.ignored,
+        )  # fmt: skip
+        here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
+        self.batches = batches.share(here)
+        self._tokens = float(np.mean(lengths))
+        epochs = config.optimization.steps / batches.batches_per_epoch
+        self.about = f"{task.batch_size} examples a batch, {epochs:.1f} epochs"
+        note(
+            f"{len(encoded.examples):,} examples for training, "
+            f"{len(self._encoded['valid'].examples):,} for validation"
+            + (f", {len(self._encoded['test'].examples):,} for the test" if test is not None else "")
+        )
+
+    @staticmethod
+    def _vocab_size(config: RunConfig, tokenizer: EncoderTokenizer) -> int:
+        """A start's table may have rows that its tokenizer has no token for."""
+        if not config.start:
+            return tokenizer.vocab_size
+        tokenizer.check_fits(config.model.vocab_size)
+        return config.model.vocab_size
+
+    def _encoded_others(self, note: Callable[[str], None]) -> Iterator[tuple[str, Encoded]]:
+        self._encoded: dict[str, Encoded] = {}
+        for name, data in self._data.items():
+            if data is not None:
+                self._encoded[name] = self.encode(data, training=False)
+                yield name, self._encoded[name]
+
+    def classes(self, tokenizer: EncoderTokenizer) -> int:
+        """C of the head; 0 where the head has none."""
+        return 0
+
+    def encode(self, data: Any, *, training: bool) -> Encoded:
+        """Examples of a split."""
+        raise NotImplementedError
+
+    def scores(self, name: str, outputs: Sequence[Any]) -> Iterator[tuple[str, float]]:
+        """Yields (name, value) from what the model predicts of each example of the split `name`."""
+        raise NotImplementedError
+
+    def evaluate(self, model: Any, name: str) -> dict[str, float]:
+        """Scores of a model on a split, "valid" or "test"."""
+        runner = EncoderRunner(model, predicted, pad=self.processor.pad, mesh=self._mesh)
+        return dict(self.scores(name, runner(self._encoded[name].examples)))
+
+    def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        for name, value in self.evaluate(model, "valid").items():
+            yield f"valid_{name}", value
+
+    def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        split = "valid" if self._data["test"] is None else "test"
+        found = self.evaluate(kept_model, split)
+        others = {} if split == "valid" else self.evaluate(kept_model, "valid")
+        results = {
+            **found,
+            **{f"validation_{name}": value for name, value in others.items()},
+            "split": split,
+            "examples_per_second": totals.weight / max(totals.seconds, 1e-9),
+        }
+        shown = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.items()]
+        return results, shown
+
+
+def make_tokenizer(
+    config: RunConfig,
+    texts: Callable[[], Iterator[str]],
+    stored: Files | None,
+    starts: Sequence[Any],
+    labels: Sequence[str],
+    **settings: Any,
+) -> EncoderTokenizer:
+    """The tokenizer with its labels: of the run, of the start, or trained on the texts; in every process.
+
+    Raises:
+      UserError: see `EncoderTokenizer`.
+    """
+
+    def make() -> EncoderTokenizer:
+        if stored is not None:
+            return EncoderTokenizer.from_files(stored)
+        given = processor_of(starts)
+        if given is None:
+            given = EncoderTokenizer.wordpiece(
+                texts(), config.model.vocab_size, lowercase=config.task.lowercase
+            )
+        elif not isinstance(given, EncoderTokenizer):
+            raise UserError(
+                "`start`: its vocabulary has no tokens for begin, end and mask, which an encoder needs"
+            )
+        # A classifier that is trained on goes on with its own order of the labels.
+        own = given.labels if set(labels) <= set(given.labels) else tuple(labels)
+        return given.with_labels(own, **settings)
+
+    return shared_processor(EncoderTokenizer, make)
+
+
+def prepared(make: Callable[[], Any]) -> Any:
+    """What `make` gives, in every process or in none."""
+    return on_every_process(make)
+
+
+def sampled(count: int, wanted: int) -> np.ndarray:
+    """Numbers of the examples that are used: `wanted` of them drawn once, or all for 0."""
+    if not wanted or wanted >= count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(1).permutation(count)[:wanted])
+
+
+def fingerprint_of(splits: Sequence[Any]) -> str:
+    """Tells the data of a run from any other."""
+    return tables.fingerprint(splits)

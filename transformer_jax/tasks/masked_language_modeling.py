@@ -1,0 +1,147 @@
+"""Masked language modeling: words behind a mask token, and with BERT whether one text follows another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.data.batches.masked_batches import EncodedDocuments, PackedPieces, SentencePairs
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks import pretraining
+from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig, cross_entropy, per_row, states_at
+from transformer_jax.tasks.trained_encoders import TrainedMaskedLM
+from transformer_jax.training.config import Optimization, RunConfig, choose
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.task import TaskEntry
+
+_MODELS = {name: entry for name, entry in MODELS["masked_lm"].items() if name != "electra"}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLanguageModelingConfig(PretrainingConfig):
+    """`PretrainingConfig`, and whether next sentences are learned too."""
+
+    next_sentence: bool = False
+    """A row is a pair of texts, and a second term of the loss is whether the second follows the first; needs
+    `pooler`."""
+
+
+def text(*, model: str = "bert", preset: str = "mini", steps: int = 1_000, context: int = 128) -> RunConfig:
+    """A small encoder on any text; BERT learns next sentences too."""
+    choose("model", model, tuple(_MODELS))
+    choose("preset", preset, _MODELS[model].presets)
+    pairs = model == "bert"
+    return RunConfig(
+        task=MaskedLanguageModelingConfig(context=context, next_sentence=pairs),
+        model=_MODELS[model].preset(
+            preset, 8_000, max_length=max(context, 128), **({"pooler": pairs} if model != "distilbert" else {})
+        ),
+        optimization=pretraining_optimization(steps),
+        recipe="text",
+        preset=preset,
+    )
+
+
+def pretraining_optimization(steps: int) -> Optimization:
+    """Of BERT and ELECTRA at small sizes (Clark et al. 2020, table 6)."""
+    return Optimization(
+        steps=steps, schedule="linear", warmup=max(1, min(10_000, steps // 10)), learning_rate=5e-4,
+        b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01, save_every=max(1, steps // 10),
+        evaluate_every=max(1, steps // 5),
+    )  # fmt: skip
+
+
+def measured(
+    model: Any, batch: Mapping[str, jax.Array], dropout_key: jax.Array | None = None
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Sums over the masked words, and over the pairs: loss (nats), accuracy, next_sentence_accuracy ..."""
+    states = model.hidden_states(
+        batch["tokens"], types=batch.get("types"), segments=batch["segments"], dropout_key=dropout_key
+    )
+    logits = model.logits(states_at(states, batch["positions"]))
+    weights = batch["weights"]
+    losses = cross_entropy(logits, batch["labels"])
+    right = (logits.argmax(-1) == batch["labels"]).astype(jnp.float32)
+    sums = {"masked_loss": (losses * weights).sum(), "masked_accuracy": (right * weights).sum()}
+    own = dict.fromkeys(sums, weights.sum())
+    rows, real = per_row(losses, weights)
+    if "next_label" in batch:
+        # Rows that fill a batch up are no pairs.
+        real_pairs = batch["next_weight"] * real
+        logits = model.sentence_logits(states[:, 0])
+        losses = cross_entropy(logits, batch["next_label"])
+        right = (logits.argmax(-1) == batch["next_label"]).astype(jnp.float32)
+        sums |= {"next_loss": (losses * real_pairs).sum(), "next_accuracy": (right * real_pairs).sum()}
+        own |= dict.fromkeys(("next_loss", "next_accuracy"), real_pairs.sum())
+        rows = rows + losses * real_pairs
+    sums["loss"], own["loss"] = (rows * real).sum(), real.sum()
+    return sums, own
+
+
+class MaskedWords(Objective):
+    """Cross-entropy of masked words (Devlin et al. 2019, section 3.1), with that of next sentences."""
+
+    def loss(self, model, extra, batch, key):
+        return measured(model, batch, key)
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """The loss of a config.
+
+    Raises:
+      UserError: values that contradict each other.
+    """
+    pretraining.check(config, model_config)
+    if config.task.next_sentence != model_config.pooler:
+        raise UserError(
+            f"`next_sentence` {config.task.next_sentence} and `pooler` {model_config.pooler}: what tells next "
+            "sentences apart is read from the pooler, so give both or neither"
+        )
+    return MaskedWords()
+
+
+class MaskedLanguageModeling(Pretraining):
+    """The task with its text opened."""
+
+    measured = staticmethod(measured)
+
+    def _rows(self, documents: EncodedDocuments) -> PackedPieces | SentencePairs:
+        if self._config.task.next_sentence:
+            return SentencePairs(documents, self._config.task.context, self.processor)
+        return super()._rows(documents)
+
+    def evaluate(self, model: Any, batches: Any = None) -> dict[str, float]:
+        found = super().evaluate(model, batches)
+        # What compares between objectives is the loss of the masked words.
+        found["loss"] = found.pop("masked_loss")
+        return found
+
+
+def prepare(config, objective, **options):
+    """See `pretraining.prepare`."""
+    return pretraining.prepare(MaskedLanguageModeling, config, **options)
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Every batch of a run."""
+    return pretraining.abstract_batch(config, pairs=config.task.next_sentence)
+
+
+ENTRY = TaskEntry(
+    "masked_language_modeling",
+    MaskedLanguageModelingConfig,
+    "masked_lm",
+    {"text": text},
+    EncoderTokenizer,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedMaskedLM,
+    check_mesh=pretraining.check_mesh,
+)

@@ -1,0 +1,195 @@
+"""Extractive question answering: where in a text the answer to a question begins and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.corpora.tables import Question, read_questions
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.answers import answer_scores, best_span, question_windows
+from transformer_jax.tasks import fine_tuning
+from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
+from transformer_jax.tasks.pretraining import cross_entropy
+from transformer_jax.tasks.trained_encoders import TrainedReader, types_for
+from transformer_jax.training.config import RunConfig, check_at_least
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.task import TaskEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnsweringConfig(FineTuningConfig):
+    """`FineTuningConfig`; files are SQuAD's JSON, plain or .gz.
+
+    Raises:
+      UserError: a value out of range, or a corpus of TFDS.
+    """
+
+    stride: int = 64
+    """Tokens that two windows of a context longer than the model share."""
+    longest: int = 30
+    """Tokens of an answer at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.corpus:
+            raise UserError("`corpus` is for texts with one label: name SQuAD's files with `train`")
+        check_at_least(self, stride=0, longest=1)
+
+
+def fine_tune(
+    *,
+    start: tuple[str, ...] = (),
+    model: str = "",
+    preset: str = "mini",
+    steps: int = 500,
+    max_length: int = 256,
+) -> RunConfig:
+    """An encoder fine-tuned, or trained from nothing."""
+    return fine_tuning.fine_tuning(
+        QuestionAnsweringConfig(), "span_predictor",
+        start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
+    )  # fmt: skip
+
+
+class Spans(Objective):
+    """Mean cross-entropy of the places where the answer begins and ends; the first token means none."""
+
+    def loss(self, model, extra, batch, key):
+        logits = model(
+            batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=key
+        )
+        logits = jnp.where(batch["segments"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
+        losses = cross_entropy(jnp.moveaxis(logits, 2, 1), batch["target"]).mean(axis=1)
+        return {"loss": (losses * batch["weight"]).sum()}, {"loss": batch["weight"].sum()}
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """The loss of a config.
+
+    Raises:
+      UserError: values that contradict each other.
+    """
+    fine_tuning.check(config, model_config)
+    if config.task.stride * 2 > model_config.max_length:
+        raise UserError(
+            f"`stride` {config.task.stride} is more than half of `max_length` {model_config.max_length}"
+        )
+    return Spans()
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The longest batch of a run."""
+    return fine_tuning.abstract_batch(config, target=((2,), jnp.int32))
+
+
+def span_in(encoding: Any, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """The first and last token of an answer in a window, or (0, 0) if the window does not hold it."""
+    if not answers:
+        return 0, 0
+    text, start = answers[0]
+    end = start + len(text)
+    inside = [place for place, number in enumerate(encoding.sequence_ids) if number == 1]
+    if not inside or encoding.offsets[inside[0]][0] > start or encoding.offsets[inside[-1]][1] < end:
+        return 0, 0
+    first = max(place for place in inside if encoding.offsets[place][0] <= start)
+    last = min(place for place in inside if encoding.offsets[place][1] >= end)
+    return first, max(first, last)
+
+
+class QuestionAnswering(FineTuned):
+    """The task with its data opened."""
+
+    best = ("valid_token_f1", "max")
+    unit = "windows"
+
+    def __init__(self, *arguments: Any):
+        self._windows: dict[str, list[list[Any]]] = {}
+        super().__init__(*arguments)
+
+    def encode(self, data: Sequence[Question], *, training: bool) -> Encoded:
+        task: QuestionAnsweringConfig = self._config.task
+        windows = question_windows(
+            self.processor,
+            [(one.question, one.context) for one in data],
+            max_length=self.model_config.max_length,
+            stride=task.stride,
+        )
+        examples = []
+        for one, own in zip(data, windows, strict=True):
+            for window in own:
+                target = np.array(span_in(window, one.answers), np.int32)
+                types = np.array(window.type_ids, np.int32)
+                examples.append(Example(np.array(window.ids, np.int32), types, {"target": target}))
+        if not training:
+            name = "valid" if data is self._data["valid"] else "test"
+            self._windows[name] = windows
+        return Encoded(examples, 0)
+
+    def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
+        logits, found = iter(outputs), []
+        for one, own in zip(self._data[name], self._windows[name], strict=True):
+            start, end, _ = best_span(
+                [(window, next(logits)[: len(window.ids)]) for window in own],
+                longest=self._config.task.longest,
+                none=self.processor.settings["unanswerable"],
+            )
+            found.append(one.context[start:end] if start >= 0 else "")
+        yield from answer_scores(found, [[text for text, _ in one.answers] for one in self._data[name]])
+
+
+def prepare(config, objective, *, mesh, stored, starts, note):
+    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    task: QuestionAnsweringConfig = config.task
+    read = on_first_then_every_process(
+        lambda: fine_tuning.read_split(
+            task, read_questions, lambda parts: [one for part in parts for one in part]
+        )
+    )
+
+    def make() -> QuestionAnswering:
+        train, valid, test = read
+        tokenizer = fine_tuning.make_tokenizer(
+            config,
+            lambda: (text for one in train for text in (one.question, one.context)),
+            stored,
+            starts,
+            (),
+            unanswerable=any(not one.answers for one in train),
+            stride=task.stride,
+            longest=task.longest,
+        )
+        if valid is None:
+            # Whole texts are held out: questions on one share its words.
+            contexts = list(dict.fromkeys(one.context for one in train))
+            _, held = fine_tuning.held_out(len(contexts), task.held_out)
+            outside = {contexts[n] for n in held}
+            valid = [one for one in train if one.context in outside]
+            train = [one for one in train if one.context not in outside]
+        train = [train[n] for n in fine_tuning.sampled(len(train), task.examples)]
+        splits = train, valid, test
+        return QuestionAnswering(config, splits, tokenizer, mesh, note, fine_tuning.fingerprint_of(splits))
+
+    return fine_tuning.prepared(make)
+
+
+ENTRY = TaskEntry(
+    "question_answering",
+    QuestionAnsweringConfig,
+    "span_predictor",
+    {"fine_tune": fine_tune},
+    EncoderTokenizer,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedReader,
+    check_mesh=fine_tuning.check_mesh,
+)

@@ -1,0 +1,256 @@
+"""Sentence embeddings by contrastive pairs: a text's vector is nearest to its partner's in a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
+from transformer_jax.data.batches.token_batches import Batch
+from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.classification import number_scores
+from transformer_jax.evaluation.encoder_batches import EncoderRunner
+from transformer_jax.tasks import fine_tuning
+from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
+from transformer_jax.tasks.pretraining import cross_entropy
+from transformer_jax.tasks.sequence_classification import split_tables
+from transformer_jax.tasks.trained_encoders import POOLINGS, TrainedEncoder, normalised, pooled, types_for
+from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.task import TaskEntry
+
+COLUMNS = ("sentence1", "sentence2", "score")
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceEmbeddingConfig(FineTuningConfig):
+    """`FineTuningConfig`; files are .tsv or .tsv.gz with a header: sentence1 and sentence2, texts that belong
+    together, and in what is validated on perhaps score, how alike they are.
+
+    Raises:
+      UserError: a value out of range.
+    """
+
+    pooling: str = "mean"
+    """How the states of a text become one vector: mean, first or max."""
+    temperature: float = 0.05
+    """Cosines are divided by it."""
+    least_score: float = 0.0
+    """Pairs of the training set whose score is below this are left out; of STS-B 4 keeps paraphrases."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("pooling", self.pooling, POOLINGS)
+        if self.temperature <= 0:
+            raise UserError(f"`temperature` {self.temperature} must be above 0")
+        if self.corpus:
+            raise UserError("`corpus` is for texts with one label: name pairs with `train`")
+
+
+def fine_tune(
+    *,
+    start: tuple[str, ...] = (),
+    model: str = "",
+    preset: str = "mini",
+    steps: int = 500,
+    max_length: int = 128,
+) -> RunConfig:
+    """An encoder fine-tuned, or trained from nothing."""
+    return fine_tuning.fine_tuning(
+        SentenceEmbeddingConfig(), "encoder",
+        start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
+    )  # fmt: skip
+
+
+class InBatchNegatives(Objective):
+    """Cross-entropy of each text's partner among all second texts of the batch, and the other way round
+    (Reimers & Gurevych 2019; Henderson et al. 2017, section 4.4). It is no sum over rows."""
+
+    additive = False
+
+    def __init__(self, pooling: str, temperature: float):
+        self.pooling, self.temperature = pooling, temperature
+
+    def loss(self, model, extra, batch, key):
+        first_key, second_key = jax.random.split(key)
+        first, second = (
+            self._vectors(model, batch, side, own) for side, own in (("", first_key), ("_2", second_key))
+        )
+        logits = jnp.einsum("id,jd->ij", first, second) / self.temperature
+        partner = jnp.arange(len(first))
+        losses = (cross_entropy(logits, partner) + cross_entropy(logits.T, partner)) / 2
+        return {"loss": losses.sum()}, {"loss": batch["weight"].sum()}
+
+    def _vectors(self, model: Any, batch: Mapping[str, jax.Array], side: str, key: jax.Array) -> jax.Array:
+        own = {name: batch[name + side] for name in ("tokens", "types", "segments")}
+        states = model.hidden_states(
+            own["tokens"], types=types_for(model, own), segments=own["segments"], dropout_key=key
+        )
+        return normalised(pooled(states, own["segments"] > 0, self.pooling))
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """The loss of a config.
+
+    Raises:
+      UserError: values that contradict each other.
+    """
+    fine_tuning.check(config, model_config)
+    return InBatchNegatives(config.task.pooling, config.task.temperature)
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The longest batch of a run."""
+    own = fine_tuning.abstract_batch(config)
+    return own | {f"{name}_2": own[name] for name in ("tokens", "types", "segments")}
+
+
+class PairBatches(ExampleBatches):
+    """Batches of first texts with their partners under names that end in "_2"; a batch is always full."""
+
+    def __init__(self, first: Sequence[Example], second: Sequence[Example], *arguments: Any, **options: Any):
+        super().__init__(first, *arguments, **options)
+        self._second = second
+        self._second_sizes = np.array([len(example.tokens) for example in second])
+        self.batches_per_epoch = max(1, len(first) // self.batch_size)
+
+    def _draw_order(self, epoch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng((self.seed, epoch))
+        order = rng.permutation(len(self.examples))
+        order = np.resize(order, max(len(order), self.batch_size))
+        return [order[n * self.batch_size :][: self.batch_size] for n in range(self.batches_per_epoch)]
+
+    def __getitem__(self, step: SupportsIndex) -> Batch:
+        epoch, place = divmod(int(step), self.batches_per_epoch)
+        numbers = self._order(epoch)[place]
+        batch: Batch = {}
+        for side, examples, sizes in (
+            ("", self.examples, self._sizes),
+            ("_2", self._second, self._second_sizes),
+        ):
+            length = int(self.lengths[np.searchsorted(self.lengths, sizes[numbers].max())])
+            own = self._stack([examples[n] for n in numbers], self.batch_size, length)
+            batch |= {name if name == "weight" else name + side: value for name, value in own.items()}
+        if self._here is not None and not self._here.all():
+            for values in batch.values():
+                values[~self._here] = 0
+        return batch
+
+
+class SentenceEmbedding(FineTuned):
+    """The task with its data opened."""
+
+    best = ("valid_accuracy", "max")
+    unit = "pairs"
+
+    def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
+        scored = "score" in splits[1].columns
+        self.best = ("valid_spearman", "max") if scored else ("valid_accuracy", "max")
+        super().__init__(config, splits, tokenizer, *rest)
+        first, second = (self._side(splits[0], name) for name in COLUMNS[:2])
+        lengths = [len(example.tokens) for example in (*first, *second)]
+        task: SentenceEmbeddingConfig = config.task
+        batches = PairBatches(
+            first, second, task.batch_size, bucket_lengths(lengths, config.model.max_length), config.seed,
+            pad=tokenizer.pad,
+        )  # fmt: skip
+        self.batches = batches if self.batches._here is None else batches.share(self.batches._here)
+
+    def _side(self, data: Table, name: str) -> list[Example]:
+        encodings = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
+        return [Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {}) for e in encodings]
+
+    def encode(self, data: Table, *, training: bool) -> Encoded:
+        sides = [self._side(data, name) for name in COLUMNS[:2]]
+        limit = self.model_config.max_length
+        return Encoded([*sides[0], *sides[1]], sum(len(e.tokens) >= limit for side in sides for e in side))
+
+    def evaluate(self, model: Any, name: str) -> dict[str, float]:
+        pooling = self._config.task.pooling
+
+        def vectors(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            states = model.hidden_states(
+                batch["tokens"], types=types_for(model, batch), segments=batch["segments"]
+            )
+            return normalised(pooled(states, batch["segments"] > 0, pooling))
+
+        runner = EncoderRunner(model, vectors, pad=self.processor.pad, mesh=self._mesh)
+        return dict(self.scores(name, runner(self._encoded[name].examples)))
+
+    def scores(self, name: str, outputs: Sequence[Any]) -> Iterator[tuple[str, float]]:
+        first, second = np.split(np.stack(outputs), 2)
+        columns = self._data[name].columns
+        if "score" in columns:
+            yield from number_scores((first * second).sum(axis=1), [float(x) for x in columns["score"]])
+        # Of all second texts the nearest one is the partner; the same text may occur twice.
+        nearest = (first @ second.T).argmax(axis=1)
+        texts = columns["sentence2"]
+        right = [texts[n] == text for n, text in zip(nearest, texts, strict=True)]
+        yield "accuracy", 100 * float(np.mean(right))
+
+
+def prepare(config, objective, *, mesh, stored, starts, note):
+    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    task: SentenceEmbeddingConfig = config.task
+
+    def read_pairs(path: str) -> Table:
+        table = read_table(path, COLUMNS)
+        for name in COLUMNS[:2]:
+            if name not in table.columns:
+                raise UserError(f"{path}: no column {name}")
+            for row, text in enumerate(table.columns[name]):
+                if not text.strip():
+                    raise UserError(f"{table.place(row)}: a text of no tokens")
+        for row, text in enumerate(table.columns.get("score", ())):
+            try:
+                float(text)
+            except ValueError:
+                raise UserError(f"{table.place(row)}: the score {text!r} is not a number") from None
+        return table
+
+    read = on_first_then_every_process(lambda: fine_tuning.read_split(task, read_pairs, joined))
+
+    def make() -> SentenceEmbedding:
+        splits = split_tables(task, read)
+        train = splits[0]
+        assert train is not None
+        if "score" in train.columns:
+            alike = [n for n, score in enumerate(train.columns["score"]) if float(score) >= task.least_score]
+            splits[0] = Table(train.path, {c: [v[n] for n in alike] for c, v in train.columns.items()})
+        if splits[0] is None or splits[0].rows < task.batch_size:
+            raise UserError(
+                f"{train.path}: fewer pairs than `batch_size` {task.batch_size}: a batch compares its own texts"
+            )
+
+        def texts() -> Iterator[str]:
+            return (text for name in COLUMNS[:2] for text in train.columns[name])
+
+        tokenizer = fine_tuning.make_tokenizer(
+            config, texts, stored, starts, (), pooling=task.pooling, normalise=True
+        )
+        fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
+        return SentenceEmbedding(config, splits, tokenizer, mesh, note, fingerprint)
+
+    return fine_tuning.prepared(make)
+
+
+ENTRY = TaskEntry(
+    "sentence_embedding",
+    SentenceEmbeddingConfig,
+    "encoder",
+    {"fine_tune": fine_tune},
+    EncoderTokenizer,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedEncoder,
+    check_mesh=fine_tuning.check_mesh,
+)

@@ -1,0 +1,311 @@
+"""Classification of texts and of pairs of texts: one label, several labels at once, or a score."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.corpora.tables import Table, joined, read_table, tfds_table
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores
+from transformer_jax.tasks import fine_tuning
+from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
+from transformer_jax.tasks.pretraining import cross_entropy
+from transformer_jax.tasks.trained_encoders import TrainedClassifier, classified, types_for
+from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.task import TaskEntry
+
+COLUMNS = ("sentence", "sentence1", "sentence2", "label", "labels", "score")
+# The features of TFDS's sets that hold them.
+_FEATURES = {
+    "sentence": ("sentence", "text", "review", "description"),
+    "sentence1": ("sentence1", "question1", "premise", "question"),
+    "sentence2": ("sentence2", "question2", "hypothesis"),
+    "label": ("label",),
+    "score": ("score",),
+}
+_TARGETS = ("label", "labels", "score")
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceClassificationConfig(FineTuningConfig):
+    """`FineTuningConfig`; files are .tsv or .tsv.gz with a header: sentence, or sentence1 and sentence2; and
+    label, score, or labels (several, separated by spaces).
+
+    Raises:
+      UserError: an unknown target.
+    """
+
+    target: Literal["auto", "label", "labels", "score"] = "auto"
+    """What is predicted: label (one class), labels (several at once), score (a number); auto is what the header
+    names."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("target", self.target, ("auto", *_TARGETS))
+
+
+def fine_tune(
+    *,
+    start: tuple[str, ...] = (),
+    model: str = "",
+    preset: str = "mini",
+    steps: int = 500,
+    max_length: int = 128,
+) -> RunConfig:
+    """An encoder fine-tuned, or trained from nothing."""
+    return fine_tuning.fine_tuning(
+        SequenceClassificationConfig(), "sequence_classifier",
+        start=start, model=model, preset=preset, steps=steps, max_length=max_length,
+        pooler=_has_pooler(start, model),
+    )  # fmt: skip
+
+
+def _has_pooler(start: tuple[str, ...], model: str) -> bool:
+    """BERT's classes are read from its pooler; RoBERTa's head has a dense layer of its own."""
+    if start:
+        model = fine_tuning.started_config(start[0].split(",")[0], "sequence_classifier")[0]
+    return model in ("", "bert")
+
+
+class Classes(Objective):
+    """Cross-entropy of one label, mean binary cross-entropy of several, or squared error of a score.
+
+    The batch says which: integers (B,) are labels, numbers (B, C) several labels, and (B,) scores.
+    """
+
+    def loss(self, model, extra, batch, key):
+        logits = model(
+            batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=key
+        )
+        wanted, weight = batch["target"], batch["weight"]
+        if jnp.issubdtype(wanted.dtype, jnp.floating) and wanted.ndim == 1:
+            losses = jnp.square(logits[:, 0] - wanted)
+        elif wanted.ndim == 2:
+            losses = jnp.maximum(logits, 0) - logits * wanted + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+            losses = losses.mean(axis=1)
+        else:
+            losses = cross_entropy(logits, wanted)
+        return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """The loss of a config.
+
+    Raises:
+      UserError: values that contradict each other.
+    """
+    fine_tuning.check(config, model_config)
+    return Classes()
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The longest batch of a run."""
+    shapes = {
+        "score": ((), jnp.float32),
+        "labels": ((max(1, config.model.classes),), jnp.float32),
+    }
+    return fine_tuning.abstract_batch(config, target=shapes.get(config.task.target, ((), jnp.int32)))
+
+
+def texts_of(table: Table) -> list[Any]:
+    """The texts or pairs of a table.
+
+    Raises:
+      UserError: neither a sentence nor two, or a text of no tokens.
+    """
+    columns = table.columns
+    if "sentence1" in columns and "sentence2" in columns:
+        found: list[Any] = list(zip(columns["sentence1"], columns["sentence2"], strict=True))
+    elif single := next((columns[name] for name in ("sentence", "sentence1") if name in columns), None):
+        found = list(single)
+    else:
+        raise UserError(f"{table.path}: no column sentence, or sentence1 and sentence2")
+    for row, text in enumerate(found):
+        if not all(part.strip() for part in ((text,) if isinstance(text, str) else text)):
+            raise UserError(f"{table.place(row)}: a text of no tokens")
+    return found
+
+
+def target_of(table: Table, wanted: str) -> str:
+    """The column that is predicted: "label", "labels" or "score".
+
+    Raises:
+      UserError: the table has none, or not the wanted one.
+    """
+    there = [name for name in _TARGETS if name in table.columns]
+    found = (there[0] if there else None) if wanted == "auto" else wanted
+    if found is None or found not in there:
+        missing = " or ".join(_TARGETS) if wanted == "auto" else wanted
+        raise UserError(f"{table.path}: no column {missing} to predict")
+    return found
+
+
+def _order(label: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(label), label
+    except ValueError:
+        return 1, 0.0, label
+
+
+def labels_of(table: Table, target: str) -> tuple[str, ...]:
+    """The classes of a training set: numbers by size, words by the alphabet; one name of a score.
+
+    Raises:
+      UserError: a set of one class.
+    """
+    if target == "score":
+        return ("score",)
+    values = table.columns[target]
+    found = {one for value in values for one in (value.split() if target == "labels" else (value.strip(),))}
+    if target == "label" and len(found) < 2:
+        raise UserError(f"{table.path}: every label is {next(iter(found))!r}: classes need two")
+    return tuple(sorted(found, key=_order))
+
+
+def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
+    """What is predicted, a number or an array a row.
+
+    Raises:
+      UserError: a label that was not in training, or a score that is not a number.
+    """
+    numbers = {label: n for n, label in enumerate(labels)}
+    found: list[Any] = []
+    for row, value in enumerate(table.columns[target]):
+        if target == "score":
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
+                raise UserError(f"{table.place(row)}: the score {value!r} is not a number")
+            found.append(np.float32(number))
+            continue
+        own = value.split() if target == "labels" else [value.strip()]
+        strange = [label for label in own if label not in numbers]
+        if strange:
+            raise UserError(
+                f"{table.place(row)}: the label {strange[0]!r} was not in training, which has "
+                f"{', '.join(list(labels)[:8])}"
+            )
+        if target == "labels":
+            chosen = np.zeros(len(labels), np.float32)
+            chosen[[numbers[label] for label in own]] = 1
+            found.append(chosen)
+        else:
+            found.append(np.int32(numbers[own[0]]))
+    return found
+
+
+class SequenceClassification(FineTuned):
+    """The task with its data opened."""
+
+    def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
+        self._target = tokenizer.settings["target"]
+        self.best = ("valid_spearman", "max") if self._target == "score" else ("valid_accuracy", "max")
+        super().__init__(config, splits, tokenizer, *rest)
+
+    def classes(self, tokenizer: EncoderTokenizer) -> int:
+        return len(tokenizer.labels)
+
+    def encode(self, data: Table, *, training: bool) -> Encoded:
+        texts = texts_of(data)
+        pairs = self.processor.settings["pairs"]
+        if texts and isinstance(texts[0], str) == pairs:
+            trained, given = ("pairs", "single texts") if pairs else ("single texts", "pairs")
+            raise UserError(f"{data.path}: {given}, where the training set has {trained}")
+        targets = targets_of(data, self._target, self.processor.labels)
+        encodings = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
+        examples = [
+            Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {"target": target})
+            for e, target in zip(encodings, targets, strict=True)
+        ]
+        return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
+
+    def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
+        wanted = [example.targets["target"] for example in self._encoded[name].examples]
+        labels, target = self.processor.labels, self._target
+        if target == "score":
+            yield from number_scores([float(x[0]) for x in outputs], [float(x) for x in wanted])
+        elif target == "labels":
+            yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(wanted).astype(int))
+        else:
+            found = [classified(x, labels, target).label for x in outputs]
+            yield from class_scores(found, [labels[int(x)] for x in wanted])
+
+
+def read_tables(
+    task: SequenceClassificationConfig, known: Sequence[str], features: Any
+) -> tuple[Table, Table | None, Table | None]:
+    """The (training, validation or None, test or None) tables of a config.
+
+    Raises:
+      UserError: see `read_table` and `tfds_table`.
+    """
+    if task.corpus:
+        train, valid = (tfds_table(task.corpus, split, task.data_dir, features) for split in task.splits)
+        return train, valid, None
+    return fine_tuning.read_split(task, lambda path: read_table(path, known), joined)
+
+
+def rows_of(table: Table, rows: np.ndarray) -> Table:
+    """Some rows of a table."""
+    columns = {name: [values[n] for n in rows] for name, values in table.columns.items()}
+    return Table(table.path, columns)
+
+
+def split_tables(task: FineTuningConfig, tables: Sequence[Table | None]) -> list[Table | None]:
+    """The tables with a part of the first held out where there is no second, and cut to `examples`."""
+    train, valid, test = tables
+    assert train is not None
+    if valid is None:
+        kept, held = fine_tuning.held_out(train.rows, task.held_out)
+        train, valid = rows_of(train, kept), rows_of(train, held)
+    return [rows_of(train, fine_tuning.sampled(train.rows, task.examples)), valid, test]
+
+
+def prepare(config, objective, *, mesh, stored, starts, note):
+    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    task: SequenceClassificationConfig = config.task
+    read = on_first_then_every_process(lambda: read_tables(task, COLUMNS, _FEATURES))
+
+    def make() -> SequenceClassification:
+        target = target_of(read[0], task.target)
+        labels, texts = labels_of(read[0], target), texts_of(read[0])
+        pairs = bool(texts) and not isinstance(texts[0], str)
+
+        def every() -> Iterator[str]:
+            return (part for text in texts for part in ((text,) if isinstance(text, str) else text))
+
+        tokenizer = fine_tuning.make_tokenizer(
+            config, every, stored, starts, labels, target=target, pairs=pairs
+        )
+        splits = split_tables(task, read)
+        fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
+        return SequenceClassification(config, splits, tokenizer, mesh, note, fingerprint)
+
+    return fine_tuning.prepared(make)
+
+
+ENTRY = TaskEntry(
+    "sequence_classification",
+    SequenceClassificationConfig,
+    "sequence_classifier",
+    {"fine_tune": fine_tune},
+    EncoderTokenizer,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedClassifier,
+    check_mesh=fine_tuning.check_mesh,
+)

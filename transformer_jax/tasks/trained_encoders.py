@@ -1,0 +1,398 @@
+"""What a trained text encoder can do: embed, fill masked words, classify, tag, and answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.answers import best_span, question_windows
+from transformer_jax.evaluation.encoder_batches import EncoderRunner
+from transformer_jax.models.electra import ElectraGenerator
+from transformer_jax.parameter_names import named_leaves, with_leaves
+from transformer_jax.training.config import choose
+from transformer_jax.training.task import Trained
+
+POOLINGS = ("mean", "first", "max")
+
+
+def text_states(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """The states of an encoder, or of the one under a head, (B, T, D)."""
+    return getattr(model, "encoder", model).hidden_states(
+        batch["tokens"], types=types_for(model, batch), segments=batch["segments"]
+    )
+
+
+def types_for(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+    """The token types of a batch, where the model tells several apart."""
+    return batch["types"] if model.config.token_types > 1 else None
+
+
+def predicted(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """What a model with a head predicts."""
+    return model(batch["tokens"], types=types_for(model, batch), segments=batch["segments"])
+
+
+def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
+    """One vector of each text's states.
+
+    Args:
+      states: (B, T, D).
+      real: (B, T) True at tokens, False at padding.
+      pooling: "mean", "first" or "max", over the real tokens.
+
+    Returns:
+      (B, D) float32.
+    """
+    states, real = states.astype(jnp.float32), real[..., None]
+    if pooling == "first":
+        return states[:, 0]
+    if pooling == "max":
+        return jnp.where(real, states, jnp.finfo(jnp.float32).min).max(axis=1)
+    return jnp.where(real, states, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+
+
+def normalised(vectors: jax.Array) -> jax.Array:
+    """Vectors (..., D) over their Euclidean length; a vector of zeros stays one."""
+    length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / jnp.maximum(length, 1e-12)
+
+
+def check_texts(texts: Sequence[Any]) -> None:
+    """That texts are a list of them, and none is empty.
+
+    Raises:
+      UserError: one string, or a text without a character.
+    """
+    if isinstance(texts, str):
+        raise UserError("give a list of texts, not one text")
+    for number, text in enumerate(texts):
+        for part in (text,) if isinstance(text, str) else text:
+            if not part or (isinstance(part, str) and not part.strip()):
+                raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
+
+
+class Filled(NamedTuple):
+    """A word for a mask.
+
+    Attributes:
+      token: the word or piece.
+      probability: of it.
+      text: with the word in its place.
+    """
+
+    token: str
+    probability: float
+    text: str
+
+
+class Classified(NamedTuple):
+    """A text's class.
+
+    Attributes:
+      label: the likeliest; of several labels at once a tuple, of a score None.
+      probabilities: of each label; of a score {"score": value}.
+    """
+
+    label: Any
+    probabilities: dict[str, float]
+
+
+class Answer(NamedTuple):
+    """An answer in a text.
+
+    Attributes:
+      answer: its characters; "" where the text has none.
+      start: number of its first character, -1 where the text has none.
+      score: sum of the logits of its begin and end, above those of no answer.
+    """
+
+    answer: str
+    start: int
+    score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedEncoder(Trained):
+    """A text encoder from a run or a published folder, whatever its head."""
+
+    @functools.cached_property
+    def _runners(self) -> dict[Any, EncoderRunner]:
+        return {}
+
+    def runner(self, name: Any, function: Callable[[Any, Mapping[str, jax.Array]], Any]) -> EncoderRunner:
+        """The runner of a function, made once."""
+        if name not in self._runners:
+            self._runners[name] = EncoderRunner(self.model, function, pad=self.processor.pad, mesh=None)
+        return self._runners[name]
+
+    def encoded(
+        self, texts: Sequence[Any], *, max_length: int | None = None, words: bool = False
+    ) -> list[Example]:
+        """Texts as the model reads them; what is behind its limit is cut off.
+
+        Args:
+          texts: texts, pairs of texts, or with `words` lists of words.
+          max_length: None is the model's limit.
+
+        Raises:
+          UserError: see `check_texts`.
+        """
+        check_texts(texts)
+        limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
+        found = self.processor.encode_batch(texts, max_length=limit, words=words)
+        return [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in found]
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: str | None = None, normalise: bool | None = None
+    ) -> np.ndarray:
+        """A vector of each text.
+
+        Args:
+          texts: any number of texts; what is behind the model's limit is cut off.
+          pooling: "mean", "first" (token) or "max"; None is what the folder says (`1_Pooling`), else mean.
+          normalise: vectors of length 1; None is what the folder says, else no.
+
+        Returns:
+          (N, D) float32.
+
+        Raises:
+          UserError: an empty text or an unknown pooling.
+        """
+        settings = self.processor.settings
+        pooling = settings.get("pooling", "mean") if pooling is None else pooling
+        choose("pooling", pooling, POOLINGS)
+        normalise = settings.get("normalise", False) if normalise is None else normalise
+
+        def function(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            vectors = pooled(text_states(model, batch), batch["segments"] > 0, pooling)
+            return normalised(vectors) if normalise else vectors
+
+        examples = self.encoded(texts, max_length=settings.get("max_length"))
+        vectors = self.runner(("embed", pooling, normalise), function)(examples)
+        return np.stack(vectors) if vectors else np.zeros((0, self.model.config.width), np.float32)
+
+    def similarity(self, texts: Sequence[str], others: Sequence[str] | None = None) -> np.ndarray:
+        """Cosines of the texts' vectors, (N, M) float32.
+
+        Args:
+          texts: N texts.
+          others: M texts; None is the same.
+
+        Raises:
+          UserError: see `embed`.
+        """
+        one = self.embed(texts, normalise=True)
+        return one @ (one if others is None else self.embed(others, normalise=True)).T
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedMaskedLM(TrainedEncoder):
+    """An encoder with the head that predicts masked words."""
+
+    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
+        """The likeliest words for each mask of a text.
+
+        Args:
+          text: with one or more mask tokens, "[MASK]" or "<mask>" by the vocabulary.
+          top: how many words each.
+
+        Returns:
+          For each mask the words, the likeliest first.
+
+        Raises:
+          UserError: a text without a mask, or more tokens than the model takes.
+        """
+        name = self.processor.names["mask"]
+        (example,) = self.encoded([text])
+        places = np.flatnonzero(example.tokens == self.processor.mask)
+        if not len(places):
+            raise UserError(
+                f"no {name} in the text, or behind the model's limit: write it where a word is missing"
+            )
+        (logits,) = self.runner("fill", predicted)([example])
+        found = []
+        for place in places:
+            probabilities = np.asarray(jax.nn.softmax(logits[place]))
+            best = np.argsort(-probabilities)[:top]
+            own = []
+            for token in best:
+                ids = np.where(np.arange(len(example.tokens)) == place, token, example.tokens)
+                whole = self.processor.decode([ids.tolist()])[0]
+                piece = self.processor.decode([[int(token)]], special=True)[0].strip()
+                own.append(Filled(piece, float(probabilities[token]), whole))
+            found.append(own)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedElectra(TrainedEncoder):
+    """An ELECTRA as it is pretrained; `model` is the discriminator, which the run is for.
+
+    Attributes:
+      generator: fills masked words in, or None of a published discriminator.
+    """
+
+    generator: Any = None
+
+    @classmethod
+    def of(cls, model: Any, processor: Any, config: Any = None, weights: str = "") -> Self:
+        """Of both networks: the generator gets the embeddings that it shares."""
+        shared = model.discriminator.encoder.embeddings
+        own = model.generator.config
+        generator = jax.eval_shape(lambda: ElectraGenerator(own, rngs=nnx.Rngs(0), compute=model.compute))
+        leaves = named_leaves(model.generator) | {
+            f"encoder/embeddings/{name}": leaf for name, leaf in named_leaves(shared).items()
+        }
+        return cls(model.discriminator, processor, config, weights, with_leaves(generator, leaves))
+
+    def replaced(self, texts: Sequence[str]) -> list[list[tuple[str, float]]]:
+        """Each token of each text with the probability that it was replaced.
+
+        Raises:
+          UserError: an empty text.
+        """
+        examples = self.encoded(texts)
+        found = self.runner("replaced", predicted)(examples)
+        return [
+            list(
+                zip(
+                    self.processor.tokens(e.tokens),
+                    (1 / (1 + np.exp(-x[: len(e.tokens)]))).tolist(),
+                    strict=True,
+                )
+            )
+            for e, x in zip(examples, found, strict=True)
+        ]
+
+    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
+        """The generator's words for each mask of a text, see `TrainedMaskedLM.fill`.
+
+        Raises:
+          UserError: a published discriminator, or see `TrainedMaskedLM.fill`.
+        """
+        if self.generator is None:
+            raise UserError("a discriminator fills nothing in: load the generator's folder")
+        return TrainedMaskedLM(self.generator, self.processor).fill(text, top=top)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedClassifier(TrainedEncoder):
+    """An encoder that classifies or scores texts, or pairs of texts."""
+
+    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[Classified]:
+        """The class of each text or pair.
+
+        Args:
+          texts: any number of texts, or pairs if the model was trained on pairs.
+
+        Raises:
+          UserError: an empty text, or a text where the model was trained on pairs and the other way round.
+        """
+        pairs = self.processor.settings.get("pairs")
+        for text in texts:
+            if pairs is not None and isinstance(text, str) == pairs:
+                raise UserError(
+                    "the model was trained on pairs of texts: give (text, text)"
+                    if pairs
+                    else "the model was trained on single texts: give one text, not a pair"
+                )
+        target = self.processor.settings.get("target", "label")
+        examples = self.encoded(texts)
+        return [
+            classified(logits, self.processor.labels, target)
+            for logits in self.runner("classify", predicted)(examples)
+        ]
+
+
+def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classified:
+    """The class of one text from its logits (C,).
+
+    Args:
+      logits: float32.
+      labels: names of the classes.
+      target: "label", "labels" (several at once) or "score".
+    """
+    if target == "score":
+        return Classified(None, {"score": float(logits[0])})
+    if target == "labels":
+        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        chosen = tuple(label for label, p in zip(labels, probabilities, strict=True) if p > 0.5)
+        return Classified(chosen, dict(zip(labels, probabilities.tolist(), strict=True)))
+    shifted = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities = shifted / shifted.sum()
+    return Classified(labels[int(logits.argmax())], dict(zip(labels, probabilities.tolist(), strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedTagger(TrainedEncoder):
+    """An encoder that classifies the words of a text."""
+
+    def tag(self, texts: Sequence[str | Sequence[str]]) -> list[list[tuple[str, str]]]:
+        """The words of each text with their tags; the first piece of a word counts.
+
+        Args:
+          texts: each a list of words, or a text that is cut at white space.
+
+        Returns:
+          For each text (word, tag); words behind the model's limit are left out.
+
+        Raises:
+          UserError: an empty text.
+        """
+        check_texts([text if isinstance(text, str) else " ".join(text) for text in texts])
+        words = [text.split() if isinstance(text, str) else list(text) for text in texts]
+        limit = self.model.config.max_length
+        encodings = self.processor.encode_batch(words, max_length=limit, words=True)
+        examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
+        found = []
+        for own, encoding, logits in zip(
+            words, encodings, self.runner("tag", predicted)(examples), strict=True
+        ):
+            tags: dict[int, str] = {}
+            for place, word in enumerate(encoding.word_ids):
+                if word is not None and word not in tags:
+                    tags[word] = self.processor.labels[int(logits[place].argmax())]
+            found.append([(own[word], tag) for word, tag in sorted(tags.items())])
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedReader(TrainedEncoder):
+    """An encoder that finds answers in texts."""
+
+    def answer(self, question: str, text: str) -> Answer:
+        """The part of a text that answers a question; a text longer than the model is read in windows.
+
+        Raises:
+          UserError: an empty question or text, or a question too long to leave room for a text.
+        """
+        return self.answers([(question, text)])[0]
+
+    def answers(self, questions: Sequence[tuple[str, str]]) -> list[Answer]:
+        """`answer` of each (question, text)."""
+        check_texts(questions)
+        settings = self.processor.settings
+        limit = self.model.config.max_length
+        stride = min(settings.get("stride", 128), limit // 4)
+        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        examples = [Example(np.array(w.ids), np.array(w.type_ids), {}) for own in windows for w in own]
+        logits = iter(self.runner("answer", predicted)(examples))
+        found = []
+        for (_, text), own in zip(questions, windows, strict=True):
+            span = best_span(
+                [(window, next(logits)[: len(window.ids)]) for window in own],
+                longest=settings.get("longest", 30),
+                none=settings.get("unanswerable", False),
+            )
+            start, end, score = span
+            found.append(Answer(text[start:end] if start >= 0 else "", start, score))
+        return found
