@@ -131,7 +131,7 @@ def test_the_plan_adds_up():
     found = dict(describe(config))
     seconds = step_flops(config)[0] * 100_000 / (plan.PEAKS["A100"] * 1e12 * plan.DEVICES * plan.UTILISATION)
     assert f"A100 {seconds:.1f} s" in found["time"]
-    assert "average 5, save every 1500" in found["training"]
+    assert "average 5, keep last, layer decay 1.0, save every 1500" in found["training"]
 
 
 def test_a_mesh_of_any_size_is_planned_without_its_devices():

@@ -34,8 +34,9 @@ def test_which_schedules_extend():
     assert extends("inverse_sqrt")
     assert extends("constant")
     assert not extends("cosine")
+    assert not extends("linear")
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="unknown schedule 'linear': choose one of"):
+    with pytest.raises(ValueError, match="unknown schedule 'square': choose one of"):
         make_schedule("square", peak=1.0, warmup=1, steps=2)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
-    check_plan(own)
+    check_plan(dataclasses.replace(own, json=own.json and own.text is None and not own.stdin))
     if own.dry_run:
         show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
         return

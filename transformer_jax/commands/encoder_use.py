@@ -154,7 +154,7 @@ def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, d
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=description)
     own: Arguments = parsed.own
-    check_plan(own)
+    check_plan(dataclasses.replace(own, json=own.json and own.text is None and not own.stdin))
     if own.dry_run:
         show_plan(entry, parsed, topology=own.topology, json_too=own.json)
         return

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     entry = entry_of(argv)
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
-    check_plan(own)
+    check_plan(dataclasses.replace(own, json=own.json and own.fill is None))
     if own.dry_run:
         show_plan(entry, parsed, topology=own.topology, json_too=own.json)
         return

@@ -248,7 +248,7 @@ class FineTuned:
         )  # fmt: skip
         here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         self.batches = batches.share(here)
-        self._tokens = float(np.mean(lengths))
+        self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
         self.about = f"{task.batch_size} examples a batch, {epochs:.1f} epochs"
         note(
@@ -280,14 +280,18 @@ class FineTuned:
         """Examples of a split."""
         raise NotImplementedError
 
+    def outputs(self, model: Any, batch: Mapping[str, jax.Array]) -> Any:
+        """What `scores` reads of a batch."""
+        return predicted(model, batch)
+
     def scores(self, name: str, outputs: Sequence[Any]) -> Iterator[tuple[str, float]]:
         """Yields (name, value) from what the model predicts of each example of the split `name`."""
         raise NotImplementedError
 
     def evaluate(self, model: Any, name: str) -> dict[str, float]:
         """Scores of a model on a split, "valid" or "test"."""
-        runner = EncoderRunner(model, predicted, pad=self.processor.pad, mesh=self._mesh)
-        return dict(self.scores(name, runner(self._encoded[name].examples)))
+        outputs = self._runner(self._runner.prepared(model), self._encoded[name].examples)
+        return dict(self.scores(name, outputs))
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
         for name, value in self.evaluate(model, "valid").items():

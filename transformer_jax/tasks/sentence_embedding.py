@@ -17,7 +17,6 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
-from transformer_jax.evaluation.encoder_batches import EncoderRunner
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
@@ -91,10 +90,17 @@ class InBatchNegatives(Objective):
 
     def _vectors(self, model: Any, batch: Mapping[str, jax.Array], side: str, key: jax.Array) -> jax.Array:
         own = {name: batch[name + side] for name in ("tokens", "types", "segments")}
-        states = model.hidden_states(
-            own["tokens"], types=types_for(model, own), segments=own["segments"], dropout_key=key
-        )
-        return normalised(pooled(states, own["segments"] > 0, self.pooling))
+        return vectors_of(model, own, self.pooling, dropout_key=key)
+
+
+def vectors_of(
+    model: Any, batch: Mapping[str, jax.Array], pooling: str, dropout_key: jax.Array | None = None
+) -> jax.Array:
+    """Vectors (B, D) of length 1 of the texts of a batch."""
+    states = model.hidden_states(
+        batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=dropout_key
+    )
+    return normalised(pooled(states, batch["segments"] > 0, pooling))
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
@@ -173,17 +179,8 @@ class SentenceEmbedding(FineTuned):
         limit = self.model_config.max_length
         return Encoded([*sides[0], *sides[1]], sum(len(e.tokens) >= limit for side in sides for e in side))
 
-    def evaluate(self, model: Any, name: str) -> dict[str, float]:
-        pooling = self._config.task.pooling
-
-        def vectors(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-            states = model.hidden_states(
-                batch["tokens"], types=types_for(model, batch), segments=batch["segments"]
-            )
-            return normalised(pooled(states, batch["segments"] > 0, pooling))
-
-        runner = EncoderRunner(model, vectors, pad=self.processor.pad, mesh=self._mesh)
-        return dict(self.scores(name, runner(self._encoded[name].examples)))
+    def outputs(self, model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        return vectors_of(model, batch, self._config.task.pooling)
 
     def scores(self, name: str, outputs: Sequence[Any]) -> Iterator[tuple[str, float]]:
         first, second = np.split(np.stack(outputs), 2)

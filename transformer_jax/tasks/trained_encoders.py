@@ -125,14 +125,24 @@ class TrainedEncoder(Trained):
     """A text encoder from a run or a published folder, whatever its head."""
 
     @functools.cached_property
-    def _runners(self) -> dict[Any, EncoderRunner]:
+    def _runners(self) -> dict[Any, tuple[EncoderRunner, Any]]:
         return {}
 
-    def runner(self, name: Any, function: Callable[[Any, Mapping[str, jax.Array]], Any]) -> EncoderRunner:
-        """The runner of a function, made once."""
+    def run(
+        self, name: Any, function: Callable[[Any, Mapping[str, jax.Array]], Any], examples: Sequence[Example]
+    ) -> list[Any]:
+        """What a function of the model gives for each example, see `EncoderRunner`; compiled once a shape.
+
+        Args:
+          name: of the function, under which its runner is kept.
+          function: see `EncoderRunner`.
+          examples: see `encoded`.
+        """
         if name not in self._runners:
-            self._runners[name] = EncoderRunner(self.model, function, pad=self.processor.pad, mesh=None)
-        return self._runners[name]
+            runner = EncoderRunner(function, pad=self.processor.pad)
+            self._runners[name] = runner, runner.prepared(self.model)
+        runner, model = self._runners[name]
+        return runner(model, examples)
 
     def encoded(
         self, texts: Sequence[Any], *, max_length: int | None = None, words: bool = False
@@ -177,7 +187,7 @@ class TrainedEncoder(Trained):
             return normalised(vectors) if normalise else vectors
 
         examples = self.encoded(texts, max_length=settings.get("max_length"))
-        vectors = self.runner(("embed", pooling, normalise), function)(examples)
+        vectors = self.run(("embed", pooling, normalise), function, examples)
         return np.stack(vectors) if vectors else np.zeros((0, self.model.config.width), np.float32)
 
     def similarity(self, texts: Sequence[str], others: Sequence[str] | None = None) -> np.ndarray:
@@ -218,7 +228,7 @@ class TrainedMaskedLM(TrainedEncoder):
             raise UserError(
                 f"no {name} in the text, or behind the model's limit: write it where a word is missing"
             )
-        (logits,) = self.runner("fill", predicted)([example])
+        (logits,) = self.run("fill", predicted, [example])
         found = []
         for place in places:
             probabilities = np.asarray(jax.nn.softmax(logits[place]))
@@ -261,7 +271,7 @@ class TrainedElectra(TrainedEncoder):
           UserError: an empty text.
         """
         examples = self.encoded(texts)
-        found = self.runner("replaced", predicted)(examples)
+        found = self.run("replaced", predicted, examples)
         return [
             list(
                 zip(
@@ -309,7 +319,7 @@ class TrainedClassifier(TrainedEncoder):
         examples = self.encoded(texts)
         return [
             classified(logits, self.processor.labels, target)
-            for logits in self.runner("classify", predicted)(examples)
+            for logits in self.run("classify", predicted, examples)
         ]
 
 
@@ -354,9 +364,7 @@ class TrainedTagger(TrainedEncoder):
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)
         examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
         found = []
-        for own, encoding, logits in zip(
-            words, encodings, self.runner("tag", predicted)(examples), strict=True
-        ):
+        for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
             tags: dict[int, str] = {}
             for place, word in enumerate(encoding.word_ids):
                 if word is not None and word not in tags:
@@ -385,7 +393,7 @@ class TrainedReader(TrainedEncoder):
         stride = min(settings.get("stride", 128), limit // 4)
         windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
         examples = [Example(np.array(w.ids), np.array(w.type_ids), {}) for own in windows for w in own]
-        logits = iter(self.runner("answer", predicted)(examples))
+        logits = iter(self.run("answer", predicted, examples))
         found = []
         for (_, text), own in zip(questions, windows, strict=True):
             span = best_span(

@@ -47,7 +47,7 @@ def test_bad_files(tmp_path):
         ("torn.txt.gz", "cannot be read"),
         ("damaged.txt.gz", "cannot be read"),
         ("blank.txt", "no text in it"),
-        ("folder", r"no \.txt or \.txt\.gz file"),
+        ("folder", r"no \.txt, \.txt\.gz or \.txt\.xz file"),
         ("none.txt", "cannot be read"),
     ):
         with pytest.raises(UserError, match=message):
