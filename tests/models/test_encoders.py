@@ -218,7 +218,7 @@ def test_electra_shares_its_embeddings():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_devices_equal_one(name):
-    tokens, types, mask = inputs(name)
+    tokens, _, mask = inputs(name)
     tokens, mask = (jnp.resize(x, (8, T)) for x in (tokens, mask))
     model = model_of("masked_lm", name)
     expected = forward(model, tokens, mask=mask)

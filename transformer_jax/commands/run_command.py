@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
+from typing import TextIO
 
 from transformer_jax.distributed.processes import (
     ProcessLost,
@@ -24,6 +26,22 @@ def as_flags(message: str) -> str:
     return re.sub(r"`([a-z][a-z0-9_.]*)`", lambda found: "--" + found[1].replace("_", "-"), message)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of the package as a line for its user, any other as Python prints it."""
+    if category is UserWarning:
+        text = f"note: {as_flags(str(message))}\n"
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno)
+    print(text, end="", file=sys.stderr, flush=True)
+
+
 def run_command(
     main: Callable[[], None],
     *,
@@ -36,7 +54,9 @@ def run_command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        main()
+        with warnings.catch_warnings():  # which puts back how warnings were shown before
+            warnings.showwarning = _show_warning
+            main()
     except ProcessLost as error:
         print(f"error: {as_flags(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # at a usual exit JAX would wait for the one that is gone

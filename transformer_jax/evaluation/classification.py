@@ -9,24 +9,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 
-def class_scores(found: Sequence[str], expected: Sequence[str]) -> Iterator[tuple[str, float]]:
+def class_scores(found: Sequence[int], expected: Sequence[int], classes: int) -> Iterator[tuple[str, float]]:
     """Scores of one label each.
 
     Args:
-      found, expected: labels.
+      found, expected: numbers of labels.
+      classes: how many labels there are.
 
     Yields:
-      (name, value in percent): `accuracy`, `f1` (of the second label in order where there are two, 1 of 0 and
-      1, else macro), `matthews`.
+      (name, value in percent): `accuracy`, `f1` (of label 1 where there are two, else macro over the labels
+      that occur), `matthews`.
     """
     from sklearn import metrics  # an import of a second
 
-    labels = sorted({*found, *expected})
     yield "accuracy", 100 * float(metrics.accuracy_score(expected, found))
-    if len(labels) <= 2:
-        f1 = metrics.f1_score(expected, found, pos_label=labels[-1], zero_division=0)
-    else:
-        f1 = metrics.f1_score(expected, found, average="macro", zero_division=0)
+    average = "binary" if classes == 2 else "macro"
+    f1 = metrics.f1_score(expected, found, average=average, zero_division=0)
     yield "f1", 100 * float(f1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a set of one class, whose coefficient is 0

@@ -20,7 +20,7 @@ from transformer_jax.evaluation.classification import class_scores, label_set_sc
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedClassifier, classified, types_for
+from transformer_jax.tasks.trained_encoders import TrainedClassifier, types_for
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -240,8 +240,8 @@ class SequenceClassification(FineTuned):
         elif target == "labels":
             yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(wanted).astype(int))
         else:
-            found = [classified(x, labels, target).label for x in outputs]
-            yield from class_scores(found, [labels[int(x)] for x in wanted])
+            found = [int(x.argmax()) for x in outputs]
+            yield from class_scores(found, [int(x) for x in wanted], len(labels))
 
 
 def read_tables(

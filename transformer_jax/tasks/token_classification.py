@@ -20,7 +20,7 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import TrainedTagger, types_for
+from transformer_jax.tasks.trained_encoders import TrainedTagger, first_pieces, types_for
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -114,7 +114,7 @@ class TokenClassification(FineTuned):
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
         entities = any(label.startswith("B-") for label in tokenizer.labels)
         self.best = ("valid_entity_f1", "max") if entities else ("valid_accuracy", "max")
-        self._words: dict[int, list[list[str]]] = {}
+        self._places: dict[str, list[dict[int, int]]] = {}
         super().__init__(config, splits, tokenizer, *rest)
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:
@@ -126,34 +126,30 @@ class TokenClassification(FineTuned):
         encodings = self.processor.encode_batch(
             [words for words, _ in rows], max_length=self.model_config.max_length, words=True
         )
-        examples = []
+        examples, places = [], []
         for row, ((_, tags), encoding) in enumerate(zip(rows, encodings, strict=True)):
             strange = [tag for tag in tags if tag not in numbers]
             if strange:
                 raise UserError(f"{data.place(row)}: the tag {strange[0]!r} was not in training")
-            target, before = np.full(len(encoding.ids), _NONE, np.int32), None
-            for place, word in enumerate(encoding.word_ids):
-                if word is not None and word != before:
-                    target[place] = numbers[tags[word]]
-                before = word
+            target, first = np.full(len(encoding.ids), _NONE, np.int32), first_pieces(encoding.word_ids)
+            for word, place in first.items():
+                target[place] = numbers[tags[word]]
+            places.append(first)
             types = np.array(encoding.type_ids, np.int32)
             examples.append(Example(np.array(encoding.ids, np.int32), types, {"target": target}))
+        if not training:
+            self._places["valid" if data is self._data["valid"] else "test"] = places
         return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         labels = self.processor.labels
-        data = self._data[name]
+        # A word behind the model's limit, or without a piece, counts as the label that says the least.
+        filler = "O" if "O" in labels else labels[0]
         found, wanted = [], []
-        for example, logits, (_, tags) in zip(
-            self._encoded[name].examples, outputs, words_and_tags(data), strict=True
-        ):
-            target = example.targets["target"]
-            places = np.flatnonzero(target != _NONE)
-            own = [labels[n] for n in logits[places].argmax(axis=1)]
-            # A word behind the model's limit, or without a piece, counts as the label that says the least.
-            filler = "O" if "O" in labels else labels[0]
-            own += [filler] * (len(tags) - len(own))
-            found.append(own)
+        rows = words_and_tags(self._data[name])
+        for first, logits, (_, tags) in zip(self._places[name], outputs, rows, strict=True):
+            chosen = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
+            found.append([chosen.get(word, filler) for word in range(len(tags))])
             wanted.append(tags)
         yield from tag_scores(found, wanted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -80,6 +81,29 @@ def check_texts(texts: Sequence[Any]) -> None:
                 raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
 
 
+def report_cut(encodings: Sequence[Any], limit: int) -> None:
+    """Warns of texts that are longer than a model takes.
+
+    Args:
+      encodings: of `EncoderTokenizer.encode_batch`.
+      limit: tokens of a text at most.
+    """
+    cut = sum(bool(encoding.overflowing) for encoding in encodings)
+    if cut:
+        warnings.warn(
+            f"{cut:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were cut", stacklevel=3
+        )
+
+
+def first_pieces(word_ids: Sequence[int | None]) -> dict[int, int]:
+    """Of each word that has a piece, the place of its first.
+
+    Args:
+      word_ids: for each token the number of its word, None of special tokens.
+    """
+    return {word: place for place, word in reversed(list(enumerate(word_ids))) if word is not None}
+
+
 class Filled(NamedTuple):
     """A word for a mask.
 
@@ -147,7 +171,7 @@ class TrainedEncoder(Trained):
     def encoded(
         self, texts: Sequence[Any], *, max_length: int | None = None, words: bool = False
     ) -> list[Example]:
-        """Texts as the model reads them; what is behind its limit is cut off.
+        """Texts as the model reads them; what is behind its limit is cut off, with a warning that counts them.
 
         Args:
           texts: texts, pairs of texts, or with `words` lists of words.
@@ -159,6 +183,7 @@ class TrainedEncoder(Trained):
         check_texts(texts)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
         found = self.processor.encode_batch(texts, max_length=limit, words=words)
+        report_cut(found, limit)
         return [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in found]
 
     def embed(
@@ -362,14 +387,13 @@ class TrainedTagger(TrainedEncoder):
         words = [text.split() if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)
+        report_cut(encodings, limit)
         examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
         found = []
         for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
-            tags: dict[int, str] = {}
-            for place, word in enumerate(encoding.word_ids):
-                if word is not None and word not in tags:
-                    tags[word] = self.processor.labels[int(logits[place].argmax())]
-            found.append([(own[word], tag) for word, tag in sorted(tags.items())])
+            first = sorted(first_pieces(encoding.word_ids).items())
+            labels = self.processor.labels
+            found.append([(own[word], labels[int(logits[place].argmax())]) for word, place in first])
         return found
 
 

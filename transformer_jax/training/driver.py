@@ -103,7 +103,8 @@ def train(
         del model  # the state owns it, and gives its memory to each step
         broadcast_from_first(lambda: folder.begin(config, task))
         on_every_process(lambda: read_config(path))  # a folder that one process does not see is no run's
-        note(f"{described['model']} {config.preset}, {parameters:,} parameters, {task.about}")
+        name = " ".join(filter(None, (described["model"], config.preset)))
+        note(f"{name}, {parameters:,} parameters, {task.about}")
         with folder.checkpoints(config) as checkpoints:
             restored = checkpoints.restore(state)
             totals = Totals()

@@ -1,0 +1,89 @@
+"""Tables and questions from files, and the lines that bad ones are answered with."""
+
+import gzip
+import json
+
+import pytest
+
+from transformer_jax.data.corpora.tables import fingerprint, joined, read_questions, read_table
+from transformer_jax.errors import UserError
+
+KNOWN = ("sentence", "label")
+
+
+def write(folder, text, name="a.tsv"):
+    path = folder / name
+    raw = text.encode("utf-8")
+    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_a_table(tmp_path, name):
+    path = write(tmp_path, "\ufeffid\tsentence\tlabel\n1\ta \"b\t0\r\n2\tc's d\t1\n", name)
+    table = read_table(path, KNOWN)
+    assert table.columns == {"sentence": ['a "b', "c's d"], "label": ["0", "1"]}
+    assert table.place(1) == f"{path}, line 3"
+    assert joined([table, table]).rows == 4
+    assert fingerprint([table.columns]) != fingerprint([joined([table, table]).columns])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "nothing in it"),
+        ("sentence\tlabel\n", "a header and no rows"),
+        ("good film\t1\nbad film\t0\n", r"no header in the first line \(good film, 1\)"),
+        ("sentence\tlabel\na\t0\nb\n", r"line 3: 1 column\(s\) where the header has 2"),
+        ("sentence\tlabel\tlabel\na\t0\t1\n", "two columns are called label"),
+    ],
+)
+def test_bad_tables(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        read_table(write(tmp_path, text), KNOWN)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "latin.tsv").write_bytes(b"sentence\tlabel\ncaf\xe9\t1\n")
+    (tmp_path / "torn.tsv.gz").write_bytes(gzip.compress(b"sentence\tlabel\n" * 99)[:30])
+    for name, message in (
+        ("latin.tsv", "not UTF-8 at byte 19"),
+        ("torn.tsv.gz", "cannot be read"),
+        ("none.tsv", "No such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_table(str(tmp_path / name), KNOWN)
+    one = read_table(write(tmp_path, "sentence\tlabel\na\t0\n"), KNOWN)
+    other = read_table(write(tmp_path, "sentence\na\n", "b.tsv"), KNOWN)
+    with pytest.raises(UserError, match=r"b\.tsv has the columns sentence, .*a\.tsv sentence, label"):
+        joined([one, other])
+
+
+def squad(*questions, context="Rome was built in years."):
+    return {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(questions)}]}]}
+
+
+def asked(text, start, **more):
+    return {"id": "q1", "question": "What?", "answers": [{"text": text, "answer_start": start}], **more}
+
+
+def test_questions(tmp_path):
+    path = write(tmp_path, json.dumps(squad(asked("Rome", 0), asked("x", 9, is_impossible=True))), "a.json.gz")
+    first, second = read_questions(path)
+    assert first.answers == (("Rome", 0),)
+    assert second.answers == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (squad(asked("Rome", 1)), "question q1: the answer 'Rome' is not at character 1"),
+        (squad(), "no questions in it"),
+        ({"data": 1}, "not SQuAD's JSON"),
+        ([], "not SQuAD's JSON"),
+        (squad({"id": 1}), "not SQuAD's JSON .*'question'"),
+    ],
+)
+def test_bad_questions(tmp_path, content, message):
+    with pytest.raises(UserError, match=message):
+        read_questions(write(tmp_path, json.dumps(content), "a.json"))

@@ -1,0 +1,69 @@
+"""Scores of answers by hand, and the best span against trying every one."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.answers import (
+    answer_scores,
+    best_span,
+    normalised_answer,
+    question_windows,
+    token_f1,
+)
+
+
+def test_scores():
+    assert normalised_answer("The  Beatles' an era, ok.") == "beatles era ok"
+    assert token_f1("the big red dog", "a red dog!") == pytest.approx(2 * 2 / (3 + 2))
+    assert token_f1("the", "") == 1
+    assert token_f1("dog", "") == 0
+    found = dict(answer_scores(["Paris", "in 1999", "", "x"], [["paris."], ["1998", "1999"], [], []]))
+    assert found["exact_match"] == pytest.approx(100 * 2 / 4)
+    assert found["token_f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
+
+
+class Window(NamedTuple):
+    sequence_ids: list
+    offsets: list
+
+
+def test_best_span_of_all(rng):
+    for trial in range(20):
+        windows, best = [], (-np.inf, None)
+        for begin in (0, 6):
+            inside = [None, 0, None, *[1] * 9, None]
+            offsets = [(0, 0)] * 3 + [(10 * (begin + n), 10 * (begin + n) + 7) for n in range(9)] + [(0, 0)]
+            logits = rng.normal(size=(13, 2)).astype(np.float32)
+            windows.append((Window(inside, offsets), logits))
+            for first in range(3, 12):
+                for last in range(first, min(first + 4, 12)):
+                    score = logits[first, 0] + logits[last, 1]
+                    best = max(best, (score, (offsets[first][0], offsets[last][1])))
+        nothing = min(logits[0].sum() for _, logits in windows)
+        start, end, score = best_span(windows, longest=4, none=False)
+        assert (start, end) == best[1], trial
+        assert score == pytest.approx(best[0] - nothing, abs=1e-5)
+        found = best_span(windows, longest=4, none=True)
+        assert (found[0] < 0) == (nothing > best[0])
+
+
+def test_windows_cover_the_text():
+    text = " ".join(f"w{n % 7}x" for n in range(120))
+    tokenizer = EncoderTokenizer.wordpiece([text], 100)
+    (windows,) = question_windows(tokenizer, [("w1x w2x", text)], max_length=40, stride=10)
+    assert len(windows) > 2
+    spans = []
+    for window in windows:
+        assert len(window.ids) <= 40
+        own = [o for o, n in zip(window.offsets, window.sequence_ids, strict=True) if n == 1]
+        spans.append((own[0][0], own[-1][1]))
+    assert spans[0][0] == 0
+    assert spans[-1][1] == len(text)
+    assert all(after < end for (_, end), (after, _) in itertools.pairwise(spans))
+    with pytest.raises(UserError, match="leaves no room"):
+        question_windows(tokenizer, [(text, text)], max_length=40, stride=10)
