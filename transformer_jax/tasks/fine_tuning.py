@@ -288,9 +288,13 @@ class FineTuned:
         """Yields (name, value) from what the model predicts of each example of the split `name`."""
         raise NotImplementedError
 
+    def examples(self, name: str) -> list[Example]:
+        """What the model reads of a split, "valid" or "test"."""
+        return self._encoded[name].examples
+
     def evaluate(self, model: Any, name: str) -> dict[str, float]:
         """Scores of a model on a split, "valid" or "test"."""
-        outputs = self._runner(self._runner.prepared(model), self._encoded[name].examples)
+        outputs = self._runner(self._runner.prepared(model), self.examples(name))
         return dict(self.scores(name, outputs))
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:

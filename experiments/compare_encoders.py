@@ -1,0 +1,255 @@
+"""Encoders fine-tuned on the same tasks: which start is worth how much, over several seeds.
+
+    python -m experiments.compare_encoders --data FOLDER --starts minilm=FOLDER bert=RUN none=RUN,leave_out=.*
+
+Each start is fine-tuned on each task. The learning rate is chosen with the first seed on the tenth of the
+training set that is held out; the other seeds train with it, and the test split is scored once each. A run
+is a line of `results.jsonl`, and what stands there is not trained again, so that the command may be stopped at
+any time. Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches, schedule and
+optimizer with `transformers` on torch, at the rate that was chosen here.
+
+--data holds a folder for each task with train.tsv.gz and dev.tsv.gz (.json.gz for questions): sst2, sst2_10k
+(10,000 sentences of sst2), trec, mrpc, cola, ewt_pos, wnut17, squad_small.
+"""
+
+from __future__ import annotations
+
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
+
+if __name__ == "__main__":
+    restart_with_allocator_settings()
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+
+from transformer_jax import tasks
+from transformer_jax.commands.run_command import run_command
+from transformer_jax.errors import UserError
+from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.starts import open_start
+from transformer_jax.training.task import entry_of
+
+
+class Work(NamedTuple):
+    """One labelled set.
+
+    Attributes:
+      task: of the package.
+      folder: in --data.
+      steps: optimizer steps of 32 examples.
+      metric: that is reported, in percent.
+      changes: of the config.
+    """
+
+    task: str
+    folder: str
+    steps: int
+    metric: str
+    changes: dict[str, Any] = {}  # noqa: RUF012  read alone
+
+
+# Epochs: 1 of SST-2, 3 of 10,000 of it, 5 of the small sets, 2 to 3 of the tagged ones and of the questions.
+WORK = {
+    "sst2": Work("sequence_classification", "sst2", 1_900, "accuracy", {"max_length": 64}),
+    "sst2_10k": Work(
+        "sequence_classification", "sst2", 940, "accuracy", {"max_length": 64, "examples": 10_000}
+    ),
+    "trec": Work("sequence_classification", "trec", 760, "accuracy", {"max_length": 64}),
+    "mrpc": Work("sequence_classification", "mrpc", 520, "f1", {"max_length": 128}),
+    "cola": Work("sequence_classification", "cola", 1_200, "matthews", {"max_length": 64}),
+    "ewt_pos": Work("token_classification", "ewt_pos", 700, "accuracy", {"max_length": 128}),
+    "wnut17": Work("token_classification", "wnut17", 480, "entity_f1", {"max_length": 128}),
+    "squad_small": Work("question_answering", "squad_small", 480, "exact_match", {"max_length": 256}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Fine-tunes encoders on the same tasks and prints one table."""
+
+    data: str
+    """Folder of the labelled sets."""
+    starts: tuple[str, ...]
+    """NAME=START, a start as `--start-from` of `classify` takes it."""
+    only: tuple[str, ...] = ("sst2_10k", "trec", "ewt_pos")
+    """Sets to train on."""
+    rates: tuple[float, ...] = (5e-5, 1e-4, 2e-4)
+    """Learning rates to choose from; those of encoders that were pretrained here are higher."""
+    seeds: int = 3
+    """Runs of each; the rate is chosen with the first."""
+    peer: Literal["", "torch"] = ""
+    """torch: also `transformers` from the same published folder, with the same batches."""
+    runs_dir: str = "runs/encoders"
+    """Folder of `results.jsonl` and of the run in hand."""
+
+
+def config_of(work: Work, data: str, start: str, rate: float, seed: int) -> RunConfig:
+    """The config of one fine-tuning."""
+    kind = "json" if work.task == "question_answering" else "tsv"
+    train, test = (str(pathlib.Path(data, work.folder, f"{name}.{kind}.gz")) for name in ("train", "dev"))
+    return tasks.configure(
+        work.task, "fine_tune", start=(start,), steps=work.steps, train=(train,), test=(test,),
+        learning_rate=rate, seed=seed, **work.changes,
+    )  # fmt: skip
+
+
+def fine_tune(config: RunConfig, folder: pathlib.Path) -> dict[str, Any]:
+    """Results of one fine-tuning; its folder is removed."""
+    results, _ = tasks.train(config, folder, note=lambda line: print(line, file=sys.stderr))
+    shutil.rmtree(folder)
+    jax.clear_caches()
+    return results
+
+
+def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
+    """The same with `transformers`: its model of the published folder, our batches, their validation."""
+    import torch
+    import transformers
+
+    entry = entry_of(config)
+    starts = [open_start(start, tasks.TASKS, pathlib.Path("torch")) for start in config.start]
+    task: Any = entry.prepare(
+        config, entry.objective(config, config.model), mesh=None, stored=None, starts=starts,
+        note=lambda line: print(line, file=sys.stderr),
+    )  # fmt: skip
+    kinds = {
+        "sequence_classification": transformers.AutoModelForSequenceClassification,
+        "token_classification": transformers.AutoModelForTokenClassification,
+    }
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(os.cpu_count() or 1)
+    model = kinds[entry.name].from_pretrained(
+        config.start[0].folder, num_labels=task.model_config.classes, dtype=torch.float32
+    )
+    own = config.optimization
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [dict(params=decayed, weight_decay=own.weight_decay), dict(params=others, weight_decay=0.0)],
+        lr=own.learning_rate, betas=(own.b1, own.b2), eps=own.epsilon,
+    )  # fmt: skip
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, own.warmup, own.steps)
+
+    def logits_of(batch: Mapping[str, np.ndarray]) -> Any:
+        given = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
+        return model(**{name: torch.tensor(batch[ours]).long() for name, ours in given.items()}).logits
+
+    def scores(split: str) -> dict[str, float]:
+        model.eval()
+        examples = task.examples(split)
+        outputs: list[Any] = []
+        with torch.inference_mode():
+            for example in examples:
+                batch = dict(
+                    tokens=example.tokens[None],
+                    types=example.types[None],
+                    segments=np.ones((1, len(example.tokens))),
+                )
+                outputs.append(logits_of(batch)[0].numpy())
+        return dict(task.scores(split, outputs))
+
+    best, kept, seconds = -np.inf, None, 0.0
+    for step, batch in zip(range(1, own.steps + 1), task.batches.from_step(0), strict=False):
+        begin = time.monotonic()
+        model.train()
+        logits = logits_of(batch)
+        target = torch.tensor(batch["target"]).long()
+        rows = torch.tensor(batch["weight"]) > 0
+        logits, target = logits[rows], target[rows]
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), target.reshape(-1), ignore_index=-1
+        )
+        loss.backward()
+        if own.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), own.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        seconds += time.monotonic() - begin
+        if step % own.evaluate_every == 0 or step == own.steps:
+            name = task.best[0].removeprefix("valid_")
+            value = scores("valid")[name]
+            if value > best:
+                best, kept = value, {n: v.clone() for n, v in model.state_dict().items()}
+    assert kept is not None
+    model.load_state_dict(kept)
+    validation = {f"validation_{name}": value for name, value in scores("valid").items()}
+    speed = own.steps * config.task.batch_size / seconds
+    return scores("test") | validation | {"examples_per_second": speed, "training_seconds": seconds}
+
+
+def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Every fine-tuning, trained or read.
+
+    Raises:
+      UserError: an unknown set or form of a start, or raised by `train`.
+    """
+    folder = pathlib.Path(arguments.runs_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "results.jsonl"
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def one(name: str, start: str, known: str, rate: float, seed: int, peer: str = "") -> dict[str, Any]:
+        key = dict(start=name, set=known, rate=rate, seed=seed, peer=peer)
+        for row in done:
+            if all(row[n] == value for n, value in key.items()):
+                return row
+        print(json.dumps(key), file=sys.stderr, flush=True)
+        config = config_of(WORK[known], arguments.data, start, rate, seed)
+        run_dir = folder / "-".join(map(str, filter(None, (name, known, f"{rate:g}", seed))))
+        results = fine_tune_in_torch(config) if peer else fine_tune(config, run_dir)
+        row = key | {n: round(v, 4) for n, v in results.items() if isinstance(v, float)}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        done.append(row)
+        return row
+
+    for known in arguments.only:
+        choose("only", known, tuple(WORK))
+    for text in arguments.starts:
+        name, equals, start = text.partition("=")
+        if not equals:
+            raise UserError(f"`starts` {text!r}: write NAME=FOLDER")
+        for known in arguments.only:
+            metric = f"validation_{WORK[known].metric}"
+            first = [one(name, start, known, rate, 0) for rate in arguments.rates]
+            rate = max(first, key=lambda row: row[metric])["rate"]
+            for seed in range(arguments.seeds):
+                yield one(name, start, known, rate, seed)
+            if arguments.peer:
+                for seed in range(arguments.seeds):
+                    yield one(name, start, known, rate, seed, arguments.peer)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = tyro.cli(Arguments, args=argv, description=__doc__)
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows(arguments):
+        found.setdefault((row["start"] + (f" ({row['peer']})" if row["peer"] else ""), row["set"]), []).append(
+            row
+        )
+    print(f"{'start':<16} {'set':<12} {'metric':<12} {'mean':>7} {'error':>6} {'rate':>8} {'examples/s':>11}")
+    for (start, known), own in found.items():
+        metric = WORK[known].metric
+        values = [row[metric] for row in own]
+        error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+        speed = np.median([row["examples_per_second"] for row in own])
+        print(
+            f"{start:<16} {known:<12} {metric:<12} {np.mean(values):7.2f} {error:6.2f} {own[0]['rate']:8.0e} "
+            f"{speed:11.1f}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
