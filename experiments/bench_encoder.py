@@ -3,13 +3,13 @@
     python -m experiments.bench_encoder [--rounds 7] [--weights FOLDER] [--json]
 
 Pretraining: a masked LM of 4 layers and width 256, vocabulary 8,000, 32 rows of 128 tokens, 15 % masked,
-dropout 0.1 (attention weights included), AdamW. Fine-tuning: a classifier of MiniLM's size (6 layers, width 384,
-12 heads), batches of 32 texts of 16, 32 and 64 tokens. Embedding: 1,000 texts of 5 to 120 words, tokenized, in
-vectors of length 1; the peer sorts by length and takes batches of 32, as sentence-transformers does, under
-`torch.inference_mode`, and with `--onnx` ONNX Runtime runs the same batches. All in float32 with all cores.
-Each side has a process of its own, and their measurements alternate; medians are compared, and every ratio is
-this package's throughput over the peer's. Needs torch and transformers, and for `--onnx` onnx, onnxscript and
-onnxruntime.
+dropout 0.1 (attention weights included), AdamW. Fine-tuning: a classifier of MiniLM's size (6 layers, width
+384, 12 heads), batches of 32 texts of 16, 32 and 64 tokens. Embedding: 1,000 texts of 5 to 120 words,
+tokenized, in vectors of length 1; the peer sorts by length and takes batches of 32, as sentence-transformers
+does, under `torch.inference_mode`, and with `--onnx` ONNX Runtime runs the same batches. All in float32 with
+all cores. Each side has a process of its own, and their measurements alternate; medians are compared, and
+every ratio is this package's throughput over the peer's. Needs torch and transformers, and for `--onnx` onnx,
+onnxscript and onnxruntime.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m experiments.compare_encoders --data FOLDER --starts minilm=FOLDER bert=RUN none=RUN,leave_out=.*
 
 Each start is fine-tuned on each task. The learning rate is chosen with the first seed on the tenth of the
-training set that is held out; the other seeds train with it, and the test split is scored once each. A run
-is a line of `results.jsonl`, and what stands there is not trained again, so that the command may be stopped at
-any time. Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches, schedule and
-optimizer with `transformers` on torch, at the rate that was chosen here.
+training set that is held out; the other seeds train with it, and the test split is scored once each. A run is
+a line of `results.jsonl`, and what stands there is not trained again, so that the command may be stopped at
+any time. Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches,
+schedule and optimizer with `transformers` on torch, at the rate that was chosen here.
 
 --data holds a folder for each task with train.tsv.gz and dev.tsv.gz (.json.gz for questions): sst2, sst2_10k
 (10,000 sentences of sst2), trec, mrpc, cola, ewt_pos, wnut17, squad_small.

@@ -13,6 +13,7 @@ from transformer_jax.pretrained.encoder_tables import (
     linear,
     norm,
     read_encoder_tokenizer,
+    written_settings,
 )
 from transformer_jax.pretrained.family import Family, Tensor
 
@@ -53,6 +54,7 @@ def _family(
         head=None,
         passed_over=r"embeddings\.(position|token_type)_ids|cls\.predictions\.decoder\.(weight|bias)",
         processor=read_encoder_tokenizer,
+        settings=written_settings,
         absent=("pooler", "pooler.dense.weight") if module is Bert else None,
     )
 

@@ -20,6 +20,7 @@ from transformer_jax.pretrained.encoder_tables import (
     norm,
     read_encoder_tokenizer,
     their_activation,
+    written_settings,
 )
 from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
 
@@ -85,6 +86,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         head=None,
         passed_over=r"embeddings\.position_ids|vocab_projector\.weight",
         processor=read_encoder_tokenizer,
+        settings=written_settings,
     )
 
 

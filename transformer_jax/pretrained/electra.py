@@ -21,6 +21,7 @@ from transformer_jax.pretrained.encoder_tables import (
     linear,
     norm,
     read_encoder_tokenizer,
+    written_settings,
 )
 from transformer_jax.pretrained.family import Family, Tensor
 
@@ -53,6 +54,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         head=None,
         passed_over=r"embeddings\.(position|token_type)_ids|generator_lm_head\.weight",
         processor=read_encoder_tokenizer,
+        settings=written_settings,
     )
 
 

@@ -104,6 +104,37 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     return found
 
 
+def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a saved folder says of the tokenizer's settings, as `read_encoder_tokenizer` reads them.
+
+    Args:
+      tokenizer: of the model.
+      config: of the model.
+
+    Returns:
+      (fields of `config.json`, the contents of further JSON files by their paths: those of
+      sentence-transformers where the settings say how vectors are made).
+    """
+    settings = tokenizer.settings
+    problems = {ours: theirs for theirs, ours in PROBLEMS.items()}
+    fields = {"problem_type": problems[settings["target"]]} if settings.get("target") in problems else {}
+    if "pooling" not in settings:
+        return fields, {}
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.get("normalise") else [])]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
+    limit = settings.get("max_length", config.max_length)
+    return fields, {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": config.width, **pooling},
+        "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
+    }
+
+
 _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",

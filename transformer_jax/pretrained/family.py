@@ -52,6 +52,8 @@ class Family:
       passed_over: regular expression of what holds nothing trained, or what other tensors hold already.
       processor: reads the folder's tokenizer; its arguments are the folder and the contents of `config.json`.
       absent: (field of our config, tensor): where a file lacks the tensor the field is false.
+      settings: what a saved folder says of the tokenizer's settings, from the tokenizer and our config: fields
+        of `config.json`, and the contents of further JSON files by their paths.
     """
 
     model_type: str
@@ -65,6 +67,7 @@ class Family:
     passed_over: str
     processor: Callable[[pathlib.Path, Mapping[str, Any]], Any] = read_text_tokenizer
     absent: tuple[str, str] | None = None
+    settings: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]] = lambda tokenizer, config: ({}, {})
 
 
 def check_supported(config: Mapping[str, Any], **usual: Any) -> None:

@@ -237,12 +237,14 @@ def save(
     family = family_of_model(model)
     config, named = model.config, named_leaves(model)
     fields, tokenizer_config = tokenizer.published()
+    settings, further = family.settings(tokenizer, config)
     described = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "dtype": dtype,
         "torch_dtype": dtype,
         **fields,
+        **settings,
         **family.describe(config),
     }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -270,7 +272,9 @@ def save(
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
             pass
         tokenizer.save(folder / "tokenizer.json")
-        for name, value in (("tokenizer_config.json", tokenizer_config), ("config.json", described)):
+        files = {**further, "tokenizer_config.json": tokenizer_config, "config.json": described}
+        for name, value in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except (OSError, UserError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())

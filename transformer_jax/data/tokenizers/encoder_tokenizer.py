@@ -95,11 +95,23 @@ class EncoderTokenizer(TokenizerFile):
         """
         names = [known[0] for known in _NAMES.values()]
         _check_room(vocab_size, 100)
-        tokenizer = _wordpiece(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100), lowercase)
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size, special_tokens=names, show_progress=False, continuing_subword_prefix="##"
-        )
-        tokenizer.train_from_iterator(texts, trainer)
+        texts = list(texts)
+
+        def trained(size: int, first: Sequence[str]) -> dict[str, int]:
+            tokenizer = _wordpiece(models.WordPiece(unk_token="[UNK]"), lowercase)
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=size, special_tokens=list(first), show_progress=False, continuing_subword_prefix="##"
+            )
+            tokenizer.train_from_iterator(texts, trainer)
+            return tokenizer.get_vocab()
+
+        # The trainer numbers characters in the order of a hash table, and the numbers decide between pieces of
+        # the same count: given beforehand in an order of their own, every training finds the same vocabulary.
+        characters = sorted(set(trained(0, names)) - set(names))
+        vocabulary = trained(vocab_size, [*names, *characters])
+        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        tokenizer = _wordpiece(model, lowercase)
+        tokenizer.add_special_tokens(names)
         return cls(tokenizer)
 
     @classmethod

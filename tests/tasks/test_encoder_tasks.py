@@ -1,0 +1,312 @@
+"""Pretraining and fine-tuning of tiny encoders: trained, resumed, on eight devices, planned, used."""
+
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.runs import train
+from transformer_jax import tasks
+from transformer_jax.errors import UserError
+from transformer_jax.interpretability.sentence import attention_of_encoder
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.fine_tuning import FineTuned
+from transformer_jax.tasks.pretraining import Pretraining
+from transformer_jax.training import plan
+from transformer_jax.training.metrics import read_metrics
+
+STEPS = 20
+SIZES = dict(width=16, layers=2, heads=2, feed_forward=32, vocab_size=140, batch_size=8)
+GOOD, BAD = ["good", "great", "fine"], ["bad", "awful", "poor"]
+NOUNS, VERBS = ["film", "dog", "tree", "book", "house"], ["is", "was", "seems"]
+CASES = {
+    "bert": ("masked_language_modeling", dict(model="bert")),
+    "roberta": ("masked_language_modeling", dict(model="roberta", tokenizer="bpe", vocab_size=270)),
+    "distilbert": ("masked_language_modeling", dict(model="distilbert", whole_words=True)),
+    "electra": ("replaced_token_detection", dict(model="electra", embedding_width=12, generator_size=0.5)),
+    "label": ("sequence_classification", dict(model="bert")),
+    "pair": ("sequence_classification", dict(model="roberta")),
+    "labels": ("sequence_classification", dict(model="distilbert")),
+    "score": (
+        "sequence_classification",
+        dict(model="electra", embedding_width=12, generator_size=0.5, learning_rate=2e-2, steps=60),
+    ),
+    "tags": ("token_classification", dict(model="bert")),
+    "questions": ("question_answering", dict(model="bert", max_length=40, stride=8)),
+    "vectors": ("sentence_embedding", dict(model="bert")),
+}
+PRETRAINING = ("bert", "roberta", "distilbert", "electra")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of labelled files in which the labels follow from the words."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+
+    def sentence():
+        kind = int(rng.integers(2))
+        return f"the {rng.choice(NOUNS)} {rng.choice(VERBS)} {rng.choice((BAD, GOOD)[kind])}", kind
+
+    def write(name, header, rows):
+        lines = ["\t".join(header), *("\t".join(map(str, row)) for row in rows)]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+    documents = [". ".join(sentence()[0] for _ in range(rng.integers(6, 20))) for _ in range(40)]
+    (folder / "text.txt").write_text("\n\n".join(documents))
+    made = [sentence() for _ in range(120)]
+    write("label", ("sentence", "label"), made)
+    pairs = [(*a, *sentence()) for a in made]
+    write("pair", ("id", "sentence1", "sentence2", "label"), [(7, a, b, int(x == y)) for a, x, b, y in pairs])
+    write(
+        "labels",
+        ("sentence", "labels"),
+        [(t, " ".join(w for w in t.split() if w in (*NOUNS, *VERBS))) for t, _ in made],
+    )
+    write("score", ("sentence1", "sentence2", "score"), [(a, b, 1.5 * (x + y)) for a, x, b, y in pairs])
+    write("tags", ("tokens", "tags"), [(t, "D N V " + "BG"[k]) for t, k in made])
+    write("vectors", ("sentence1", "sentence2"), [(t, t.replace("the", "a")) for t, _ in made])
+    asked = []
+    for number in range(60):
+        facts = {noun: rng.choice(GOOD + BAD) for noun in NOUNS}
+        context = ". ".join(f"the {noun} is {word}" for noun, word in facts.items())
+        noun = str(rng.choice(NOUNS))
+        start = context.index(f"{noun} is ") + len(noun) + 4
+        answers = [{"text": str(facts[noun]), "answer_start": start}] if number % 6 else []
+        asked.append(
+            {"context": context, "qas": [{"id": number, "question": f"how is the {noun}?", "answers": answers}]}
+        )
+    content = json.dumps({"data": [{"paragraphs": asked}]}).encode()
+    (folder / "questions.json.gz").write_bytes(gzip.compress(content))
+    return folder
+
+
+def config_of(case, data, **changes):
+    task, values = CASES[case]
+    if case in PRETRAINING:
+        own = dict(text=(str(data / "text.txt"),), context=32)
+    else:
+        name = "questions.json.gz" if case == "questions" else f"{case}.tsv"
+        own = dict(train=(str(data / name),), max_length=24)
+    recipe = "text" if case in PRETRAINING else "fine_tune"
+    given = SIZES | dict(learning_rate=3e-3, steps=STEPS, evaluate_every=10, save_every=5) | own | values
+    return tasks.configure(task, recipe, **(given | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The folder and results of a case, trained once."""
+    root, done = tmp_path_factory.mktemp("runs"), {}
+
+    def of(case):
+        if case not in done:
+            done[case] = train(config_of(case, data), root / case)
+        return root / case, done[case]
+
+    return of
+
+
+class Halt(Exception):
+    """Ends a run in the middle."""
+
+
+def losses(folder):
+    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_trained(case, trained):
+    folder, results = trained(case)
+    found = losses(folder)
+    assert found[-1] < found[0]
+    expected = {
+        **{name: {"validation_loss", "tokens_per_second"} for name in PRETRAINING},
+        "electra": {"validation_loss", "discriminator_loss", "tokens_per_second"},
+        "label": {"accuracy", "f1", "matthews"},
+        "pair": {"accuracy", "f1", "matthews"},
+        "labels": {"accuracy", "f1"},
+        "score": {"spearman", "pearson"},
+        "tags": {"accuracy"},
+        "questions": {"exact_match", "token_f1"},
+        "vectors": {"accuracy"},
+    }[case]
+    assert expected <= set(results)
+    assert all(np.isfinite(results[name]) for name in expected)
+    kept = tasks.load(folder).model
+    assert results["parameters"] == kept.parameter_count
+    assert len(read_metrics(folder)) >= 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
+    folder, results = trained(case)
+
+    def halt(*_):
+        raise Halt
+
+    with monkeypatch.context() as patched:
+        for kind in (Pretraining, FineTuned):
+            patched.setattr(kind, "validate", halt)
+        with pytest.raises(Halt):
+            train(config_of(case, data), tmp_path / "run")
+    again = train(config_of(case, data), tmp_path / "run")
+    assert losses(tmp_path / "run")[-1] == losses(folder)[-1]
+    one, other = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
+    for name, leaf in one.items():
+        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+    measured = {name: value for name, value in results.items() if "second" not in name}
+    assert measured == {name: again[name] for name in measured}
+
+
+@pytest.mark.parametrize("case", [*PRETRAINING, "label", "tags"])
+def test_eight_devices_learn_the_same(case, data, trained, tmp_path):
+    train(config_of(case, data), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_planned(case, data):
+    lines = dict(plan.describe(tasks.TASKS[CASES[case][0]], config_of(case, data), "data=2,tensor=2"))
+    assert lines["work"].endswith("in all")
+
+
+def test_what_the_trained_ones_do(data, trained):
+    run = tasks.load(trained("bert")[0])
+    (words,) = run.fill("the film [MASK] good.", top=3)
+    assert len(words) == 3
+    assert words[0].probability >= words[1].probability
+    assert words[0].token in words[0].text
+    with pytest.raises(UserError, match=r"no \[MASK\] in the text"):
+        run.fill("the film is good.")
+    assert tasks.load(trained("roberta")[0]).fill("the film<mask> good.")
+    electra = tasks.load(trained("electra")[0])
+    assert len(electra.fill("the [MASK] is [MASK].")) == 2
+    assert {0 <= p <= 1 for _, p in electra.replaced(["the film is good"])[0]} == {True}
+
+    run = tasks.load(trained("label")[0])
+    good, bad = run.classify(["the dog is great", "the dog is awful"])
+    assert {*good.probabilities} == {"0", "1"}
+    assert good.probabilities["1"] > bad.probabilities["1"]
+    assert sum(good.probabilities.values()) == pytest.approx(1)
+    with pytest.raises(UserError, match="trained on single texts"):
+        run.classify([("a", "b")])
+    with pytest.raises(UserError, match="text 2 is empty"):
+        run.classify(["a", " "])
+    with pytest.raises(UserError, match="a list of texts"):
+        run.classify("a")
+    with pytest.warns(UserWarning, match=r"1 of 2 text\(s\) are longer than 24 tokens and were cut"):
+        run.classify(["the dog", "the dog " * 30])
+    with pytest.raises(UserError, match="trained on pairs"):
+        tasks.load(trained("pair")[0]).classify(["a"])
+    (several,) = tasks.load(trained("labels")[0]).classify(["the dog is great"])
+    assert isinstance(several.label, tuple)
+    (score,) = tasks.load(trained("score")[0]).classify([("the dog is bad", "the dog is good")])
+    assert set(score.probabilities) == {"score"}
+
+    run = tasks.load(trained("tags")[0])
+    tags = run.tag(["the dog is great", ["a", "unseenlongword"]])
+    assert [word for word, _ in tags[0]] == ["the", "dog", "is", "great"]
+    assert len(tags[1]) == 2
+    run = tasks.load(trained("questions")[0])
+    text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
+    found = run.answer("how is the dog?", text)
+    assert text[found.start :].startswith(found.answer) if found.answer else found.start == -1
+    run = tasks.load(trained("vectors")[0])
+    vectors = run.embed(["the dog is great", "the film"])
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    assert run.embed([]).shape == (0, 16)
+    assert run.similarity(["the dog", "the film"]).shape == (2, 2)
+
+
+def test_vectors_do_not_depend_on_their_company(trained):
+    run = tasks.load(trained("vectors")[0])
+    texts = ["the dog", "the film is good " * 4, "a tree", *["the house seems poor"] * 70]
+    together = run.embed(texts)
+    for number in (0, 1, 2, 40):
+        np.testing.assert_allclose(run.embed(texts[number : number + 1])[0], together[number], atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["bert", "electra", "label", "tags", "questions", "vectors"])
+def test_it_is_inspected(case, trained):
+    run = tasks.load(trained(case)[0])
+    item = ("how is it?", "the dog is good") if case == "questions" else "the dog is good"
+    attention = attention_of_encoder(run.model, run.processor, item)
+    (found,) = attention.values()
+    assert found.weights.shape == (2, 2, len(found.queries), len(found.keys))
+    np.testing.assert_allclose(np.asarray(found.weights).sum(-1), 1, atol=1e-5)
+
+
+def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
+    """Pretrained, then fine-tuned: the encoder is copied, the head is fresh, and it learns less far away."""
+    start = str(trained("bert")[0])
+    config = config_of("label", data, start=(start,), model="", learning_rate=0.0, steps=1, average=1)
+    # Sizes and vocabulary are the start's.
+    config = tasks.configure(
+        "sequence_classification", "fine_tune", start=(start,), train=(str(data / "label.tsv"),), steps=1,
+        learning_rate=0.0, batch_size=8,
+    )  # fmt: skip
+    train(config, tmp_path / "run")
+    begun, found = (named_leaves(tasks.load(path).model) for path in (start, tmp_path / "run"))
+    shared = [name for name in found if name.startswith("encoder/")]
+    assert {"encoder/pooler/kernel", "encoder/embeddings/tokens/table/embedding"} <= set(shared)
+    for name in shared:
+        np.testing.assert_array_equal(begun[name], found[name], err_msg=name)
+    # A probe: the head alone learns.
+    probe = config.with_values(trainable="head/.*", learning_rate=1e-2, steps=3)
+    train(probe, tmp_path / "probe")
+    after = named_leaves(tasks.load(tmp_path / "probe").model)
+    moved = {name for name, leaf in after.items() if (np.asarray(leaf) != np.asarray(found[name])).any()}
+    assert moved
+    assert all(name.startswith("head/") for name in moved)
+
+
+def test_the_best_checkpoint_is_kept(data, tmp_path):
+    config = config_of("label", data, steps=40, evaluate_every=10, save_every=10, learning_rate=1e-2)
+    train(config, tmp_path / "run")
+    rows = {
+        row["step"]: row["valid_accuracy"] for row in read_metrics(tmp_path / "run") if "valid_accuracy" in row
+    }
+    best = max(rows.values())
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["accuracy"] == pytest.approx(best)
+
+
+def test_layer_decay_slows_the_lower_layers(data, tmp_path):
+    """After one step of Adam every parameter of a layer has moved by about its learning rate."""
+    config = config_of(
+        "label",
+        data,
+        steps=1,
+        layer_decay=0.5,
+        weight_decay=0.0,
+        warmup=1,
+        learning_rate=1e-3,
+        epsilon=1e-12,
+        clip=0.0,
+    )
+    train(config, tmp_path / "run")
+    train(config.with_values(learning_rate=0.0), tmp_path / "still")
+    after, before = (named_leaves(tasks.load(tmp_path / name).model) for name in ("run", "still"))
+    kernel = "encoder/blocks/self_attention/query/kernel"
+    moved = np.abs(after[kernel] - before[kernel]).reshape(2, -1).max(axis=1)
+    assert moved[0] / moved[1] == pytest.approx(0.5, rel=0.05)
+
+
+def test_trained_runs_of_every_head_are_published(trained, tmp_path):
+    """Written as a folder of `transformers`' layout and read again: the same predictions."""
+    from transformer_jax.pretrained import save
+
+    for case in ("bert", "label", "tags", "questions", "vectors"):
+        run = tasks.load(trained(case)[0])
+        save(tmp_path / case, run.model, run.processor)
+        again = tasks.load(tmp_path / case)
+        assert type(again) is type(run)
+        one, other = (jax.tree.leaves(x.model) for x in (run, again))
+        assert len(one) == len(other)
+    first = tasks.load(trained("label")[0]).classify(["the dog is great"])
+    assert tasks.load(tmp_path / "label").classify(["the dog is great"])[0].label == first[0].label
+    folders = trained("vectors")[0], tmp_path / "vectors"
+    ours, theirs = (tasks.load(folder).embed(["the dog"]) for folder in folders)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
