@@ -1,0 +1,230 @@
+"""pretrain, classify, tag, answer and embed as users run them, and the line that answers each bad input."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.commands.in_process import call
+from transformer_jax import load
+from transformer_jax.commands import answer, classify, embed, pretrain, tag
+
+SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)
+TINY = (*SIZES, "--batch-size", 8, "--steps", 4)
+WORDS = ["good", "bad"]
+
+
+def table(folder, name, header, rows):
+    path = folder / f"{name}.tsv"
+    path.write_text("\n".join("\t".join(map(str, row)) for row in [header, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    rows = [(f"the film number {rng.integers(99)} is {WORDS[n % 2]}", n % 2) for n in range(40)]
+    table(folder, "label", ("sentence", "label"), rows)
+    table(folder, "pair", ("sentence1", "sentence2", "label"), [(t, t, k) for t, k in rows])
+    table(folder, "tags", ("tokens", "tags"), [(t, "D N N N V J") for t, _ in rows])
+    context = "the film number 7 is good"
+    asked = [
+        {"id": n, "question": "how is it?", "answers": [{"text": "good", "answer_start": 21}]}
+        for n in range(12)
+    ]
+    content = {
+        "data": [{"paragraphs": [{"context": f"{context} {n}", "qas": asked[n : n + 1]} for n in range(12)]}]
+    }
+    (folder / "squad.json").write_text(json.dumps(content))
+    (folder / "text.txt").write_text("\n\n".join(" ".join(t for t, _ in rows[n:]) for n in range(30)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """The folder of each command's run."""
+    root = tmp_path_factory.mktemp("runs")
+    jobs = {
+        "pretrain": (pretrain, ("--text", data / "text.txt", "--context", 32)),
+        "classify": (classify, ("--train", data / "label.tsv")),
+        "tag": (tag, ("--train", data / "tags.tsv")),
+        "answer": (answer, ("--train", data / "squad.json", "--max-length", 48, "--stride", 4)),
+    }
+    for name, (command, flags) in jobs.items():
+        done = call(command.main, *flags, *TINY, "--run-dir", root / name)
+        assert done.returncode == 0, done.stderr
+        assert f"run folder   {root / name}" in done.stdout
+    return root
+
+
+def objects(done):
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_a_line_of_json_holds(runs):
+    lines = "the film is good\nthe film is bad\n"
+    found = objects(call(classify.main, "--run-dir", runs / "classify", "--stdin", "--json", stdin=lines))
+    assert [one["text"] for one in found] == lines.splitlines()
+    for one in found:
+        assert list(one) == ["text", "label", "probabilities"]
+        assert list(one["probabilities"]) == ["0", "1"]
+        assert one["label"] == max(one["probabilities"], key=one["probabilities"].get)
+    found = objects(call(tag.main, "--run-dir", runs / "tag", "--stdin", "--json", stdin=lines))
+    assert found[0]["tokens"] == ["the", "film", "is", "good"]
+    assert len(found[0]["tags"]) == 4
+    asked = "how is it?\tthe film number 7 is good\n"
+    (found,) = objects(call(answer.main, "--run-dir", runs / "answer", "--stdin", "--json", stdin=asked))
+    assert list(found)[-3:] == ["answer", "start", "score"]
+    assert "the film number 7 is good"[found["start"] :].startswith(found["answer"])
+    found = objects(call(embed.main, "--weights", runs / "pretrain", "--stdin", "--json", stdin=lines))
+    expected = load(runs / "pretrain").embed(lines.splitlines())
+    np.testing.assert_allclose([one["embedding"] for one in found], expected, atol=1e-6)
+    (words,) = objects(
+        call(pretrain.main, "--run-dir", runs / "pretrain", "--fill", "the [MASK] is good", "--json")
+    )
+    assert len(words) == 5
+    assert set(words[0]) == {"token", "probability", "text"}
+
+
+def test_one_text(runs, tmp_path):
+    done = call(
+        classify.main, "--run-dir", runs / "classify", "--text", "a film", "--html", tmp_path / "a.html"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] in ("0", "1")
+    assert "[CLS]" in (tmp_path / "a.html").read_text()
+    done = call(
+        embed.main, "--weights", runs / "tag", "--stdin", "--similarity", tmp_path / "a.png", stdin="a\nb\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").stat().st_size > 1_000
+
+
+def test_a_run_starts_from_another_and_keeps_its_name(runs, data, tmp_path):
+    flags = ("--start-from", runs / "pretrain", "--model", "bert", "--train", data / "pair.tsv", "--steps", 2)
+    done = call(classify.main, *flags, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    (found,) = objects(
+        call(classify.main, "--run-dir", tmp_path / "run", "--stdin", "--json", stdin="a film\tthe film\n")
+    )
+    assert (found["text1"], found["text2"]) == ("a film", "the film")
+    for line, message in (
+        ("one text\n", r"1 column(s): give text1 and text2 with a tab between them"),
+        ("a\tb\tc\n", "3 column(s)"),
+    ):
+        done = call(classify.main, "--run-dir", tmp_path / "run", "--stdin", stdin=line)
+        assert done.returncode == 2
+        assert message in done.stderr
+    done = call(classify.main, *flags[:3], "electra", *flags[4:], "--run-dir", tmp_path / "other")
+    assert done.returncode == 2
+    assert "holds a bert, not a electra" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def refused(command, *flags, stdin="", lines=1):
+    """The one line that a command ends with."""
+    done = call(command.main, *flags, stdin=stdin)
+    assert done.returncode == 2, done.stdout
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    return errors[0]
+
+
+def test_bad_data(data, tmp_path):
+    good = [("a film", "0"), ("a dog", "1"), ("a tree", "0")]
+
+    def with_rows(rows, header=("sentence", "label"), command=classify, **others):
+        files = {"train": table(tmp_path, "train", header, rows)}
+        files |= {n: table(tmp_path, n, header, r) for n, r in others.items()}
+        flags = [word for n, path in files.items() for word in (f"--{n}", path)]
+        return refused(command, *flags, *TINY, "--run-dir", tmp_path / "run")
+
+    assert "every label is '0': classes need two" in with_rows([("a", "0"), ("b", "0")])
+    assert "valid.tsv, line 2: the label '2' was not in training, which has 0, 1" in with_rows(
+        good, valid=[("x", "2")]
+    )
+    assert "test.tsv, line 3: the label 'x' was not in training" in with_rows(
+        good, valid=good, test=[good[0], ("a", "x")]
+    )
+    assert "line 3: a text of no tokens" in with_rows([good[0], (" ", "1")])
+    assert "no header in the first line" in with_rows(good[1:], header=good[0])
+    assert "line 3: 1 column(s) where the header has 2" in with_rows([good[0], ("b",)])
+    assert "two columns are called label" in with_rows([("a", "0", "1")], header=("sentence", "label", "label"))
+    assert "the score 'high' is not a number" in with_rows(
+        [("a", "b", "1"), ("a", "b", "high")], header=("sentence1", "sentence2", "score")
+    )
+    assert "no column label or labels or score to predict" in with_rows([("a",), ("b",)], header=("sentence",))
+    assert "a training set of one example" in with_rows([("a", "1.5")], header=("sentence", "score"))
+    assert "line 2: 2 word(s) and 1 tag(s)" in with_rows([("a b", "N")], header=("tokens", "tags"), command=tag)
+    assert "the tag 'Z' was not in training" in with_rows(
+        [("a b", "N V")] * 3, header=("tokens", "tags"), command=tag, valid=[("a", "Z")]
+    )
+    assert "name the examples to train on with --train" in refused(classify, "--run-dir", tmp_path / "run")
+    wrong = {"data": [{"paragraphs": [{"context": "a", "qas": [
+        {"id": 1, "question": "q", "answers": [{"text": "b", "answer_start": 0}]}]}]}]}  # fmt: skip
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    assert "the answer 'b' is not at character 0 of its text" in refused(
+        answer, "--train", tmp_path / "wrong.json", *TINY
+    )
+    pairs = data / "pair.tsv"
+    assert "pairs, where the training set has single texts" in refused(
+        classify, "--train", data / "label.tsv", "--valid", pairs, *TINY, "--run-dir", tmp_path / "run"
+    )
+    (tmp_path / "blank.txt").write_text(" \n")
+    assert "no text in it" in refused(pretrain, "--text", tmp_path / "blank.txt", *TINY)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_use(data, runs, tmp_path):
+    folder = runs / "classify"
+    assert "holds a BertTagger, which does not classify" in refused(
+        classify, "--run-dir", runs / "tag", "--text", "a"
+    )
+    assert "--text is empty" in refused(classify, "--run-dir", folder, "--text", " ")
+    assert "text 1 is empty" in refused(classify, "--run-dir", folder, "--stdin", stdin="\n")
+    assert "--text and --stdin contradict" in refused(classify, "--run-dir", folder, "--text", "a", "--stdin")
+    assert "name the trained run with --run-dir" in refused(classify, "--text", "a")
+    assert "name the model with --weights" in refused(embed, "--stdin", stdin="a\n")
+    assert "1 column(s): give " in refused(answer, "--run-dir", runs / "answer", "--stdin", stdin="a\n")
+    assert "no [MASK] in the text" in refused(pretrain, "--run-dir", runs / "pretrain", "--fill", "a film")
+    assert "which fills nothing in" in refused(pretrain, "--run-dir", folder, "--fill", "a [MASK]")
+    assert "config.json: no such file" in refused(embed, "--weights", tmp_path, "--stdin", stdin="a\n")
+    assert "unknown model 't5'" in refused(classify, "--model", "t5", "--train", data / "label.tsv")
+    done = call(classify.main, "--run-dir", folder, "--stdin", stdin="the film " * 200 + "\n")
+    assert done.returncode == 0
+    assert "note: 1 of 1 text(s) are longer than 128 tokens and were cut" in done.stderr
+
+
+def test_a_vocabulary_of_another_model(runs, data, tmp_path):
+    """A published folder whose tokenizer has more tokens than its table has rows."""
+    from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+    from transformer_jax.pretrained import save
+
+    run = load(runs / "pretrain")
+    texts = [f"some{n}thing quite{n} other" for n in range(90)]
+    save(tmp_path / "odd", run.model, EncoderTokenizer.wordpiece(texts, 200))
+    message = refused(
+        classify, "--start-from", tmp_path / "odd", "--train", data / "label.tsv", "--run-dir", tmp_path / "run"
+    )
+    assert "do not belong together" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_that_are_cut_are_counted(data, tmp_path, capsys):
+    rows = [("the film " * 30 + WORDS[n % 2], n % 2) for n in range(12)]
+    path = table(tmp_path, "long", ("sentence", "label"), rows)
+    done = call(classify.main, "--train", path, *TINY, "--max-length", 16, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "11 of 11 training texts are longer than 16 tokens and were cut" in done.stdout + done.stderr
+    assert "1 of 1 valid texts are longer" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [pretrain, classify, tag, answer, embed])
+def test_it_is_planned_without_data(command, tmp_path):
+    done = call(command.main, *TINY, "--dry-run", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "parameters" in done.stdout
+    assert not (tmp_path / "run").exists()
+    assert "--learning-rate" in call(command.main, "--help").stdout
