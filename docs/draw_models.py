@@ -2,7 +2,8 @@
 
     python docs/draw_models.py
 
-A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper.
+A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper. Text
+encoders are drawn once, without the heads of their tasks.
 """
 
 import pathlib
@@ -30,7 +31,7 @@ class Place(NamedTuple):
     parents: tuple[tuple[str, str], ...] = ()
 
 
-SEQ2SEQ, BAHDANAU = ("translator", "lstm"), ("translator", "bahdanau")
+SEQ2SEQ, BAHDANAU, BERT = ("translator", "lstm"), ("translator", "bahdanau"), ("encoder", "bert")
 # By kind and name in the registry; names that share a module share a box, that of the first.
 PLACES = {
     SEQ2SEQ: Place("LSTM seq2seq", "Sutskever et al. 2014", 0, 1),
@@ -46,13 +47,21 @@ PLACES = {
     ),
     ("decoder", "llama"): Place("Llama", "Touvron et al. 2023", 4, 0, (("decoder", "gpt"),)),
     ("decoder", "modern_gpt"): Place("Modern GPT", "Jordan et al. 2024", 4, 2, (("decoder", "gpt"),)),
+    BERT: Place("BERT", "Devlin et al. 2019", 3, 4, (("translator", "transformer"),)),
+    ("encoder", "roberta"): Place("RoBERTa", "Liu et al. 2019", 4, 3, (BERT,)),
+    ("encoder", "distilbert"): Place("DistilBERT", "Sanh et al. 2019", 4, 4, (BERT,)),
+    ("encoder", "electra"): Place("ELECTRA", "Clark et al. 2020", 4, 5, (BERT,)),
 }  # fmt: skip
-YEARS = ("2014", "2015", "2017", "2019", "2023–24")
+YEARS = ("2014", "2015", "2017", "2019", "2019–24")
 
 BOX_WIDTH, BOX_HEIGHT, GAP, ROW_GAP, MARGIN, TOP = 168, 64, 34, 20, 12, 34
 # Fill, edge and text of a box: readable on a light and on a dark page, since each box has its own ground.
-COLOURS = {"translator": ("#dbeafe", "#3b82f6", "#172554"), "decoder": ("#dcfce7", "#16a34a", "#052e16")}
-LABELS = {"translator": "translators", "decoder": "language models"}
+COLOURS = {
+    "translator": ("#dbeafe", "#3b82f6", "#172554"),
+    "decoder": ("#dcfce7", "#16a34a", "#052e16"),
+    "encoder": ("#fef3c7", "#d97706", "#451a03"),
+}
+LABELS = {"translator": "translators", "decoder": "language models", "encoder": "text encoders"}
 GREY = "#7d8590"
 
 
@@ -108,8 +117,8 @@ def arrow(start: Place, end: Place) -> str:
 def draw() -> str:
     """The picture as SVG."""
     boxes, arrows, drawn = [], [], set()
-    for kind, models in MODELS.items():
-        for name, entry in models.items():
+    for kind in COLOURS:
+        for name, entry in MODELS[kind].items():
             if (kind, entry.module) in drawn:
                 continue
             drawn.add((kind, entry.module))
@@ -123,7 +132,7 @@ def draw() -> str:
         text(MARGIN + n * (BOX_WIDTH + GAP) + BOX_WIDTH / 2, 20, year, 13, GREY, text_anchor="middle")
         for n, year in enumerate(YEARS)
     ]
-    legend, x, y = [], MARGIN + 4 * (BOX_WIDTH + GAP), height - MARGIN - 44
+    legend, x, y = [], MARGIN, height - MARGIN - 26 * len(LABELS)
     for kind, label in LABELS.items():
         fill, edge, _ = COLOURS[kind]
         legend.append(f'<rect x="{x}" y="{y}" width="16" height="16" rx="3" fill="{fill}" stroke="{edge}"/>')
@@ -133,7 +142,7 @@ def draw() -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
-            "<title>The line of models, from the LSTM translator to today's decoders</title>",
+            "<title>The line of models, from the LSTM translator to today's decoders and encoders</title>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
             f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
             *years,

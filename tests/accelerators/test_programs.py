@@ -43,6 +43,11 @@ def config(name):
             "translation", "phrases", model="transformer", preset="mini", vocab_size=300, max_length=128,
             batching="packed", batch_tokens=2_048, dtype="bfloat16", optimizer="adam",
         )  # fmt: skip
+    if name == "roberta":
+        return configure(
+            "masked_language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, width=128,
+            heads=4, feed_forward=256, layers=2, attention_dropout=0.0, dtype="bfloat16",
+        )  # fmt: skip
     return configure(
         "language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, layers=2,
         dtype="bfloat16",
@@ -68,7 +73,7 @@ def sizes(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "roberta"])
 def test_a_training_step(name, topology):
     mesh = {"v5e:2x2": "fsdp=2,tensor=2", "h100:2": "fsdp=2"}[topology]
     report = step(name, topology, mesh)

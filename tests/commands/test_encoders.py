@@ -177,6 +177,7 @@ def test_bad_data(data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.filterwarnings("default:.* were cut")  # the command shows it as a line
 def test_bad_use(data, runs, tmp_path):
     folder = runs / "classify"
     assert "holds a BertTagger, which does not classify" in refused(
