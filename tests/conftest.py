@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(config, items):
     left_out = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
     chosen = [item for item in items if not left_out & set(item.keywords)]
     config.hook.pytest_deselected(items=[item for item in items if left_out & set(item.keywords)])
-    items[:] = chosen
+    # Notebooks take minutes each: begun last, one worker would run them while the other has nothing left.
+    items[:] = sorted(chosen, key=lambda item: "a_notebook_runs" not in item.name)
 
 
 UNROLLED = ComputeOptions.unroll_of

@@ -45,8 +45,8 @@ def config(name):
         )  # fmt: skip
     if name == "roberta":
         return configure(
-            "masked_language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, width=128,
-            heads=4, feed_forward=256, layers=2, attention_dropout=0.0, dtype="bfloat16",
+            "masked_language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300,
+            width=128, heads=4, feed_forward=256, layers=2, attention_dropout=0.0, dtype="bfloat16",
         )  # fmt: skip
     return configure(
         "language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, layers=2,

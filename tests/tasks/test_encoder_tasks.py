@@ -253,6 +253,15 @@ def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
     assert {"encoder/pooler/kernel", "encoder/embeddings/tokens/table/embedding"} <= set(shared)
     for name in shared:
         np.testing.assert_array_equal(begun[name], found[name], err_msg=name)
+    # Sizes and vocabulary alone: nothing is copied.
+    bare = config.with_values(start=(f"{start},leave_out=.*",))
+    train(bare, tmp_path / "bare")
+    fresh = named_leaves(tasks.load(tmp_path / "bare").model)
+    assert {name: leaf.shape for name, leaf in fresh.items()} == {
+        name: leaf.shape for name, leaf in found.items()
+    }
+    kernel = "encoder/blocks/self_attention/query/kernel"
+    assert (np.asarray(fresh[kernel]) != np.asarray(found[kernel])).any()
     # A probe: the head alone learns.
     probe = config.with_values(trainable="head/.*", learning_rate=1e-2, steps=3)
     train(probe, tmp_path / "probe")

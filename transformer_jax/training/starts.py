@@ -79,7 +79,8 @@ class OpenedStart:
             leaves = {name: leaf for name, leaf in leaves.items() if name not in matching}
         prefix, into = (f"{name}/" if name else "" for name in (start.part, start.into))
         found = {into + name.removeprefix(prefix): x for name, x in leaves.items() if name.startswith(prefix)}
-        if not found:
+        # With everything left out a start gives its sizes and vocabulary alone.
+        if not found and leaves:
             firsts = sorted({name.split("/")[0] for name in leaves})
             raise UserError(
                 f"`start` {start}: no parameter of {start.folder} begins with {prefix}; its parts are "
