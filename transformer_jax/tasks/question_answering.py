@@ -12,6 +12,7 @@ import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Question, read_questions
+from transformer_jax.data.corpora.tfds_tables import tfds_questions
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
@@ -30,7 +31,7 @@ class QuestionAnsweringConfig(FineTuningConfig):
     """`FineTuningConfig`; files are SQuAD's JSON, plain or .gz.
 
     Raises:
-      UserError: a value out of range, or a corpus of TFDS.
+      UserError: a value out of range, or see `FineTuningConfig`.
     """
 
     stride: int = 64
@@ -40,8 +41,6 @@ class QuestionAnsweringConfig(FineTuningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.corpus:
-            raise UserError("`corpus` is for texts with one label: name SQuAD's files with `train`")
         check_at_least(self, stride=0, longest=1)
 
 
@@ -149,11 +148,15 @@ class QuestionAnswering(FineTuned):
 def prepare(config, objective, *, mesh, stored, starts, note):
     """Opens the data and makes batches; see `TaskEntry.prepare`."""
     task: QuestionAnsweringConfig = config.task
-    read = on_first_then_every_process(
-        lambda: fine_tuning.read_split(
+
+    def read_all() -> Sequence[Any]:
+        if task.corpus:
+            return [*(tfds_questions(task.corpus, split, task.data_dir) for split in task.splits), None]
+        return fine_tuning.read_split(
             task, read_questions, lambda parts: [one for part in parts for one in part]
         )
-    )
+
+    read = on_first_then_every_process(read_all)
 
     def make() -> QuestionAnswering:
         train, valid, test = read

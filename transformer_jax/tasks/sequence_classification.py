@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.tables import Table, joined, read_table, tfds_table
+from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError

@@ -12,6 +12,7 @@ import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
@@ -34,13 +35,16 @@ class TokenClassificationConfig(FineTuningConfig):
     """`FineTuningConfig`; files are .tsv or .tsv.gz with a header: tokens and tags, separated by spaces.
 
     Raises:
-      UserError: a corpus of TFDS, whose sequences are not read.
+      UserError: see `FineTuningConfig`, or `tags` without a corpus.
     """
+
+    tags: str = ""
+    """Feature of a tfds: corpus that holds the tags; without it the only one that could."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.corpus:
-            raise UserError("`corpus` is for texts with one label: name files with `train`")
+        if self.tags and not self.corpus:
+            raise UserError("`tags` names a feature of a `corpus`; of files it is the column tags")
 
 
 def fine_tune(
@@ -157,9 +161,13 @@ class TokenClassification(FineTuned):
 def prepare(config, objective, *, mesh, stored, starts, note):
     """Opens the data and makes batches; see `TaskEntry.prepare`."""
     task: TokenClassificationConfig = config.task
-    read = on_first_then_every_process(
-        lambda: fine_tuning.read_split(task, lambda path: read_table(path, COLUMNS), joined)
-    )
+
+    def read_all() -> Sequence[Any]:
+        if task.corpus:
+            return [*(tfds_tags(task.corpus, split, task.data_dir, task.tags) for split in task.splits), None]
+        return fine_tuning.read_split(task, lambda path: read_table(path, COLUMNS), joined)
+
+    read = on_first_then_every_process(read_all)
 
     def make() -> TokenClassification:
         rows = words_and_tags(read[0])

@@ -77,10 +77,69 @@ class ToyLabels(_Toy):
         return {"text": _pair(number)[0], "label": number}
 
 
-def write_sets(folder):
-    """Prepares the three sets under a folder, in three shards a split."""
+class ToyReviews(_Toy):
+    """Texts with a class; the first of each split has a line break in it."""
+
+    SIZES = (("train", 24), ("validation", 8))
+
+    def _info(self):
+        features = {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(names=["neg", "pos"])}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        return {"text": f"a film\nnumber {number} is {('bad', 'good')[number % 2]}", "label": number % 2}
+
+
+class ToyTags(_Toy):
+    """Words with two kinds of tags."""
+
+    SIZES = (("train", 24), ("validation", 8))
+
+    def _info(self):
+        def tags(*names):
+            return tfds.features.Sequence(tfds.features.ClassLabel(names=names))
+
+        features = {
+            "tokens": tfds.features.Sequence(tfds.features.Text()),
+            "ner": tags("O", "B-PER", "B-LOC"),
+            "pos": tags("N", "V"),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        return {"tokens": ["Anna", "sees", "New York"], "ner": ["B-PER", "O", "B-LOC"], "pos": ["N", "V", "N"]}
+
+
+class ToyQuestions(_Toy):
+    """SQuAD's features; every third question has no answer, and validation question 1001 a wrong one."""
+
+    SIZES = (("train", 24), ("validation", 8))
+
+    def _info(self):
+        answers = tfds.features.Sequence({"text": tfds.features.Text(), "answer_start": np.int32})
+        features = {
+            "id": tfds.features.Text(),
+            "context": tfds.features.Text(),
+            "question": tfds.features.Text(),
+            "answers": answers,
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        context = f"the film number {number} is good"
+        start = context.index("good") - (number == 1001)
+        answers = [] if number % 3 == 0 else [{"text": "good", "answer_start": start}]
+        return {"id": f"q{number}", "context": context, "question": "how is it?", "answers": answers}
+
+
+TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)
+LABELLED_SETS = (ToyReviews, ToyTags, ToyQuestions)
+
+
+def write_sets(folder, kinds=TRANSLATION_SETS):
+    """Prepares the sets under a folder, in three shards a split."""
     options = tfds.download.DownloadConfig(num_shards=3)
-    for kind in (ToyPairs, ToyTalks, ToyLabels):
+    for kind in kinds:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             builder = kind(data_dir=str(folder), file_format="array_record")
             builder.download_and_prepare(download_config=options)

@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
@@ -152,46 +152,3 @@ def fingerprint(parts: Iterable[Any]) -> str:
     for part in parts:
         digest.update(json.dumps(part, ensure_ascii=False).encode() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
-    """A split of the TFDS set "tfds:NAME" as a table.
-
-    Args:
-      name: of the set, with "tfds:".
-      split: in TFDS's syntax.
-      data_dir: folder of TFDS's sets.
-      columns: by name of ours, names of features that hold it, the likeliest first.
-
-    Raises:
-      UserError: see `prepared_builder` and `TfdsRecords`, or a set without such features.
-    """
-    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
-
-    def check(builder: Any) -> Any:
-        features = builder.info.features
-        found = {ours: next((n for n in theirs if n in features), None) for ours, theirs in columns.items()}
-        chosen = {ours: theirs for ours, theirs in found.items() if theirs is not None}
-        if len(chosen) < 2:
-            raise UserError(
-                f"{builder.info.full_name} has the features {', '.join(features)}: no text with a label or "
-                "score is among them"
-            )
-        return chosen
-
-    builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=check)
-    features, chosen = builder.info.features, check(builder)
-    records = tfds_sources.TfdsExamples(builder, split, tuple(chosen.values()))
-    found: dict[str, list[str]] = {ours: [] for ours in chosen}
-    for number in range(len(records)):
-        record = records[number]
-        for ours, theirs in chosen.items():
-            value, feature = record[theirs], features[theirs]
-            if isinstance(value, bytes):
-                text = value.decode("utf-8")
-            elif hasattr(feature, "int2str"):
-                text = feature.int2str(int(value))
-            else:
-                text = str(value)
-            found[ours].append(" ".join(text.split()))
-    return Table(f"{name}:{split}", found)

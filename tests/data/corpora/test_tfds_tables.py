@@ -1,0 +1,61 @@
+"""Labelled sets of TFDS, from real ArrayRecord files."""
+
+import pytest
+
+from tests.data.corpora.tfds_sets import LABELLED_SETS, write_sets
+from tests.runs import train
+from transformer_jax import configure, load
+from transformer_jax.data.corpora.tfds_tables import tfds_questions, tfds_table, tfds_tags
+from transformer_jax.errors import UserError
+
+FEATURES = {"sentence": ("sentence", "text"), "label": ("label",)}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    return str(write_sets(tmp_path_factory.mktemp("sets"), LABELLED_SETS))
+
+
+def test_texts_with_classes(sets):
+    table = tfds_table("tfds:toy_reviews", "train", sets, FEATURES)
+    assert table.rows == 24
+    pairs = set(zip(table.columns["sentence"], table.columns["label"], strict=True))
+    assert ("a film number 3 is good", "pos") in pairs
+    assert ("a film number 4 is bad", "neg") in pairs
+    with pytest.raises(UserError, match=r"toy_tags.* has the features ner, pos, tokens: no text with a label"):
+        tfds_table("tfds:toy_tags", "train", sets, FEATURES)
+
+
+def test_words_with_tags(sets):
+    table = tfds_tags("tfds:toy_tags", "validation", sets, "ner")
+    assert table.columns["tokens"] == ["Anna sees New_York"] * 8
+    assert table.columns["tags"] == ["B-PER O B-LOC"] * 8
+    for name, tags, message in (
+        ("toy_tags", "", "several tags: name one of ner, pos with `tags`"),
+        ("toy_tags", "upos", "`tags` upos: the tags of toy_tags.* are ner, pos"),
+        ("toy_reviews", "", "has the features label, text: no words with tags"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tfds_tags(f"tfds:{name}", "train", sets, tags)
+
+
+def test_questions(sets):
+    found = {one.id: one for one in tfds_questions("tfds:toy_questions", "train", sets)}
+    assert len(found) == 24
+    assert found["q3"].answers == ()
+    assert found["q4"].answers == (("good", 21),)
+    with pytest.raises(UserError, match="question q1001: the answer 'good' is not at character"):
+        tfds_questions("tfds:toy_questions", "validation", sets)
+    with pytest.raises(UserError, match="not context, question, answers"):
+        tfds_questions("tfds:toy_reviews", "train", sets)
+
+
+def test_tags_are_learned_from_a_set(sets, tmp_path):
+    config = configure(
+        "token_classification", "fine_tune", corpus="tfds:toy_tags", tags="pos", data_dir=sets, steps=3,
+        width=16, layers=1, heads=2, feed_forward=16, vocab_size=120, batch_size=8,
+    )  # fmt: skip
+    assert "accuracy" in train(config, tmp_path / "run")
+    assert {tag for _, tag in load(tmp_path / "run").tag(["Anna sees"])[0]} <= {"N", "V"}
+    with pytest.raises(UserError, match="`tags` names a feature of a `corpus`"):
+        config.with_values(corpus="", train=("a.tsv",), data_dir=None)

@@ -1,0 +1,146 @@
+"""Labelled sets of TensorFlow Datasets as the tables and questions of `tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformer_jax.data.corpora.tables import Question, Table
+from transformer_jax.errors import UserError
+
+
+def _open(
+    name: str, split: str, data_dir: str | None, choose: Callable[[Any], dict[str, str]]
+) -> tuple[Any, dict[str, str], Any]:
+    """(the set's features, the names of those that are read, the examples of a split)."""
+    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
+
+    builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=choose)
+    chosen = choose(builder)
+    return builder.info.features, chosen, tfds_sources.TfdsExamples(builder, split, tuple(chosen.values()))
+
+
+def _text(value: Any, feature: Any) -> str:
+    """A value as one line."""
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "replace")
+    elif hasattr(feature, "int2str") and int(value) >= 0:
+        text = feature.int2str(int(value))
+    else:
+        text = str(value)
+    return " ".join(text.split())
+
+
+def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
+    """Texts with labels or scores: a split of the set "tfds:NAME".
+
+    Args:
+      name: of the set, with "tfds:".
+      split: in TFDS's syntax.
+      data_dir: folder of TFDS's sets.
+      columns: by name of ours, names of features that hold it, the likeliest first.
+
+    Raises:
+      UserError: see `prepared_builder` and `TfdsRecords`, or a set without such features.
+    """
+
+    def choose(builder: Any) -> dict[str, str]:
+        features = builder.info.features
+        found = {ours: next((n for n in theirs if n in features), None) for ours, theirs in columns.items()}
+        chosen = {ours: theirs for ours, theirs in found.items() if theirs is not None}
+        if len(chosen) < 2:
+            raise UserError(
+                f"{builder.info.full_name} has the features {', '.join(sorted(features))}: no text with a label "
+                "or score is among them"
+            )
+        return chosen
+
+    features, chosen, records = _open(name, split, data_dir, choose)
+    found: dict[str, list[str]] = {ours: [] for ours in chosen}
+    for number in range(len(records)):
+        record = records[number]
+        for ours, theirs in chosen.items():
+            found[ours].append(_text(record[theirs], features[theirs]))
+    return Table(f"{name}:{split}", found)
+
+
+def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Table:
+    """Words with tags: a split of the set "tfds:NAME" as a table of `tokens` and `tags`.
+
+    Args:
+      name, split, data_dir: see `tfds_table`.
+      tags: the feature that holds the tags; "" is the only one.
+
+    Raises:
+      UserError: see `prepared_builder` and `TfdsRecords`, or a set without words and tags, or with several
+        kinds of tags of which none is named.
+    """
+
+    def choose(builder: Any) -> dict[str, str]:
+        features = sorted(builder.info.features.items())  # their order differs between processes
+        inner = {n: getattr(feature, "feature", None) for n, feature in features}
+        kinds = {n: type(feature).__name__ for n, feature in inner.items()}
+        words = [n for n, kind in kinds.items() if kind == "Text"]
+        labels = [n for n, kind in kinds.items() if kind == "ClassLabel"]
+        if not words or not labels:
+            raise UserError(
+                f"{builder.info.full_name} has the features {', '.join(kinds)}: no words with tags are among "
+                "them"
+            )
+        if tags and tags not in labels:
+            raise UserError(f"`tags` {tags}: the tags of {builder.info.full_name} are {', '.join(labels)}")
+        if not tags and len(labels) > 1:
+            raise UserError(
+                f"{builder.info.full_name} has several tags: name one of {', '.join(labels)} with `tags`"
+            )
+        return {"tokens": words[0], "tags": tags or labels[0]}
+
+    features, chosen, records = _open(name, split, data_dir, choose)
+    found: dict[str, list[str]] = {ours: [] for ours in chosen}
+    for number in range(len(records)):
+        record = records[number]
+        for ours, theirs in chosen.items():
+            # White space inside a word would make two of it.
+            words = [_text(value, features[theirs].feature).replace(" ", "_") for value in record[theirs]]
+            found[ours].append(" ".join(words))
+    return Table(f"{name}:{split}", found)
+
+
+def tfds_questions(name: str, split: str, data_dir: str | None) -> list[Question]:
+    """Questions on texts: a split of the set "tfds:NAME" with SQuAD's features.
+
+    Raises:
+      UserError: see `prepared_builder` and `TfdsRecords`, or a set without questions, contexts and answers.
+    """
+    wanted = ("context", "question", "answers")
+
+    def choose(builder: Any) -> dict[str, str]:
+        features = builder.info.features
+        if not all(one in features for one in wanted):
+            raise UserError(
+                f"{builder.info.full_name} has the features {', '.join(sorted(features))}: not "
+                f"{', '.join(wanted)}"
+            )
+        return {one: one for one in (*wanted, "id", "is_impossible") if one in features}
+
+    _, _, records = _open(name, split, data_dir, choose)
+    found = []
+    for number in range(len(records)):
+        record = records[number]
+        answers = record["answers"]
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        own = {} if record.get("is_impossible") else {(t.decode("utf-8"), int(s)): None for t, s in pairs}
+        one = Question(
+            bytes(record.get("id", b"")).decode("utf-8") or str(number),
+            record["question"].decode("utf-8"),
+            record["context"].decode("utf-8"),
+            tuple(own),
+        )
+        for text, start in one.answers:
+            if one.context[start : start + len(text)] != text:
+                raise UserError(
+                    f"{name}:{split}, question {one.id}: the answer {text!r} is not at character {start} of "
+                    "its text"
+                )
+        found.append(one)
+    return found
