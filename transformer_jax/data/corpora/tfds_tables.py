@@ -50,8 +50,8 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
         chosen = {ours: theirs for ours, theirs in found.items() if theirs is not None}
         if len(chosen) < 2:
             raise UserError(
-                f"{builder.info.full_name} has the features {', '.join(sorted(features))}: no text with a label "
-                "or score is among them"
+                f"{builder.info.full_name} has the features {', '.join(sorted(features))}: no text with a "
+                "label or score is among them"
             )
         return chosen
 
