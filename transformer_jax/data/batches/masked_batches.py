@@ -106,7 +106,7 @@ class SentencePairs:
         if len(set(document[self._firsts].tolist())) < 2:
             raise UserError(
                 f"next sentences need two documents of more than {(length - 3) // 2} tokens: an empty "
-                "line ends a document; or train without `next_sentence`"
+                "line ends a document; or set `next_sentence` and `pooler` to false"
             )
         sizes = self._pieces[:, 2]
         self.filled = float((sizes[self._firsts] + sizes[self._firsts + 1] + 3).mean() / length)
