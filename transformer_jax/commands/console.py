@@ -20,6 +20,8 @@ COMMANDS = {
     "tag": ("tag", "fine-tune an encoder on tags of words, and tag"),
     "answer": ("answer", "fine-tune an encoder on questions on texts, and answer"),
     "embed": ("embed", "vectors of texts, and encoders for them"),
+    "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
+    "self-distill": ("self_distill", "train a vision model without labels"),
     "plan": ("plan", "what a training run would be: plan translate ..., plan lm ..."),
     "convert": ("convert", "convert run folders of an older format"),
 }
@@ -27,7 +29,7 @@ COMMANDS = {
 
 def usage() -> str:
     """The help of the console script."""
-    lines = [f"  {name:<10} {about}" for name, (_, about) in COMMANDS.items()]
+    lines = [f"  {name:<15} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: transformer-jax COMMAND ...",
@@ -45,12 +47,14 @@ def print_completion(shell: str) -> None:
     import tyro
 
     from transformer_jax.commands import (
+        classify_images,
         convert,
         embed,
         encoder_use,
         generate,
         language_model,
         pretrain,
+        self_distill,
         translate,
     )
     from transformer_jax.commands.parsing import REGISTRY, default_arguments
@@ -65,6 +69,8 @@ def print_completion(shell: str) -> None:
         "tag": default_arguments(TASKS["token_classification"], encoder_use.Arguments),
         "answer": default_arguments(TASKS["question_answering"], encoder_use.Arguments),
         "embed": default_arguments(TASKS["sentence_embedding"], embed.Arguments),
+        "classify-images": default_arguments(TASKS["image_classification"], classify_images.Arguments),
+        "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),
         "convert": convert.Arguments(()),
     }
     kind = tyro.extras.subcommand_type_from_defaults(defaults)

@@ -110,6 +110,17 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
+def flag_value(argv: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag that decides which others there are, or None if it is not among the arguments."""
+    found = None
+    for number, argument in enumerate(argv):
+        if argument == flag and number + 1 < len(argv):
+            found = argv[number + 1]
+        elif argument.startswith(f"{flag}="):
+            found = argument.partition("=")[2]
+    return found
+
+
 def flattened(kind: type) -> Any:
     """A dataclass whose fields that are dataclasses have flags without a prefix."""
     hints = typing.get_type_hints(kind)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import sys
 from collections.abc import Sequence
 
-from transformer_jax.commands.parsing import parse_run
+from transformer_jax.commands.parsing import flag_value, parse_run
 from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import TASKS, load
@@ -43,9 +42,8 @@ class Arguments:
 
 def entry_of(argv: Sequence[str]) -> TaskEntry:
     """The task of the arguments: replaced words for ELECTRA, else masked ones."""
-    named = [after for flag, after in itertools.pairwise(argv) if flag == "--model"]
-    named += [flag.partition("=")[2] for flag in argv if flag.startswith("--model=")]
-    return TASKS["replaced_token_detection" if named[-1:] == ["electra"] else "masked_language_modeling"]
+    electra = flag_value(argv, "--model") == "electra"
+    return TASKS["replaced_token_detection" if electra else "masked_language_modeling"]
 
 
 def fill(own: Arguments) -> None:

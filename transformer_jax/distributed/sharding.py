@@ -82,15 +82,24 @@ RULES = (
     Rule(_STACK + r"feed_forward/(expand|gate)/bias", ("layers", "feed_forward")),
     Rule(_STACK + r"feed_forward/contract/bias", ("layers", "width")),
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
+    Rule(_STACK + r"(attention|feed_forward)_scale", ("layers", "width")),
+    Rule(r"patches/projection/kernel", ("pixels", "width"), True, ("pixels",), ("width",)),
+    Rule(r"patches/projection/bias", ("width",)),
+    Rule(r"patches/convolutions/\d+/kernel", ("height", "breadth", "inputs", "outputs"), decays=True),
+    Rule(r"(class|mask|distillation)_token|registers", ("tokens", "width")),
     Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
     _unstacked(
-        r"(first_state|key|query|readout|baseline|head|projection|pooler|pooling|transform|next_sentence)/kernel"
+        r"(first_state|key|query|readout|baseline|(distillation_)?head|projection|pooler|pooling|transform"
+        r"|next_sentence|projector/\d+|bottleneck)/kernel"
     ),
     Rule(
-        r"(first_state|key|readout|baseline|head|projection|pooler|pooling|transform|next_sentence)/bias",
+        r"(first_state|key|readout|baseline|(distillation_)?head|projection|pooler|pooling|transform"
+        r"|next_sentence|projector/\d+|bottleneck)/bias",
         ("outputs",),
     ),
+    # Rows of the last layer keep length 1: they do not decay.
+    Rule(r"prototypes/kernel", ("inputs", "outputs")),
     Rule(r"direction", ("alignment",)),
     Rule(r"log_width", ("coordinates",)),
 )

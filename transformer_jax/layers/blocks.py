@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention
@@ -77,11 +78,11 @@ class Block(nnx.Module):
 
         return RESIDUALS[self.norm](x, sublayer, norm, self.dropout, dropout_key)
 
-    def _add_feed_forward(self, x, dropout_key):
-        """Adds the feed-forward sublayer, which ends the block."""
+    def _add_feed_forward(self, x, dropout_key, scaled: Callable[[jax.Array], jax.Array] = lambda x: x):
+        """Adds the feed-forward sublayer, which ends the block; `scaled` is done to what it adds."""
 
         def sublayer(x):
-            return named(self.feed_forward(x), FEED_FORWARD_OUTPUT), None
+            return scaled(named(self.feed_forward(x), FEED_FORWARD_OUTPUT)), None
 
         x, _ = RESIDUALS[self.norm](x, sublayer, self.feed_forward_norm, self.dropout, dropout_key)
         return named(x, RESIDUAL)
@@ -93,12 +94,26 @@ class EncoderBlock(Block):
     Args:
       self_attention: of the block.
       self_attention_norm: its norm.
+      layer_scale: what each sublayer adds is multiplied by a trained vector (D,) that begins with this value
+        (Touvron et al. 2021, "Going deeper with Image Transformers", equation 4); None has none.
+      width: D, where there is a layer scale.
       **options: see `Block`.
     """
 
-    def __init__(self, *, self_attention: SelfAttention, self_attention_norm: nnx.Module, **options: Any):
+    def __init__(
+        self,
+        *,
+        self_attention: SelfAttention,
+        self_attention_norm: nnx.Module,
+        layer_scale: float | None = None,
+        width: int = 0,
+        **options: Any,
+    ):
         super().__init__(**options)
         self.self_attention, self.self_attention_norm = self_attention, self_attention_norm
+        first = None if layer_scale is None else jnp.full(width, layer_scale)
+        self.attention_scale = None if first is None else nnx.Param(first)
+        self.feed_forward_scale = None if first is None else nnx.Param(jnp.copy(first))
 
     def __call__(
         self,
@@ -107,17 +122,41 @@ class EncoderBlock(Block):
         *,
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
+        branch_factors: jax.Array | None = None,
     ):
-        """x (B, S, D) -> (x, weights (B, H, S, S) or None); `AttentionContext()` shows every token."""
+        """One block over all tokens.
+
+        Args:
+          x: (B, S, D).
+          context: which tokens see each other; `AttentionContext()` shows every token.
+          dropout_key: dropout is on where given.
+          return_weights: also return the attention weights.
+          branch_factors: (2, B), by which each row's sublayers are multiplied; 0 leaves one out (stochastic
+            depth, Huang et al. 2016).
+
+        Returns:
+          (x (B, S, D), weights (B, H, S, S) or None).
+        """
         attention_key, feed_forward_key = _split(dropout_key, 2)
         weight_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 2)
 
+        def scaled(x: jax.Array, scale: nnx.Param | None, number: int) -> jax.Array:
+            if scale is not None:
+                x = x * scale[...].astype(x.dtype)
+            if branch_factors is not None:
+                x = x * branch_factors[number, :, None, None].astype(x.dtype)
+            return x
+
         def attend(x):
-            return self.self_attention.attend(x, context, return_weights=return_weights, dropout_key=weight_key)
+            output, kept = self.self_attention.attend(
+                x, context, return_weights=return_weights, dropout_key=weight_key
+            )
+            return scaled(output, self.attention_scale, 0), kept
 
         norm = self.self_attention_norm
         x, (weights, _) = self._add_attention(x, attend, norm, SELF_ATTENTION, attention_key)
-        return self._add_feed_forward(x, feed_forward_key), weights
+        x = self._add_feed_forward(x, feed_forward_key, lambda x: scaled(x, self.feed_forward_scale, 1))
+        return x, weights
 
 
 class CausalBlock(Block):

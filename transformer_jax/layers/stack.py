@@ -34,20 +34,24 @@ def unstack(blocks: Any) -> tuple[Any, ...]:
 
 
 def run_stack(
-    block_function: Callable[[Any, jax.Array, jax.Array | None], tuple[jax.Array, Any]],
+    block_function: Callable[..., tuple[jax.Array, Any]],
     blocks: Any,
     x: jax.Array,
     dropout_key: jax.Array | None,
     compute: ComputeOptions,
+    *,
+    by_layer: Any = None,
 ) -> tuple[jax.Array, Any]:
     """Runs x through the blocks in order.
 
     Args:
-      block_function: `(block, x, dropout_key or None) -> (x, what to keep)`.
+      block_function: `(block, x, dropout_key or None) -> (x, what to keep)`; with `by_layer` it gets the part of
+        its layer as a fourth argument.
       blocks: a stack made by `make_stack`, or what `unstack` made of it.
       x: (B, T, D).
       dropout_key: split over the layers, or None.
       compute: unrolling and rematerialisation.
+      by_layer: arrays (L, ...) that each layer gets a row of, or None.
 
     Returns:
       x after the last block, and what each block kept, stacked on a leading axis of L.
@@ -55,24 +59,26 @@ def run_stack(
     layers = len(blocks) if isinstance(blocks, tuple | list) else stack_size(blocks)
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
 
-    def from_input(block, x, key):
+    def from_input(block, x, key, own):
         if platform() != "cpu":
             # Without it a TPU's compiler casts all layers' weights before the backward loop: a second copy.
             block = jax.lax.optimization_barrier(block)
-        return block_function(block, named(x, BLOCK_INPUT), key)
+        x = named(x, BLOCK_INPUT)
+        return block_function(block, x, key) if own is None else block_function(block, x, key, own)
 
     function = rematerialised(from_input, compute.recomputed)
 
-    def step(x, block_and_key):
-        block, key = block_and_key
-        return function(block, x, key)
+    def step(x, layer):
+        block, key, own = layer
+        return function(block, x, key, own)
 
     if isinstance(blocks, tuple | list):
         kept = []
         x = named(x, EMBEDDING)
-        for block, key in zip(blocks, [None] * layers if keys is None else keys, strict=True):
-            x, own = function(block, x, key)
+        for number, block in enumerate(blocks):
+            of_layer = jax.tree.map(lambda values, n=number: values[n], by_layer)
+            x, own = function(block, x, None if keys is None else keys[number], of_layer)
             kept.append(own)
         return x, jax.tree.map(lambda *values: jnp.stack(values), *kept)
 
-    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys), unroll=compute.unroll_of(layers))
+    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys, by_layer), unroll=compute.unroll_of(layers))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
+
+
+def _fields(config: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(config)}
 
 
 class Presets:
@@ -27,7 +32,7 @@ class Presets:
 
         Args:
           name: one of `presets`.
-          vocab_size: V; None is the published one.
+          vocab_size: V, of models of text; None is the published one.
           **changes: any other field of the config.
 
         Raises:
@@ -38,6 +43,6 @@ class Presets:
         values = {**cls.preset_fields[name], **changes}
         if vocab_size is not None:
             values["vocab_size"] = vocab_size
-        if "vocab_size" not in values:
+        if "vocab_size" not in values and "vocab_size" in _fields(cls):
             raise ValueError(f"preset {name!r} of {cls.__name__} has no vocabulary of its own: give vocab_size")
         return cls(**values)

@@ -14,6 +14,7 @@ from transformer_jax.models.bert import (
     BertReader,
     BertTagger,
 )
+from transformer_jax.models.dino import Dino, DinoConfig
 from transformer_jax.models.distilbert import (
     DistilBert,
     DistilBertClassifier,
@@ -36,6 +37,7 @@ from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
 from transformer_jax.models.llama import Llama, LlamaConfig
 from transformer_jax.models.luong import Luong, LuongConfig
+from transformer_jax.models.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.roberta import (
@@ -48,6 +50,7 @@ from transformer_jax.models.roberta import (
 )
 from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
 
 class ModelEntry(NamedTuple):
@@ -113,6 +116,10 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     ),
     "token_classifier": _encoders(BertTagger, RobertaTagger, ElectraTagger, DistilBertTagger),
     "span_predictor": _encoders(BertReader, RobertaReader, ElectraReader, DistilBertReader),
+    "image_encoder": {"vit": ModelEntry(ViTConfig, ViT)},
+    "image_classifier": {"vit": ModelEntry(ViTConfig, ViTClassifier)},
+    "self_distillation": {"vit": ModelEntry(DinoConfig, Dino)},
+    "masked_autoencoder": {"vit": ModelEntry(MaskedAutoencoderConfig, MaskedAutoencoder)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 

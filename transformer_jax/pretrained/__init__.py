@@ -15,19 +15,22 @@ __all__ = ["is_published", "load", "save"]
 def is_published(folder: str | pathlib.Path) -> bool:
     """Whether a folder holds a published model, as `load` reads, and not a run or anything else.
 
-    Reads `config.json` alone: a published one names its `model_type` or its `architectures`, that of a run
-    has a `format_version`. The architecture may still be one that `load` does not know.
+    Reads `config.json` alone: a published one names its `model_type`, its `architectures` or, of timm, its
+    `architecture`; that of a run has a `format_version`. The architecture may still be one that `load` does not
+    know. A file that ends in .npz is the original of a vision transformer.
 
     Args:
       folder: may be missing.
     """
+    if pathlib.Path(folder).suffix == ".npz":
+        return pathlib.Path(folder).is_file()
     try:
         config = json.loads((pathlib.Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if not isinstance(config, dict) or "format_version" in config:
         return False
-    return "model_type" in config or "architectures" in config
+    return any(name in config for name in ("model_type", "architectures", "architecture"))
 
 
 def __getattr__(name: str):

@@ -13,11 +13,16 @@ from transformer_jax.pretrained.family import Family
 from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
 from transformer_jax.pretrained.roberta import ROBERTA
+from transformer_jax.pretrained.timm_vit import TIMM
+from transformer_jax.pretrained.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 
 # By model type, its classes; the first is taken where a file names none.
 FAMILIES: dict[str, tuple[Family, ...]] = {
-    families[0].model_type: families for families in ((GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT)
-}
+    families[0].model_type: families
+    for families in (
+        (GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT, VIT, DEIT, DINOV2, DINOV2_REGISTERS
+    )
+}  # fmt: skip
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
@@ -30,6 +35,8 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
       UserError: its `model_type` is not in the list, or none of its classes is the file's.
     """
     name = config.get("model_type")
+    if name is None and "architecture" in config:
+        return TIMM  # whose files name a model of timm
     if name not in FAMILIES:
         raise UserError(
             f"config.json: unknown architecture, model_type is {name!r}: known are {', '.join(FAMILIES)}"
@@ -37,7 +44,7 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     families = FAMILIES[name]
     named = config.get("architectures") or [families[0].architecture]
     for family in families:
-        if family.architecture in named:
+        if family.architecture in named and family.chosen(config):
             return family
     if len(families) == 1:
         return families[0]
@@ -54,7 +61,7 @@ def family_of_model(model: Any) -> Family:
       UserError: no family has this module.
     """
     every = [family for families in FAMILIES.values() for family in families]
-    own = [family for family in every if type(model) is family.module]
+    own = [f for f in every if type(model) is f.module and f.written and f.fits(model.config)]
     if own:
         # BERT's masked LM with a pooler has the head of next sentences, and another class of theirs.
         return own[-1] if getattr(model.config, "pooler", False) else own[0]

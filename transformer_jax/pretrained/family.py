@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
@@ -21,6 +21,9 @@ class Tensor:
       transposed: the tensor is (outputs, inputs), as in torch's Linear.
       in_config: the tensor exists only if this field of our config is true.
       outside: the family's prefix is not in front of its name.
+      layout: how its axes stand to ours: "" the same matrix; "tokens" one axis of 1 in front; "patches" a convolution
+        (D, channels, size, size) of torch; "axes" our own axes, as JAX's files have them, and of patches (size, size,
+        channels, D).
     """
 
     theirs: str
@@ -28,6 +31,7 @@ class Tensor:
     transposed: bool = False
     in_config: str | None = None
     outside: bool = False
+    layout: Literal["", "tokens", "patches", "axes"] = ""
 
 
 def read_text_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> TextTokenizer:
@@ -54,6 +58,9 @@ class Family:
       absent: (field of our config, tensor): where a file lacks the tensor the field is false.
       settings: what a saved folder says of the tokenizer's settings, from the tokenizer and our config: fields
         of `config.json`, and the contents of further JSON files by their paths.
+      fits: whether a config of ours is one of this family's, where a module is of several.
+      chosen: whether the contents of a `config.json` are of this one, where a class has several tables.
+      written: False of a family that is read alone.
     """
 
     model_type: str
@@ -68,6 +75,9 @@ class Family:
     processor: Callable[[pathlib.Path, Mapping[str, Any]], Any] = read_text_tokenizer
     absent: tuple[str, str] | None = None
     settings: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]] = lambda tokenizer, config: ({}, {})
+    fits: Callable[[Any], bool] = lambda config: True
+    chosen: Callable[[Mapping[str, Any]], bool] = lambda described: True
+    written: bool = True
 
 
 def check_supported(config: Mapping[str, Any], **usual: Any) -> None:

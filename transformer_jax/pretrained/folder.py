@@ -15,6 +15,7 @@ import numpy as np
 import safetensors
 from flax import nnx
 
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.distributed.mesh import check_model
 from transformer_jax.distributed.sharding import parameter_sharding
@@ -23,7 +24,8 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.pretrained.families import family_of_config, family_of_model
 from transformer_jax.pretrained.family import Family, Tensor
-from transformer_jax.pretrained.tensor_files import TensorFiles, read_json, write_tensors
+from transformer_jax.pretrained.tensor_files import ArrayFile, TensorFiles, read_json, write_tensors
+from transformer_jax.pretrained.vit_arrays import VIT_ARRAYS, describe_arrays
 
 _LARGEST_FILE = 5_000_000_000
 
@@ -34,10 +36,13 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     Raises:
       UserError: no such folder, or a model that no family describes.
     """
-    if not folder.is_dir():
+    if folder.suffix == ".npz":
+        described, family = describe_arrays(folder), VIT_ARRAYS
+    elif folder.is_dir():
+        described = read_json(folder / "config.json")
+        family = family_of_config(described)
+    else:
         raise UserError(f"{folder}: no such folder of weights")
-    described = read_json(folder / "config.json")
-    family = family_of_config(described)
     try:
         return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
     except (ValueError, TypeError) as error:
@@ -51,13 +56,14 @@ def load(
     mesh: jax.sharding.Mesh | None = None,
     compute: ComputeOptions = ComputeOptions(),
 ) -> tuple[Any, Any]:
-    """A published model and its tokenizer.
+    """A published model and its tokenizer, or of a vision model its image processor.
 
     Each parameter is read from its file into its own place, one layer's tensor at a time: in addition to
     the model no more than one parameter's layers are in memory.
 
     Args:
-      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
+      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json` or `preprocessor_config.json`; or
+        the .npz file of an original vision transformer.
       dtype: of the parameters and of the computation, "float32" or "bfloat16"; None is float32.
       mesh: where the parameters go, see `parameter_sharding`; None is the default device.
       compute: how the model is computed.
@@ -74,8 +80,8 @@ def load(
     config, family, described = read_config(folder, dtype)
     if mesh is not None:
         check_model(config, mesh)
-    tokenizer = _read_tokenizer(folder, family, described, config.vocab_size)
-    files = TensorFiles(folder)
+    tokenizer = _read_tokenizer(folder, family, described, config)
+    files = ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
     if family.absent is not None and not any(name.endswith(family.absent[1]) for name in files.names()):
         config = dataclasses.replace(config, **{family.absent[0]: False})
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
@@ -100,6 +106,7 @@ class _Place:
     stacked: bool
     transposed: bool
     columns: slice
+    layout: str = ""
 
 
 def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -127,11 +134,27 @@ def _is_vocabulary(name: str) -> bool:
 
 def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[int, ...]:
     """The shape that a tensor of theirs must have."""
+    first = named[tensor.ours[0]].shape
+    if tensor.layout == "tokens":
+        return (1, *first)
+    if tensor.layout and tensor.ours[0].endswith("patches/projection/kernel"):
+        image = (config.patch_size, config.patch_size, config.channels, config.width)
+        return image if tensor.layout == "axes" else (image[3], image[2], *image[:2])
+    if tensor.layout == "axes":
+        return first[1:] if "{layer}" in tensor.theirs else first
     parts = [_matrix(name, named[name].shape) for name in tensor.ours]
     shape = (*parts[0][:-1], sum(part[-1] for part in parts))
     if _is_vocabulary(tensor.ours[0]):
         shape = (config.vocab_size, shape[1])  # ours has rows to spare
     return shape[::-1] if tensor.transposed else shape
+
+
+def _as_theirs(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndarray:
+    """A parameter of ours in the layout of a tensor of theirs; of vision models."""
+    if tensor.layout == "tokens":
+        return value[None]
+    size = config.patch_size
+    return value.reshape(size, size, config.channels, config.width).transpose(3, 2, 0, 1)
 
 
 def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, Any]) -> dict[str, _Place]:
@@ -159,7 +182,8 @@ def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, An
         begin = 0
         for ours in tensor.ours:
             size = _matrix(ours, named[ours].shape)[-1]
-            places[ours] = _Place(names, stacked, tensor.transposed, slice(begin, begin + size))
+            columns = slice(begin, begin + size) if len(tensor.ours) > 1 else slice(None)
+            places[ours] = _Place(names, stacked, tensor.transposed, columns, tensor.layout)
             begin += size
     spare = [
         name
@@ -185,6 +209,8 @@ def _read_part(
     own, rest = (shape[1:], index[1:]) if place.stacked else (shape, index)
     for number, layer in enumerate(layers):
         tensor = files.read(place.names[layer])
+        if place.layout == "patches":
+            tensor = tensor.transpose(2, 3, 1, 0)  # pixels row by row with their channels, as our patches
         tensor = tensor.T if place.transposed else tensor
         tensor = tensor[..., place.columns]
         if place.stacked:
@@ -196,10 +222,12 @@ def _read_part(
     return out
 
 
-def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any], vocab_size: int) -> Any:
+def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any], model_config: Any) -> Any:
     tokenizer = family.processor(folder, config)
+    if isinstance(tokenizer, ImageProcessor):
+        return tokenizer
     try:
-        tokenizer.check_fits(vocab_size)
+        tokenizer.check_fits(model_config.vocab_size)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     if not isinstance(tokenizer, TextTokenizer):
@@ -261,6 +289,8 @@ def save(
                     leaf = np.asarray(named[name][layer] if stacked else named[name])
                     parts.append(leaf.reshape(_matrix(name, named[name].shape)))
                 joined = np.concatenate(parts, axis=-1)
+                if tensor.layout:
+                    joined = _as_theirs(tensor, joined, config)
                 if _is_vocabulary(tensor.ours[0]):
                     joined = joined[: config.vocab_size]
                 return (joined.T if tensor.transposed else joined).astype(jnp.dtype(dtype))
@@ -271,8 +301,11 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
             pass
-        tokenizer.save(folder / "tokenizer.json")
-        files = {**further, "tokenizer_config.json": tokenizer_config, "config.json": described}
+        settings_file = "preprocessor_config.json"
+        if not isinstance(tokenizer, ImageProcessor):
+            settings_file = "tokenizer_config.json"
+            tokenizer.save(folder / "tokenizer.json")
+        files = {**further, settings_file: tokenizer_config, "config.json": described}
         for name, value in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

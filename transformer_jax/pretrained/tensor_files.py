@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -94,6 +95,35 @@ class TensorFiles:
 
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(self._stored[name])
+
+
+class ArrayFile:
+    """The arrays of one .npz file, with the methods of `TensorFiles`.
+
+    Args:
+      path: of the file.
+
+    Raises:
+      UserError: no such file, or a damaged one.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.folder = path
+        try:
+            self._file = np.load(path)
+            self._shapes = {name: self._file[name].shape for name in self._file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path}: cannot be read ({error}); the file is cut short or damaged") from None
+
+    def names(self) -> set[str]:
+        return set(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> np.ndarray:
+        """An array, in the dtype of the file."""
+        return self._file[name]
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -12,16 +12,20 @@ from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import (
+    image_classification,
     language_modeling,
+    masked_autoencoding,
     masked_language_modeling,
     question_answering,
     replaced_token_detection,
+    self_distillation,
     sentence_embedding,
     sequence_classification,
     token_classification,
     translation,
 )
 from transformer_jax.tasks.trained_encoders import TrainedElectra
+from transformer_jax.tasks.trained_images import TrainedImageEncoder
 from transformer_jax.training import driver
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.run_folder import read_run
@@ -37,6 +41,9 @@ _TASK_FILES = (
     token_classification,
     question_answering,
     sentence_embedding,
+    image_classification,
+    self_distillation,
+    masked_autoencoding,
 )
 TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
@@ -81,7 +88,7 @@ def load(
     Returns:
       An object with `model`, `processor` (`tokenizer` for text), `config`, `weights` and methods for what its
       task is for: `translate` and `align`; `generate`; of a text encoder `embed`, and `fill`, `classify`,
-      `tag` or `answer`.
+      `tag` or `answer`; of a vision model `embed_images` and `classify`.
 
     Raises:
       UserError: neither a run nor a published folder, no such checkpoint, or a damaged one.
@@ -96,6 +103,8 @@ def load(
         kind = next(k for k, models in MODELS.items() if type(model) in {m.module for m in models.values()})
         if kind == "discriminator":
             return TrainedElectra(model, processor, None, "published")
+        if kind == "image_encoder":
+            return TrainedImageEncoder(model, processor, None, "published")
         entry = next(entry for entry in tasks.values() if entry.kind == kind)
         return entry.trained(model, processor, None, "published")
     stored = read_run(folder, tasks)

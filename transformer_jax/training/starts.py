@@ -15,6 +15,7 @@ from transformer_jax import pretrained
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import MODELS
 from transformer_jax.models.text_encoder import TextEncoder
+from transformer_jax.models.vit import ViT
 from transformer_jax.parameter_names import map_names, named_leaves
 from transformer_jax.training.config import Start, as_json, field_names, from_json
 from transformer_jax.training.run_folder import is_run, read_config, read_run
@@ -24,7 +25,7 @@ from transformer_jax.training.trained_model import read_trained
 # Fields of a model's config that do not change what its parameters mean; sizes show in their shapes.
 _MEANINGLESS = {
     "dropout", "attention_dropout", "dtype", "max_length", "vocab_size", "vocab_multiple", "classes", "pooler",
-    "generator_size",
+    "generator_size", "stochastic_depth",
 }  # fmt: skip
 # What an encoder may have or lack, by the task that it is for.
 _OPTIONAL = "pooler/"
@@ -90,10 +91,10 @@ class OpenedStart:
 
 
 def _body(model: Any) -> Any:
-    """The text encoder of a model, or None if it has none."""
+    """The encoder of texts or images that a model has, or None if it has none."""
     model = getattr(model, "discriminator", model)
     encoder = getattr(model, "encoder", model)
-    return encoder if isinstance(encoder, TextEncoder) else None
+    return encoder if isinstance(encoder, TextEncoder | ViT) else None
 
 
 def started_config(folder: str, kind: str) -> tuple[str, Any]:
@@ -121,6 +122,12 @@ def started_config(folder: str, kind: str) -> tuple[str, Any]:
                 break
     else:
         raise UserError(f"{path / 'config.json'}: no such file; is {path} the folder of a run, or of weights?")
+    # A model that was trained with further parts has its encoder's config in its own.
+    config = (
+        config
+        if any(e.config is type(config) for e in MODELS[kind].values())
+        else getattr(config, "encoder", config)
+    )
     found = [name for name, entry in MODELS[kind].items() if entry.config is type(config)]
     if not found:
         raise UserError(
@@ -166,6 +173,8 @@ def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
     if not opened.whole:
         return
     there = opened.model.config
+    if type(there) is not type(model_config):
+        model_config = getattr(model_config, "encoder", model_config)
     if type(there) is not type(model_config):
         raise UserError(
             f"`start` {start.folder} holds a {type(opened.model).__name__}, not a model of "

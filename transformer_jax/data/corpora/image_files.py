@@ -1,0 +1,114 @@
+"""One image as an array of 8-bit RGB pixels, from a file, its bytes, a Pillow image or another array."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from transformer_jax.errors import UserError
+
+# Pixels of the largest image that is decoded: a file of a few kilobytes can say that it has billions.
+LARGEST = 100_000_000
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name ends as those of images do, and is no hidden one."""
+    last = name.rpartition("/")[2]
+    return last.lower().endswith(ENDINGS) and not last.startswith(".") and "__MACOSX" not in name
+
+
+def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
+    """The pixels of an encoded image, turned as its EXIF orientation says.
+
+    Args:
+      content: of the file.
+      name: of the file, for messages.
+
+    Returns:
+      ((height, width, 3) uint8, what had to be converted: "", "grey", "alpha", "CMYK", "16-bit", "animated" (the
+      first frame is taken) or another mode of Pillow).
+
+    Raises:
+      UserError: no bytes, no image, a truncated one, or one of more than `LARGEST` pixels.
+    """
+    if not content:
+        raise UserError(f"{name}: a file of no bytes is no image")
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of images that may be too large and raises for larger ones; here one limit holds.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content))
+            width, height = image.size
+            if width * height > LARGEST:
+                raise UserError(
+                    f"{name}: {width:,} x {height:,} pixels, more than the {LARGEST:,} that are decoded"
+                )
+            return as_rgb(image)
+    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{name}: no image that can be read ({reason}); the file is cut short or damaged"
+        ) from None
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
+    """(pixels (height, width, 3) uint8, what was converted) of a Pillow image; see `decoded`."""
+    what = "animated" if getattr(image, "is_animated", False) else ""
+    image.load()
+    # A plain attribute where there is no EXIF part: a copy of the image only where it must be turned.
+    image = ImageOps.exif_transpose(image)
+    mode = image.mode
+    if mode == "RGB":
+        return np.asarray(image), what
+    if mode.startswith("I") or mode == "F":
+        values = np.asarray(image, np.float64)
+        # 16-bit files come as "I;16" or as "I"; 8-bit values in them stay what they are.
+        top = 65_535 if values.max(initial=0) > 255 else 255
+        grey = np.clip(values / top * 255, 0, 255).round().astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=2), what or "16-bit"
+    transparent = mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
+    if transparent:
+        # What lies under transparent pixels is arbitrary: they are shown on white, as a page shows them.
+        own = image.convert("RGBA")
+        white = Image.new("RGBA", own.size, (255, 255, 255, 255))
+        return np.asarray(Image.alpha_composite(white, own).convert("RGB")), what or "alpha"
+    return np.asarray(image.convert("RGB")), what or {"L": "grey", "1": "grey"}.get(mode, mode)
+
+
+def image_array(image: Any, name: str = "the image") -> np.ndarray:
+    """An image that a user gives, as (height, width, 3) uint8.
+
+    Args:
+      image: a path, a Pillow image, or a uint8 array (height, width), (height, width, 1), 3 or 4 channels.
+      name: for messages about arrays.
+
+    Raises:
+      UserError: see `decoded`; no such file; an array of another dtype or shape.
+    """
+    if isinstance(image, str | os.PathLike):
+        path = pathlib.Path(image)
+        try:
+            return decoded(path.read_bytes(), str(path))[0]
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if isinstance(image, Image.Image):
+        return as_rgb(image)[0]
+    array = np.asarray(image)
+    if array.dtype != np.uint8:
+        raise UserError(f"{name} is an array of {array.dtype}: give uint8, from 0 to 255")
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape:
+        raise UserError(f"{name} has the shape {array.shape}: give (height, width, 3)")
+    if array.shape[-1] == 4:
+        return as_rgb(Image.fromarray(array))[0]
+    return np.repeat(array, 3, axis=2) if array.shape[-1] == 1 else array

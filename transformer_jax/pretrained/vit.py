@@ -1,0 +1,251 @@
+"""ViT, DeiT, DINO (as ViT), DINOv2 and DINOv2 with registers as `transformers` publishes them."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from transformer_jax.pretrained.encoder_tables import activation_of, labels_of, linear, norm, their_activation
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+
+_CLASSIFIES = ("ForImageClassification", "ForImageClassificationWithTeacher")
+
+
+def read_image_processor(folder: pathlib.Path, described: Mapping[str, Any]) -> ImageProcessor:
+    """The image processor of a folder, with the labels of `config.json` where its head has classes."""
+    architecture = next(iter(described.get("architectures") or ()), "")
+    labels = labels_of(described) if architecture.endswith(_CLASSIFIES) else ()
+    return ImageProcessor.open(folder, size=int(required(described, "image_size")), labels=labels)
+
+
+def embeddings(front: str, *, patches: str, tokens: Mapping[str, str], positions: str) -> tuple[Tensor, ...]:
+    """Patches, tokens and positions; `front` is the encoder's prefix in our names."""
+    return (
+        Tensor(f"{patches}.weight", (f"{front}patches/projection/kernel",), layout="patches"),
+        Tensor(f"{patches}.bias", (f"{front}patches/projection/bias",)),
+        Tensor(positions, (f"{front}positions/table/embedding",), layout="tokens"),
+        *(Tensor(theirs, (front + ours,), layout="tokens") for theirs, ours in tokens.items()),
+    )
+
+
+def _body(front: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> tuple[Tensor, ...]:
+    """The table of an encoder: `dino` has DINOv2's names."""
+    theirs, ours = "encoder.layer.{layer}", f"{front}blocks"
+    rows = [
+        *embeddings(
+            front, patches="embeddings.patch_embeddings.projection",
+            tokens={"embeddings.cls_token": "class_token", **tokens}, positions="embeddings.position_embeddings",
+        ),
+        *norm("layernorm", f"{front}norm"),
+        *norm(f"{theirs}.{'norm1' if dino else 'layernorm_before'}", f"{ours}/self_attention_norm"),
+        *norm(f"{theirs}.{'norm2' if dino else 'layernorm_after'}", f"{ours}/feed_forward_norm"),
+        *linear(f"{theirs}.attention.output.dense", f"{ours}/self_attention/output"),
+    ]  # fmt: skip
+    for name in ("query", "key", "value"):
+        rows += linear(f"{theirs}.attention.attention.{name}", f"{ours}/self_attention/{name}")
+    if not dino:
+        rows += linear(f"{theirs}.intermediate.dense", f"{ours}/feed_forward/expand")
+        rows += linear(f"{theirs}.output.dense", f"{ours}/feed_forward/contract")
+        return tuple(rows)
+    scales = {"layer_scale1": "attention_scale", "layer_scale2": "feed_forward_scale"}
+    rows += [Tensor(f"{theirs}.{name}.lambda1", (f"{ours}/{own}",)) for name, own in scales.items()]
+    if gated:
+        both = tuple(f"{ours}/feed_forward/{name}" for name in ("gate", "expand"))
+        rows += [
+            Tensor(f"{theirs}.mlp.weights_in.weight", tuple(f"{one}/kernel" for one in both), transposed=True),
+            Tensor(f"{theirs}.mlp.weights_in.bias", tuple(f"{one}/bias" for one in both)),
+            *linear(f"{theirs}.mlp.weights_out", f"{ours}/feed_forward/contract"),
+        ]
+    else:
+        rows += linear(f"{theirs}.mlp.fc1", f"{ours}/feed_forward/expand")
+        rows += linear(f"{theirs}.mlp.fc2", f"{ours}/feed_forward/contract")
+    return tuple(rows)
+
+
+def _common(described: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
+    check_supported(described, qkv_bias=True, pooler_act="tanh")
+    return dict(
+        image_size=int(required(described, "image_size")),
+        patch_size=int(required(described, "patch_size")),
+        width=required(described, "hidden_size"),
+        layers=required(described, "num_hidden_layers"),
+        heads=required(described, "num_attention_heads"),
+        channels=described.get("num_channels", 3),
+        dropout=described.get("hidden_dropout_prob", 0.0),
+        attention_dropout=described.get("attention_probs_dropout_prob", 0.0),
+        activation=activation_of(described),
+        classes=len(labels_of(described)) if classes else 0,
+    )
+
+
+def _described(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_channels": config.channels,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "hidden_act": their_activation(config.activation),
+        "layer_norm_eps": config.norm_epsilon,
+        "qkv_bias": True,
+        **({"num_labels": config.classes} if config.classes else {}),
+    }
+
+
+def _plain(config: ViTConfig) -> bool:
+    """Whether a config has nothing that no published family has."""
+    return (
+        not config.convolutions and config.norm == "pre" and config.final_norm and config.positions == "learned"
+        and config.pooling in ("class", "class_mean")
+    )  # fmt: skip
+
+
+def _vit_family(
+    model_type: str,
+    architecture: str,
+    module: type,
+    *heads: Tensor,
+    distillation: bool = False,
+    distillation_head: bool = False,
+) -> Family:
+    """ViT and DeiT, which differ by a second token."""
+    bare = module is ViT
+
+    def config(described: Mapping[str, Any]) -> ViTConfig:
+        return ViTConfig(
+            **_common(described, classes=not bare),
+            feed_forward=required(described, "intermediate_size"),
+            norm_epsilon=described.get("layer_norm_eps", 1e-12),
+            distillation=distillation,
+            distillation_head=distillation_head,
+            pooler=bare,
+        )
+
+    def describe(config: ViTConfig) -> dict[str, Any]:
+        return _described(config) | {"intermediate_size": config.feed_forward}
+
+    def fits(config: ViTConfig) -> bool:
+        return (
+            _plain(config) and config.pooling == "class" and not config.layer_scale and not config.registers
+            and not config.gated and config.distillation == distillation
+            and (bare or (config.distillation_head == distillation_head and not config.pooler))
+        )  # fmt: skip
+
+    front = "" if bare else "encoder/"
+    tokens = {"embeddings.distillation_token": "distillation_token"} if distillation else {}
+    pooler = linear("pooler.dense", "pooler", in_config="pooler") if bare else ()
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        module=module,
+        config=config,
+        describe=describe,
+        table=(*_body(front, tokens=tokens, dino=False, gated=False), *pooler, *heads),
+        prefix=f"{model_type}.",
+        head=None,
+        passed_over=r"embeddings\.mask_token|decoder\..*" + (r"|classifier\..*" if bare else r"|pooler\..*"),
+        processor=read_image_processor,
+        absent=("pooler", "pooler.dense.weight") if bare else None,
+        fits=fits,
+    )
+
+
+_HEAD = linear("classifier", "head", outside=True)
+VIT = (
+    _vit_family("vit", "ViTModel", ViT),
+    _vit_family("vit", "ViTForImageClassification", ViTClassifier, *_HEAD),
+)
+_deit = functools.partial(_vit_family, "deit", distillation=True)
+DEIT = (
+    _deit("DeiTModel", ViT),
+    _deit("DeiTForImageClassification", ViTClassifier, *_HEAD),
+    _deit(
+        "DeiTForImageClassificationWithTeacher", ViTClassifier,
+        *linear("cls_classifier", "head", outside=True),
+        *linear("distillation_classifier", "distillation_head", outside=True),
+        distillation_head=True,
+    ),
+)  # fmt: skip
+
+
+def _swiglu_width(width: int, ratio: float) -> int:
+    """F of DINOv2's gated layers: two thirds, rounded up to a multiple of 8."""
+    return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+def _dinov2_family(model_type: str, architecture: str, module: type, *, registers: bool, gated: bool) -> Family:
+    bare = module is ViT
+
+    def config(described: Mapping[str, Any]) -> ViTConfig:
+        check_supported(described, apply_layernorm=True)
+        width, ratio = required(described, "hidden_size"), described.get("mlp_ratio", 4)
+        return ViTConfig(
+            **_common(described, classes=not bare),
+            feed_forward=_swiglu_width(width, ratio) if gated else int(width * ratio),
+            norm_epsilon=described.get("layer_norm_eps", 1e-6),
+            layer_scale=described.get("layerscale_value", 1.0),
+            stochastic_depth=described.get("drop_path_rate", 0.0),
+            registers=described.get("num_register_tokens", 4) if registers else 0,
+            antialias=registers,
+            gated=gated,
+            pooling="class" if bare else "class_mean",
+        )
+
+    def describe(config: ViTConfig) -> dict[str, Any]:
+        ratio = config.feed_forward / config.width
+        if gated:
+            ratio = next(r for r in range(1, 65) if _swiglu_width(config.width, r) == config.feed_forward)
+        return _described(config) | {
+            "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
+            "layerscale_value": config.layer_scale,
+            "drop_path_rate": config.stochastic_depth,
+            "use_swiglu_ffn": gated,
+            **({"num_register_tokens": config.registers} if registers else {}),
+        }
+
+    def fits(config: ViTConfig) -> bool:
+        ratios = [_swiglu_width(config.width, r) for r in range(1, 65)]
+        return (
+            _plain(config) and config.layer_scale > 0 and not config.distillation and config.gated == gated
+            and bool(config.registers) == registers and config.antialias == registers and not config.pooler
+            and (not gated or config.feed_forward in ratios) and (bare or config.pooling == "class_mean")
+        )  # fmt: skip
+
+    tokens = {"embeddings.register_tokens": "registers"} if registers else {}
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        module=module,
+        config=config,
+        describe=describe,
+        table=(
+            *_body("" if bare else "encoder/", tokens=tokens, dino=True, gated=gated),
+            *(() if bare else _HEAD),
+        ),
+        prefix=f"{model_type}.",
+        head=None,
+        passed_over=r"embeddings\.mask_token" + (r"|classifier\..*" if bare else ""),
+        processor=read_image_processor,
+        fits=fits,
+        chosen=lambda described: bool(described.get("use_swiglu_ffn", False)) == gated,
+    )
+
+
+def _dinov2(model_type: str, name: str, registers: bool) -> tuple[Family, ...]:
+    make: Callable[..., Family] = functools.partial(_dinov2_family, model_type, registers=registers)
+    return tuple(
+        make(f"{name}{kind}", module, gated=gated)
+        for kind, module in (("Model", ViT), ("ForImageClassification", ViTClassifier))
+        for gated in (False, True)
+    )
+
+
+DINOV2 = _dinov2("dinov2", "Dinov2", False)
+DINOV2_REGISTERS = _dinov2("dinov2_with_registers", "Dinov2WithRegisters", True)

@@ -1,0 +1,96 @@
+"""The .npz files that the Vision Transformer papers were published with (Dosovitskiy et al. 2021; Steiner et al.
+2022). They are read, not written."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.errors import UserError
+from transformer_jax.models.vit import ViTClassifier, ViTConfig
+from transformer_jax.pretrained.family import Family, Tensor
+from transformer_jax.pretrained.tensor_files import ArrayFile
+
+
+def describe_arrays(path: pathlib.Path) -> dict[str, Any]:
+    """The sizes of a file's model, which its arrays' shapes say.
+
+    Raises:
+      UserError: a file that cannot be read, or one of another model.
+    """
+    file = ArrayFile(path)
+    there = file.names()
+    wanted = ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "head/kernel", "cls")
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise UserError(f"{path}: no Vision Transformer: {', '.join(missing)} is missing")
+    size, _, channels, width = file.shape("embedding/kernel")
+    side = round((file.shape("Transformer/posembed_input/pos_embedding")[1] - 1) ** 0.5)
+    block = "Transformer/encoderblock_0"
+    layers = sum(name.endswith("/LayerNorm_0/scale") for name in there)
+    return {
+        "image_size": side * size, "patch_size": size, "width": width, "layers": layers, "channels": channels,
+        "heads": file.shape(f"{block}/MultiHeadDotProductAttention_1/query/kernel")[1],
+        "feed_forward": file.shape(f"{block}/MlpBlock_3/Dense_0/kernel")[1],
+        "classes": file.shape("head/kernel")[1], "pooler": "pre_logits/kernel" in there,
+    }  # fmt: skip
+
+
+def _config(described: Mapping[str, Any]) -> ViTConfig:
+    # Flax's GELU, with which these were trained, is the approximate one.
+    return ViTConfig(**described, activation="gelu_tanh")
+
+
+def _processor(path: pathlib.Path, described: Mapping[str, Any]) -> ImageProcessor:
+    return ImageProcessor(size=described["image_size"], resampling="bilinear")
+
+
+def _dense(theirs: str, ours: str, **options: Any) -> tuple[Tensor, ...]:
+    return (
+        Tensor(f"{theirs}/kernel", (f"{ours}/kernel",), layout="axes", **options),
+        Tensor(f"{theirs}/bias", (f"{ours}/bias",), layout="axes", **options),
+    )
+
+
+def _norm(theirs: str, ours: str) -> tuple[Tensor, ...]:
+    return tuple(Tensor(f"{theirs}/{kind}", (f"{ours}/{kind}",)) for kind in ("scale", "bias"))
+
+
+def _table() -> tuple[Tensor, ...]:
+    theirs, ours = "Transformer/encoderblock_{layer}", "encoder/blocks"
+    attention = f"{theirs}/MultiHeadDotProductAttention_1"
+    rows = [
+        *_dense("embedding", "encoder/patches/projection"),
+        Tensor("cls", ("encoder/class_token",), layout="tokens"),
+        Tensor(
+            "Transformer/posembed_input/pos_embedding", ("encoder/positions/table/embedding",), layout="tokens"
+        ),
+        *_norm("Transformer/encoder_norm", "encoder/norm"),
+        *_norm(f"{theirs}/LayerNorm_0", f"{ours}/self_attention_norm"),
+        *_norm(f"{theirs}/LayerNorm_2", f"{ours}/feed_forward_norm"),
+        *_dense(f"{theirs}/MlpBlock_3/Dense_0", f"{ours}/feed_forward/expand"),
+        *_dense(f"{theirs}/MlpBlock_3/Dense_1", f"{ours}/feed_forward/contract"),
+        *_dense(f"{attention}/out", f"{ours}/self_attention/output"),
+        *_dense("pre_logits", "encoder/pooler", in_config="pooler"),
+        *_dense("head", "head"),
+    ]
+    for name in ("query", "key", "value"):
+        rows += _dense(f"{attention}/{name}", f"{ours}/self_attention/{name}")
+    return tuple(rows)
+
+
+VIT_ARRAYS = Family(
+    model_type="vit",
+    architecture="npz",
+    module=ViTClassifier,
+    config=_config,
+    describe=lambda config: {},
+    table=_table(),
+    prefix="",
+    head=None,
+    passed_over="",
+    processor=_processor,
+    written=False,
+)

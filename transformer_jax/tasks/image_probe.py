@@ -1,0 +1,64 @@
+"""k-NN accuracy of any vision encoder's features: nothing is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.images import feature_spread, knn_accuracy
+from transformer_jax.tasks import image_data, load
+from transformer_jax.tasks.trained_images import TrainedImageEncoder
+from transformer_jax.training.config import RunConfig
+from transformer_jax.training.run_folder import check_free, write_json
+
+
+def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours: int = 20) -> list[str]:
+    """Scores the start of a config by the votes of nearest training images, and writes `results.json`.
+
+    Args:
+      config: of image classification, with one start.
+      run_dir: folder for `results.json`; it must hold nothing else.
+      neighbours: that vote, see `knn_accuracy`.
+
+    Returns:
+      Lines that a command prints.
+
+    Raises:
+      UserError: a start that reads no images, images that cannot be read, or a folder with files in it.
+    """
+    began = time.perf_counter()
+    check_free(run_dir, {"results.json"})
+    trained = load(config.start[0].folder)
+    if not isinstance(trained, TrainedImageEncoder):
+        raise UserError(f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}: no images")
+    size = config.task.size or trained.processor.size
+    if size != trained.processor.size:
+        trained = dataclasses.replace(trained, processor=dataclasses.replace(trained.processor, size=size))
+    splits = image_data.open_splits(config.task)
+    tests = splits.tests or {"valid": splits.valid}
+    known = trained.embed_images(splits.train)
+    images, accuracy, spread = len(splits.train), {}, {}
+    for name, own in tests.items():
+        asked = trained.embed_images(own)
+        images += len(own)
+        accuracy[name] = knn_accuracy(known, splits.train.labels, asked, own.labels, k=neighbours)
+        spread[name] = feature_spread(asked)
+    first = next(iter(tests))
+    seconds = time.perf_counter() - began
+    results: dict[str, Any] = {
+        "knn_accuracy": accuracy if len(tests) > 1 else accuracy[first],
+        "top1": accuracy if len(tests) > 1 else accuracy[first],
+        "feature_spread": spread if len(tests) > 1 else spread[first],
+        "parameters": trained.encoder.parameter_count,
+        "images_per_second": images / seconds,
+        "seconds": seconds,
+        "device": jax.devices()[0].device_kind,
+    }
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / "results.json", results)
+    return [f"{name:<12} k-NN accuracy {accuracy[name]:.2f}" for name in tests]

@@ -1,0 +1,255 @@
+"""DINO (Caron et al. 2021): a student learns from parts of an image what its own moving average says of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.data.batches.augmentation import Augmentation
+from transformer_jax.data.batches.image_batches import CropViews
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.tasks import image_data, image_pretraining
+from transformer_jax.tasks.image_data import normalised_images
+from transformer_jax.tasks.image_pretraining import ImagePretraining, ImagePretrainingConfig, recipe_config
+from transformer_jax.tasks.trained_images import TrainedImageEncoder
+from transformer_jax.training.config import RunConfig, check_at_least, check_below_one
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.task import TaskEntry
+
+KIND = "self_distillation"
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfDistillationConfig(ImagePretrainingConfig):
+    """DINO's objective and the parts of images that it compares; defaults are the paper's.
+
+    Raises:
+      UserError: a value out of range.
+    """
+
+    parts: int = 8
+    """Local parts of an image, beside two global ones."""
+    part_size: int = 0
+    """Height and width of local parts in pixels; 0 is half of the global ones'."""
+    split_area: float = 0.4
+    """Local parts have at most this share of the image's area, global ones at least."""
+    smallest_area: float = 0.05
+    """Local parts have at least this share."""
+    teacher_decay: float = 0.996
+    """Of the teacher towards the student, once a step (equation 2); it rises to 1 by a cosine."""
+    centre_decay: float = 0.9
+    """Of the mean of the teacher's outputs, which is subtracted from them (equation 4)."""
+    student_temperature: float = 0.1
+    """What the student's outputs are divided by."""
+    teacher_temperature: float = 0.04
+    """What the teacher's outputs are divided by."""
+    frozen_steps: int = 0
+    """Steps at the beginning in which the prototypes stay as they are; 0 is a hundredth of all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0)
+        check_below_one(self, "teacher_decay", "centre_decay")
+        for name in ("student_temperature", "teacher_temperature", "smallest_area", "split_area"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"`{name}` {getattr(self, name)} must be above 0")
+        if not self.smallest_area < self.split_area <= 1:
+            raise UserError(
+                f"`smallest_area` {self.smallest_area} must be below `split_area` {self.split_area}, and that at "
+                "most 1"
+            )
+
+
+def digits(*, model: str = "vit", preset: str = "digits", steps: int = 600) -> RunConfig:
+    """scikit-learn's digits: a few minutes on a CPU."""
+    task = SelfDistillationConfig(
+        batch_size=64, parts=2, teacher_decay=0.98, split_area=0.5, smallest_area=0.25
+    )
+    return _recipe(task, model, preset, steps, "digits", prototypes=256, projection_hidden=256, bottleneck=64)
+
+
+def images(*, model: str = "vit", preset: str = "lite_6_4", steps: int = 5_000) -> RunConfig:
+    """Small images such as CIFAR-10 on a CPU: few prototypes, and a teacher that follows quickly."""
+    task = SelfDistillationConfig(
+        batch_size=128, parts=4, teacher_decay=0.99, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
+    )
+    return _recipe(
+        task, model, preset, steps, "images", prototypes=1_024, projection_hidden=512, bottleneck=128
+    )
+
+
+def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> RunConfig:
+    """The paper's ViT-S/16 on ImageNet: 100 epochs of 1,024 images, for accelerators."""
+    task = SelfDistillationConfig(
+        batch_size=1_024, parts=8, part_size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
+    return _recipe(task, model, preset, steps, "paper", learning_rate=2e-3)
+
+
+def _recipe(
+    task: SelfDistillationConfig, model: str, preset: str, steps: int, recipe: str, *, learning_rate: float = 1e-3,
+    **head: Any,
+) -> RunConfig:  # fmt: skip
+    return recipe_config(
+        task, KIND, model, preset, steps, recipe, head | {"stochastic_depth": 0.0}, b2=0.999, clip=3.0,
+        learning_rate=learning_rate,
+    )  # fmt: skip
+
+
+class SelfDistillation(Objective):
+    """Cross-entropy between what the teacher says of two global parts of an image and the student of all others
+    (equation 3). The extra state is the teacher, the centre of its outputs, and the step.
+
+    Args:
+      config: of the task.
+      steps: of the run, which the schedules run over.
+    """
+
+    def __init__(self, config: SelfDistillationConfig, steps: int):
+        self._config, self._steps = config, steps
+        self._frozen = config.frozen_steps or max(1, steps // 100)
+
+    def initial_extra(self, model, key):
+        return {
+            "teacher": jax.tree.map(jnp.copy, model),
+            "centre": jnp.zeros(model.config.prototypes),
+            "step": jnp.zeros((), jnp.int32),
+        }
+
+    def taught(self, extra: Any, wholes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(the teacher's outputs, and the probabilities that they are sharpened to, (views, B, K))."""
+        outputs = jax.lax.stop_gradient(_of_views(extra["teacher"], wholes))
+        centred = (outputs - extra["centre"]) / self._config.teacher_temperature
+        return outputs, jax.nn.softmax(centred)
+
+    def loss(self, model, extra, batch, key):
+        own, weight = self._config, batch["weight"]
+        wholes = normalised_images(batch["wholes"], own.mean, own.std)
+        outputs, wanted = self.taught(extra, wholes)
+        frozen, keys = extra["step"] < self._frozen, jax.random.split(key)
+        apply = functools.partial(_of_views, model, frozen_prototypes=frozen)
+        learned = apply(wholes, dropout_key=keys[0])
+        if "parts" in batch:
+            parts = normalised_images(batch["parts"], own.mean, own.std)
+            learned = jnp.concatenate([learned, apply(parts, dropout_key=keys[1])])
+        logs = jax.nn.log_softmax(learned / own.student_temperature)
+        # Every pair of a global view of the teacher and another view of the student.
+        pairs = -jnp.einsum("tbk,sbk->tsb", wanted, logs)
+        others = 1 - jnp.eye(len(wanted), len(logs))
+        losses = (pairs * others[..., None]).sum(axis=(0, 1)) / others.sum()
+        entropy = -(wanted * jnp.log(jnp.maximum(wanted, 1e-30))).sum(axis=-1).mean(axis=0)
+        sums = {
+            "loss": (losses * weight).sum(),
+            "teacher_entropy": (entropy * weight).sum(),
+            "centre": (outputs.mean(axis=0) * weight[:, None]).sum(axis=0),
+        }
+        return sums, dict.fromkeys(sums, weight.sum())
+
+    def after_update(self, model, extra, means, step):
+        share = jnp.minimum(step / self._steps, 1.0)
+        decay = 1 - (1 - self._config.teacher_decay) * (jnp.cos(math.pi * share) + 1) / 2
+        teacher = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, extra["teacher"], model)
+        kept = self._config.centre_decay
+        return {
+            "teacher": teacher,
+            "centre": kept * extra["centre"] + (1 - kept) * means["centre"],
+            "step": extra["step"] + 1,
+        }
+
+    def kept(self, model, extra):
+        return extra["teacher"]
+
+
+def _of_views(model: Any, views: jax.Array, **how: Any) -> jax.Array:
+    """Outputs (V, B, K) of views (B, V, height, width, 3), in one call."""
+    B, V = views.shape[:2]
+    outputs = model(views.reshape(B * V, *views.shape[2:]), **how)
+    return outputs.reshape(B, V, -1).swapaxes(0, 1)
+
+
+def _sizes(config: RunConfig) -> tuple[int, int]:
+    """(height and width of global parts, of local parts)."""
+    size = image_data.image_size(config)
+    if config.task.part_size:
+        return size, config.task.part_size
+    step = 2**config.model.convolutions if config.model.convolutions else config.model.patch_size
+    return size, max(step, size // 2 // step * step)
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """The loss of a config.
+
+    Raises:
+      UserError: values that contradict each other.
+    """
+    image_data.check(config, model_config)
+    _, small = _sizes(config)
+    if not model_config.convolutions and small % model_config.patch_size:
+        raise UserError(f"`part_size` {small} is no multiple of `patch_size` {model_config.patch_size}")
+    return SelfDistillation(config.task, config.optimization.steps)
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Every batch of a run."""
+    size, small = _sizes(config)
+    shapes = {"wholes": (2, size, size, 3)}
+    if config.task.parts:
+        shapes["parts"] = (config.task.parts, small, small, 3)
+    return image_pretraining.abstract_images(config, **shapes)
+
+
+class SelfDistillationTask(ImagePretraining):
+    """The task with its images opened."""
+
+    def views(self, config: RunConfig) -> CropViews:
+        size, small = _sizes(config)
+        task: SelfDistillationConfig = config.task
+        # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over; crops lose 0.4 of colour.
+        common: dict[str, Any] = dict(flip=True, colour=0.4, grey=0.2)
+        whole = Augmentation(crop=task.split_area, **common)
+        first = dataclasses.replace(whole, blur=1.0)
+        second = dataclasses.replace(whole, blur=0.1, solarise=0.2)
+        part = Augmentation(crop=task.smallest_area, largest_crop=task.split_area, blur=0.5, **common)
+        return CropViews(size, small, (first, second), part, task.parts)
+
+    def teacher_entropy(self, teacher: Any, name: str) -> float:
+        """Mean entropy in nats of the teacher's outputs for a split's images, centred by their mean and sharpened: 0
+        and the logarithm of the number of prototypes are the two kinds of collapse."""
+        task, processor = self._task, self.processor
+        assert isinstance(task, SelfDistillationConfig)
+        runner = ImageRunner(
+            lambda m, x: m(normalised_images(x, processor.mean, processor.std)), mesh=self._mesh
+        )
+        outputs = jnp.asarray(runner(teacher, self._images[name]))
+        logs = jax.nn.log_softmax((outputs - outputs.mean(axis=0)) / task.teacher_temperature)
+        return float(-(jnp.exp(logs) * logs).sum(axis=-1).mean())
+
+    def further(self, kept: Any, name: str) -> Iterator[tuple[str, float]]:
+        yield "teacher_entropy", self.teacher_entropy(kept, name)
+
+
+def prepare(config, objective, **options):
+    """Opens the images and makes batches; see `TaskEntry.prepare`."""
+    return image_pretraining.prepare(SelfDistillationTask, config, objective, **options)
+
+
+ENTRY = TaskEntry(
+    "self_distillation",
+    SelfDistillationConfig,
+    KIND,
+    {"digits": digits, "images": images, "paper": paper},
+    ImageProcessor,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedImageEncoder,
+    check_mesh=image_data.check_mesh,
+)

@@ -1,0 +1,107 @@
+"""What a trained vision model does: vectors, classes, and maps of what it attends to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.tasks.image_data import normalised_images
+from transformer_jax.tasks.trained_encoders import Classified, classified
+from transformer_jax.training.task import Trained
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedImageEncoder(Trained):
+    """A vision model from a run or a published folder, whatever its head."""
+
+    @functools.cached_property
+    def _runners(self) -> dict[str, tuple[ImageRunner, Any]]:
+        return {}
+
+    @property
+    def encoder(self) -> Any:
+        """The ViT alone."""
+        return getattr(self.model, "encoder", self.model)
+
+    def pixels(self, images: Sequence[Any]) -> np.ndarray:
+        """Images as the model is given them, (N, size, size, 3) uint8.
+
+        Args:
+          images: each a path, a Pillow image or a uint8 array.
+
+        Raises:
+          UserError: none, one image in place of a list, or one that cannot be read.
+        """
+        if isinstance(images, str) or (hasattr(images, "size") and not isinstance(images, np.ndarray)):
+            raise UserError("give a list of images, not one image")
+        if not len(images):
+            raise UserError("give one or more images")
+        return self.processor.batch(images)
+
+    def normalised(self, images: Sequence[Any]) -> jax.Array:
+        """Images as the model reads them, (N, size, size, 3) float32; see `pixels`."""
+        return normalised_images(self.pixels(images), self.processor.mean, self.processor.std)
+
+    def run(
+        self, name: str, function: Callable[[Any, jax.Array], jax.Array], images: Sequence[Any]
+    ) -> np.ndarray:
+        """What a function of the model and normalised images gives for each image; compiled once a shape.
+
+        Args:
+          name: of the function, under which its runner is kept.
+          function: `(model, images (B, height, width, 3)) -> (B, ...)`.
+          images: see `pixels`.
+        """
+        if name not in self._runners:
+            mean, std = self.processor.mean, self.processor.std
+            runner = ImageRunner(lambda model, own: function(model, normalised_images(own, mean, std)))
+            self._runners[name] = runner, runner.prepared(self.model)
+        runner, model = self._runners[name]
+        return runner(model, self.pixels(images))
+
+    def embed_images(self, images: Sequence[Any]) -> np.ndarray:
+        """A vector of each image: what classes are read from, (N, D) float32.
+
+        Args:
+          images: each a path, a Pillow image or a uint8 array.
+
+        Raises:
+          UserError: see `pixels`.
+        """
+
+        def vectors(model: Any, images: jax.Array) -> jax.Array:
+            encoder = getattr(model, "encoder", model)
+            return encoder.pooled(encoder.hidden_states(images)).astype("float32")
+
+        return self.run("embed", vectors, images)
+
+    def attention_maps(self, image: Any, **how: Any) -> Any:
+        """What the class token attends to in one image, by head; see `interpretability.images.attention_maps`."""
+        from transformer_jax.interpretability.images import attention_maps
+
+        return attention_maps(self, image, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedImageClassifier(TrainedImageEncoder):
+    """A vision model that classifies."""
+
+    def classify(self, images: Sequence[Any]) -> list[Classified]:
+        """The class of each image, with the probability of each class.
+
+        Args:
+          images: each a path, a Pillow image or a uint8 array.
+
+        Raises:
+          UserError: see `pixels`.
+        """
+        logits = self.run("classify", lambda model, images: model(images), images)
+        labels = self.processor.labels or tuple(str(n) for n in range(logits.shape[-1]))
+        return [classified(own, labels, "label") for own in logits]
