@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         BertReader,
         BertTagger,
     )
+    from transformer_jax.models.dino import Dino, DinoConfig
     from transformer_jax.models.distilbert import (
         DistilBert,
         DistilBertClassifier,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
     from transformer_jax.models.llama import Llama, LlamaConfig
     from transformer_jax.models.luong import Luong, LuongConfig
+    from transformer_jax.models.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
     from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
     from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
     from transformer_jax.models.roberta import (
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     )
     from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
     from transformer_jax.models.transformer import Transformer, TransformerConfig
+    from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
     from transformer_jax.tasks import configure, load, train
 
 __version__ = "0.1.0"
@@ -65,6 +68,8 @@ __all__ = [
     "BertMaskedLM",
     "BertReader",
     "BertTagger",
+    "Dino",
+    "DinoConfig",
     "DistilBert",
     "DistilBertClassifier",
     "DistilBertConfig",
@@ -88,6 +93,8 @@ __all__ = [
     "LlamaConfig",
     "Luong",
     "LuongConfig",
+    "MaskedAutoencoder",
+    "MaskedAutoencoderConfig",
     "ModernGPT",
     "ModernGPTConfig",
     "RecurrentLM",
@@ -102,6 +109,9 @@ __all__ = [
     "Seq2SeqConfig",
     "Transformer",
     "TransformerConfig",
+    "ViT",
+    "ViTClassifier",
+    "ViTConfig",
     "configure",
     "load",
     "load_run",
@@ -132,6 +142,10 @@ _MODULES = {
     "RobertaMaskedLM": "models.roberta",
     "RobertaReader": "models.roberta",
     "RobertaTagger": "models.roberta",
+    "Dino": "models.dino",
+    "MaskedAutoencoder": "models.masked_autoencoder",
+    "ViT": "models.vit",
+    "ViTClassifier": "models.vit",
     "Bahdanau": "models.bahdanau",
     "GPT": "models.gpt",
     "HardAttention": "models.hard_attention",

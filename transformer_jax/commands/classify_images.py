@@ -27,11 +27,11 @@ class Arguments:
     """The flags of this command alone."""
 
     run_dir: str | None = None
-    """Folder of the run; a run that exists there is resumed. With --images a published folder may stand here too.
-    None: runs/NAME-OF-THE-IMAGES-MODEL-PRESET."""
+    """Folder of the run; a run that exists there is resumed. With --images a published folder may stand here
+    too. None: runs/NAME-OF-THE-IMAGES-MODEL-PRESET."""
     probe: Literal["none", "linear", "knn"] = "none"
-    """How good the features of --start-from are, which stay as they are: linear trains a classifier on them, knn
-    lets the nearest training images vote."""
+    """How good the features of --start-from are, which stay as they are: linear trains a classifier on them,
+    knn lets the nearest training images vote."""
     images: tuple[str, ...] = ()
     """Images for the trained run, or published folder, in --run-dir: print the class of each; no training."""
     plot_attention: str | None = None

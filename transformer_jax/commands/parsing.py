@@ -111,7 +111,8 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def flag_value(argv: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag that decides which others there are, or None if it is not among the arguments."""
+    """The last value of a flag that decides which others there are, or None if it is not among the
+    arguments."""
     found = None
     for number, argument in enumerate(argv):
         if argument == flag and number + 1 < len(argv):

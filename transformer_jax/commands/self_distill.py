@@ -27,8 +27,8 @@ class Arguments:
     run_dir: str | None = None
     """Folder of the run; a run that exists there is resumed. None: runs/NAME-OF-THE-IMAGES-METHOD."""
     method: Literal["dino", "mae"] = "dino"
-    """dino: a student learns what its own moving average says of other parts of an image; mae: three quarters of the
-    patches are predicted from the others."""
+    """dino: a student learns what its own moving average says of other parts of an image; mae: three quarters
+    of the patches are predicted from the others."""
     json: bool = False
     """With --dry-run --topology: print a JSON object last."""
     dry_run: bool = False

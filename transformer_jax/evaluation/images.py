@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,8 +26,8 @@ def image_scores(logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, 
 
     Yields:
       (name, value in percent): `top1`, `top5` (all classes where there are fewer than five), and
-      `calibration_error`, the mean distance between confidence and accuracy over 15 bins of equal width (Guo et al.
-      2017, equation 3).
+      `calibration_error`, the mean distance between confidence and accuracy over 15 bins of equal width (Guo et
+      al. 2017, equation 3).
     """
     order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     hit = order == labels[:, None]
@@ -69,8 +69,8 @@ def knn_accuracy(
     k: int = 20,
     temperature: float = 0.07,
 ) -> float:
-    """Accuracy in percent of the weighted nearest neighbours (Wu et al. 2018, section 3.4): each of the k nearest by
-    cosine votes for its class with exp(similarity / temperature).
+    """Accuracy in percent of the weighted nearest neighbours (Wu et al. 2018, section 3.4): each of the k
+    nearest by cosine votes for its class with exp(similarity / temperature).
 
     Args:
       features: (N, D) of the known images; labels (N,).
@@ -98,8 +98,8 @@ def knn_accuracy(
 
 
 def feature_spread(features: np.ndarray) -> float:
-    """The mean over dimensions of the standard deviation of features of length 1, times the root of D: about 1 where
-    they are spread evenly over the sphere, 0 where all are the same (Chen & He 2021, section 4.1).
+    """The mean over dimensions of the standard deviation of features of length 1, times the root of D: about 1
+    where they are spread evenly over the sphere, 0 where all are the same (Chen & He 2021, section 4.1).
 
     Args:
       features: (N, D).
@@ -127,7 +127,7 @@ class ImageRunner:
         """The model as `__call__` takes it: without a mesh its blocks are taken apart, once."""
         return model.for_inference() if self._mesh is None else model
 
-    def __call__(self, model: Any, images: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    def __call__(self, model: Any, images: Any) -> np.ndarray:
         """What the function gives for each image, (N, ...).
 
         Args:

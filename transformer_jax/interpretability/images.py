@@ -29,8 +29,8 @@ class AttentionMaps(NamedTuple):
     states: np.ndarray
 
     def heads(self, layer: int = -1) -> np.ndarray:
-        """What the first token attends to, by head: (H, rows, columns); of a model without one, the mean over all
-        patches.
+        """What the first token attends to, by head: (H, rows, columns); of a model without one, the mean over
+        all patches.
 
         Args:
           layer: counted from 0; negative ones from the last.
@@ -46,8 +46,8 @@ class AttentionMaps(NamedTuple):
         return rows.reshape(len(rows), *self.grid)
 
     def masks(self, share: float = 0.6, layer: int = -1) -> np.ndarray:
-        """The smallest sets of patches that hold a share of each head's attention, (H, rows, columns) bool (Caron et
-        al. 2021, figure 3, which keeps 60 %).
+        """The smallest sets of patches that hold a share of each head's attention, (H, rows, columns) bool
+        (Caron et al. 2021, figure 3, which keeps 60 %).
 
         Args:
           share: between 0 and 1.
@@ -76,8 +76,8 @@ class AttentionMaps(NamedTuple):
         return row[self.prefix :].reshape(self.grid)
 
     def components(self, count: int = 3) -> np.ndarray:
-        """The first principal components of the patches' states, (rows, columns, count), each between 0 and 1: three
-        of them are colours (Oquab et al. 2024, figure 1)."""
+        """The first principal components of the patches' states, (rows, columns, count), each between 0 and 1:
+        three of them are colours (Oquab et al. 2024, figure 1)."""
         patches = self.states[self.prefix :].astype(np.float64)
         centred = patches - patches.mean(axis=0)
         _, _, directions = np.linalg.svd(centred, full_matrices=False)
@@ -102,7 +102,7 @@ def attention_maps(trained: Any, image: Any) -> AttentionMaps:
     """
     encoder = trained.encoder
     pixels = trained.processor.pixels(image)
-    states, weights = encoder.hidden_states(trained.normalised([pixels]), return_weights=True)
+    states, weights = encoder.hidden_states(trained.normalised(pixels[None]), return_weights=True)
     grid = encoder.patches.grid(*pixels.shape[:2])
     own = np.asarray(weights[0], np.float32), np.asarray(states[0].astype(jnp.float32))
     return AttentionMaps(pixels, own[0], encoder.config.prefix, grid, own[1])

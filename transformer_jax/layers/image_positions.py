@@ -20,7 +20,8 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 def cubic_resize_matrix(old: int, new: int, *, antialias: bool = False) -> np.ndarray:
     """The matrix that resizes a row of values by cubic convolution, with pixels' centres at halves.
 
-    The two forms that published vision models have been trained and used with, as torch computes them: a = -0.75
+    The two forms that published vision models have been trained and used with, as torch computes them: a =
+      -0.75
     with values beyond the border repeated, and a = -0.5 with a kernel that widens where a row shrinks and is
     normalised at the border.
 

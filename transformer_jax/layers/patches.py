@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -94,8 +96,8 @@ class ConvolutionalTokens(nnx.Module):
     """Convolutions with ReLU and maximum pooling, whose last map's pixels are the tokens (Hassani et al. 2021,
     "Escaping the Big Data Paradigm with Compact Transformers", equation 2).
 
-    Convolutions see neighbouring pixels as neighbours, which patches must learn from data. Each has 3 x 3 pixels
-    and no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
+    Convolutions see neighbouring pixels as neighbours, which patches must learn from data. Each has 3 x 3
+    pixels and no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
 
     Args:
       layers: number of convolutions.
@@ -113,7 +115,7 @@ class ConvolutionalTokens(nnx.Module):
                 before, after, (3, 3), use_bias=False, dtype=jnp.dtype(dtype),
                 kernel_init=nnx.initializers.he_normal(), rngs=rngs,
             )
-            for before, after in zip(sizes[:-1], sizes[1:], strict=True)
+            for before, after in itertools.pairwise(sizes)
         )  # fmt: skip
 
     def grid(self, height: int, width: int) -> tuple[int, int]:

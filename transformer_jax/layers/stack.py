@@ -45,8 +45,8 @@ def run_stack(
     """Runs x through the blocks in order.
 
     Args:
-      block_function: `(block, x, dropout_key or None) -> (x, what to keep)`; with `by_layer` it gets the part of
-        its layer as a fourth argument.
+      block_function: `(block, x, dropout_key or None) -> (x, what to keep)`; with `by_layer` it gets the part
+        of its layer as a fourth argument.
       blocks: a stack made by `make_stack`, or what `unstack` made of it.
       x: (B, T, D).
       dropout_key: split over the layers, or None.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +51,8 @@ def encoder_config(config: ViTConfig) -> ViTConfig:
 
 
 class Dino(nnx.Module):
-    """A ViT and, on what it pools, three dense layers with GELU, a vector of length 1, and prototypes (Caron et al.
-    2021, section 3.1 and appendix C).
+    """A ViT and, on what it pools, three dense layers with GELU, a vector of length 1, and prototypes (Caron et
+    al. 2021, section 3.1 and appendix C).
 
     Prototypes are weight-normalised: their directions alone are trained, their lengths are 1.
 
@@ -73,13 +75,19 @@ class Dino(nnx.Module):
                 dtype=jnp.dtype(config.dtype), dot_general=dense_dot_general, rngs=rngs,
             )  # fmt: skip
 
-        self.projector = nnx.List(dense(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True))
+        self.projector = nnx.List(dense(*pair) for pair in itertools.pairwise(sizes))
         self.prototypes = dense(config.bottleneck, config.prototypes, use_bias=False)
 
     @property
     def parameter_count(self) -> int:
         """Number of parameters."""
         return sum(leaf.size for leaf in named_leaves(self).values())
+
+    def for_inference(self) -> Self:
+        """See `ViT.for_inference`."""
+        copy = nnx.merge(*nnx.split(self))
+        copy.encoder = copy.encoder.for_inference()
+        return copy
 
     def hidden_states(self, images: jax.Array, **how):
         """See `ViT.hidden_states`."""

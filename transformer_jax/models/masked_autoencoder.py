@@ -1,9 +1,10 @@
-"""Masked autoencoder (He et al. 2022): a ViT that reads a quarter of the patches, and a small decoder of the rest."""
+"""Masked autoencoder (He et al. 2022): a ViT that reads a quarter of the patches, and a small decoder of the
+rest."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,10 @@ class MaskedAutoencoderConfig(ViTConfig):
     decoder_width: int = 128
     decoder_layers: int = 2
     decoder_heads: int = 4
+
+    preset_fields: ClassVar = {
+        name: fields for name, fields in ViTConfig.preset_fields.items() if not fields.get("convolutions")
+    }
 
     def __post_init__(self):
         super().__post_init__()

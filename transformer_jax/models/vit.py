@@ -70,8 +70,8 @@ class ViTConfig(Presets):
       final_norm: a norm behind the last block.
       layer_scale: first value of a factor on what each sub-layer adds; 0 has none.
       gated: SwiGLU feed-forward layers.
-      stochastic_depth: probability that a sub-layer of the last block is left out in training; it rises from 0 in
-        the first one.
+      stochastic_depth: probability that a sub-layer of the last block is left out in training; it rises from 0
+        in the first one.
       dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
@@ -111,9 +111,10 @@ class ViTConfig(Presets):
     classes: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
-    # Ti is DeiT's (Touvron et al. 2021, table 1), the others are the paper's table 1; the number is the patch's.
+    # Ti is DeiT's (Touvron et al. 2021, table 1), the others are the paper's table 1; the number is the
+    # patch's.
     preset_fields: ClassVar = {
-        "digits": _sizes(4, 64, 4, 2, 8),
+        "mini": _sizes(4, 64, 4, 2, 8),
         "ti4": _sizes(12, 192, 3, 4, 32),
         "s4": _sizes(12, 384, 6, 4, 32),
         "lite_6_4": _sizes(6, 256, 4, 4, 32) | dict(feed_forward=512),
@@ -175,8 +176,8 @@ def _dense(config: ViTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.
 class ViT(nnx.Module):
     """Patches, positions and a class token through a stack of bidirectional blocks.
 
-    Initial values (Touvron et al. 2021): matrices, tokens and positions are normal with standard deviation 0.02,
-    cut off at two of them, biases 0 and normalisation scales 1.
+    Initial values (Touvron et al. 2021): matrices, tokens and positions are normal with standard deviation
+    0.02, cut off at two of them, biases 0 and normalisation scales 1.
 
     Args:
       config: sizes and variants.

@@ -30,8 +30,8 @@ def plot_attention_maps(
     titles: Sequence[str] | None = None,
     path: str | pathlib.Path | None = None,
 ) -> Figure:
-    """Draws a row for each image: itself, what the heads of a layer keep of it, rollout, and the first three principal
-    components of its patches as colours.
+    """Draws a row for each image: itself, what the heads of a layer keep of it, rollout, and the first three
+    principal components of its patches as colours.
 
     Args:
       images: `AttentionMaps` of one model.

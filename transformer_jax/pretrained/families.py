@@ -60,10 +60,11 @@ def family_of_model(model: Any) -> Family:
     Raises:
       UserError: no family has this module.
     """
-    every = [family for families in FAMILIES.values() for family in families]
-    own = [f for f in every if type(model) is f.module and f.written and f.fits(model.config)]
+    every: list[Family] = [family for families in FAMILIES.values() for family in families]
+    kind, config = type(model), model.config
+    own = [f for f in every if kind is f.module and f.written and f.fits(config)]
     if own:
         # BERT's masked LM with a pooler has the head of next sentences, and another class of theirs.
-        return own[-1] if getattr(model.config, "pooler", False) else own[0]
+        return own[-1] if getattr(config, "pooler", False) else own[0]
     known = {f"{family.module.__name__} ({family.model_type})": None for family in every}
     raise UserError(f"{type(model).__name__} has no published format: known are {', '.join(known)}")

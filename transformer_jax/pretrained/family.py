@@ -21,9 +21,9 @@ class Tensor:
       transposed: the tensor is (outputs, inputs), as in torch's Linear.
       in_config: the tensor exists only if this field of our config is true.
       outside: the family's prefix is not in front of its name.
-      layout: how its axes stand to ours: "" the same matrix; "tokens" one axis of 1 in front; "patches" a convolution
-        (D, channels, size, size) of torch; "axes" our own axes, as JAX's files have them, and of patches (size, size,
-        channels, D).
+      layout: how its axes stand to ours: "" the same matrix; "tokens" one axis of 1 in front; "patches" a
+        convolution (D, channels, size, size) of torch; "axes" our own axes, as JAX's files have them, and of
+        patches (size, size, channels, D).
     """
 
     theirs: str

@@ -62,8 +62,8 @@ def load(
     the model no more than one parameter's layers are in memory.
 
     Args:
-      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json` or `preprocessor_config.json`; or
-        the .npz file of an original vision transformer.
+      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json` or `preprocessor_config.json`;
+        or the .npz file of an original vision transformer.
       dtype: of the parameters and of the computation, "float32" or "bfloat16"; None is float32.
       mesh: where the parameters go, see `parameter_sharding`; None is the default device.
       compute: how the model is computed.
@@ -157,7 +157,9 @@ def _as_theirs(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndarray:
     return value.reshape(size, size, config.channels, config.width).transpose(3, 2, 0, 1)
 
 
-def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, Any]) -> dict[str, _Place]:
+def _places(
+    family: Family, config: Any, files: TensorFiles | ArrayFile, named: dict[str, Any]
+) -> dict[str, _Place]:
     """Where each parameter of ours is stored, once every tensor of theirs is accounted for.
 
     Raises:
@@ -200,7 +202,7 @@ def _places(family: Family, config: Any, files: TensorFiles, named: dict[str, An
 
 
 def _read_part(
-    files: TensorFiles, place: _Place, shape: tuple[int, ...], dtype: np.dtype, index: Any
+    files: TensorFiles | ArrayFile, place: _Place, shape: tuple[int, ...], dtype: np.dtype, index: Any
 ) -> np.ndarray:
     """The part of a parameter of this shape that one device holds, a slice of each axis in `index`."""
     ranges = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]

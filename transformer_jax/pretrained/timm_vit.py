@@ -43,7 +43,8 @@ def _config(described: Mapping[str, Any]) -> ViTConfig:
     return ViTConfig(
         image_size=int(given), patch_size=int(patch), width=width, layers=layers, heads=heads,
         feed_forward=4 * width, layer_scale=1e-5 if dinov2 else 0.0, distillation=bool(distilled),
-        distillation_head=bool(distilled), classes=int(described.get("num_classes", own.get("num_classes", 1_000))),
+        distillation_head=bool(distilled),
+        classes=int(described.get("num_classes", own.get("num_classes", 1_000))),
     )  # fmt: skip
 
 
@@ -55,7 +56,8 @@ def _processor(folder: pathlib.Path, described: Mapping[str, Any]) -> ImageProce
         raise UserError(f"config.json: interpolation {resampling!r} is none of {', '.join(RESAMPLING)}")
     labels = described.get("label_names") or own.get("label_names") or ()
     return ImageProcessor(
-        size=size, resize="shortest", resized=max(size, int(size / own.get("crop_pct", 0.9))), resampling=resampling,
+        size=size, resize="shortest", resized=max(size, int(size / own.get("crop_pct", 0.9))),
+        resampling=resampling,
         mean=tuple(own.get("mean", (0.5,) * 3)), std=tuple(own.get("std", (0.5,) * 3)), labels=tuple(labels),
     )  # fmt: skip
 

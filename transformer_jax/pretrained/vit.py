@@ -38,7 +38,8 @@ def _body(front: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> 
     rows = [
         *embeddings(
             front, patches="embeddings.patch_embeddings.projection",
-            tokens={"embeddings.cls_token": "class_token", **tokens}, positions="embeddings.position_embeddings",
+            tokens={"embeddings.cls_token": "class_token", **tokens},
+            positions="embeddings.position_embeddings",
         ),
         *norm("layernorm", f"{front}norm"),
         *norm(f"{theirs}.{'norm1' if dino else 'layernorm_before'}", f"{ours}/self_attention_norm"),

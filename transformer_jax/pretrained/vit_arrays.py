@@ -1,5 +1,5 @@
-"""The .npz files that the Vision Transformer papers were published with (Dosovitskiy et al. 2021; Steiner et al.
-2022). They are read, not written."""
+"""The .npz files that the Vision Transformer papers were published with (Dosovitskiy et al. 2021; Steiner et
+al. 2022). They are read, not written."""
 
 from __future__ import annotations
 

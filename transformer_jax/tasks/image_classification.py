@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -84,10 +84,11 @@ def _optimization(steps: int, **values: Any) -> Optimization:
     return Optimization(**(own | values))
 
 
-def digits(*, model: str = "vit", preset: str = "digits", steps: int = 2_000) -> RunConfig:
+def digits(*, model: str = "vit", preset: str = "mini", steps: int = 1_500) -> RunConfig:
     """scikit-learn's digits of 8 x 8 pixels: about a minute on a CPU."""
     task = ImageClassificationConfig(flip=False, padding=1, turn=10.0, batch_size=64, smoothing=0.05)
-    return _from_nothing(task, model, preset, _optimization(steps, learning_rate=2e-3), "digits")
+    optimization = _optimization(steps, learning_rate=2e-3, optimizer="muon")
+    return _from_nothing(task, model, preset, optimization, "digits")
 
 
 def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 10_000) -> RunConfig:
@@ -232,8 +233,8 @@ class ImageClassification:
         epochs = config.optimization.steps / batches.batches_per_epoch
         self.about = f"{task.batch_size} images a batch, {epochs:.1f} epochs"
         note(
-            f"{len(splits.train):,} images of {classes} classes for training, {len(splits.valid):,} for validation"
-            + "".join(f", {len(own):,} of {name}" for name, own in splits.tests.items())
+            f"{len(splits.train):,} images of {classes} classes for training, {len(splits.valid):,} for "
+            "validation" + "".join(f", {len(own):,} of {name}" for name, own in splits.tests.items())
         )
         if classes < 5:
             note(f"{classes} classes: top5 counts all of them")
@@ -286,7 +287,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         if stored is not None:
             return ImageProcessor.from_files(stored)
         # A classifier that is trained on goes on with its own order of the labels.
-        known: Mapping[str, Any] | Sequence[str] = getattr(starts[0].processor, "labels", ()) if starts else ()
+        known: Sequence[str] = getattr(starts[0].processor, "labels", ()) if starts else ()
         labels = known if set(splits.train.classes) == set(known) else splits.train.classes
         return image_data.make_processor(config, labels, starts)
 

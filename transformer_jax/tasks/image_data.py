@@ -1,4 +1,5 @@
-"""What the tasks of images share: which images, their split, how they are changed, and the size they are read in."""
+"""What the tasks of images share: which images, their split, how they are changed, and the size they are read
+in."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class ImageDataConfig:
     """
 
     data: str = ""
-    """Images to train on: a folder with a folder for each class, an archive of one (.tar, .tar.gz, .tar.xz, .zip), an
-    .npz file, or tfds:NAME. Without it scikit-learn's digits."""
+    """Images to train on: a folder with a folder for each class, an archive of one (.tar, .tar.gz, .tar.xz,
+    .zip), an .npz file, or tfds:NAME. Without it scikit-learn's digits."""
     valid: str = ""
     """Images to validate on; without them `held_out` of `data`."""
     test: tuple[str, ...] = ()
@@ -59,8 +60,8 @@ class ImageDataConfig:
     batch_size: int = 128
     """Images of a batch B."""
     workers: int = dataclasses.field(default=-1, metadata=FREE)
-    """Processes that decode and change images; 0 is a thread, -1 as many as there are cores where images are decoded
-    from files anew each time, else a thread."""
+    """Processes that decode and change images; 0 is a thread, -1 as many as there are cores where images are
+    decoded from files anew each time, else a thread."""
 
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
@@ -146,7 +147,7 @@ class Kept:
 class Prepared:
     """Images in a processor's size, made when they are asked for."""
 
-    def __init__(self, images: ImageSet, processor: ImageProcessor):
+    def __init__(self, images: Any, processor: ImageProcessor):
         self._images, self._processor = images, processor
 
     def __len__(self) -> int:
@@ -194,10 +195,10 @@ def converted_note(images: ImageSet) -> str | None:
     return f"{images.where}: converted to RGB: {kinds}"
 
 
-def normalised_images(images: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
+def normalised_images(images: jax.Array | np.ndarray, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
     """Pixels (..., 3) uint8 as the model reads them: (value / 255 - mean) / std, float32."""
     own = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
-    return (images.astype(jnp.float32) / 255 - own[0]) / own[1]
+    return (jnp.asarray(images).astype(jnp.float32) / 255 - own[0]) / own[1]
 
 
 def image_size(config: RunConfig) -> int:

@@ -1,5 +1,5 @@
-"""What the pretraining tasks of images share: images whose labels are not learned from, and k-NN accuracy as the
-measure of their features."""
+"""What the pretraining tasks of images share: images whose labels are not learned from, and k-NN accuracy as
+the measure of their features."""
 
 from __future__ import annotations
 

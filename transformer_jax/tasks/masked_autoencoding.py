@@ -43,11 +43,12 @@ class MaskedAutoencodingConfig(ImagePretrainingConfig):
         super().__post_init__()
         if not 0 < self.mask_rate < 1 or not 0 < self.crop <= 1:
             raise UserError(
-                f"`mask_rate` {self.mask_rate} must be above 0 and below 1, `crop` {self.crop} above 0 and at most 1"
+                f"`mask_rate` {self.mask_rate} must be above 0 and below 1, `crop` {self.crop} above 0 and at "
+                "most 1"
             )
 
 
-def digits(*, model: str = "vit", preset: str = "digits", steps: int = 1_000) -> RunConfig:
+def digits(*, model: str = "vit", preset: str = "mini", steps: int = 1_000) -> RunConfig:
     """scikit-learn's digits: a few minutes on a CPU."""
     task = MaskedAutoencodingConfig(batch_size=64, crop=0.6, flip=False)
     return _recipe(task, model, preset, steps, "digits", decoder_width=64, decoder_layers=1)
@@ -77,8 +78,8 @@ def _recipe(
 
 
 class MaskedPixels(Objective):
-    """Mean squared error of the hidden patches' pixels, each patch normalised by its own mean and variance (section
-    4.1, "Reconstruction target").
+    """Mean squared error of the hidden patches' pixels, each patch normalised by its own mean and variance
+    (section 4.1, "Reconstruction target").
 
     Args:
       config: of the task.

@@ -1,4 +1,5 @@
-"""DINO (Caron et al. 2021): a student learns from parts of an image what its own moving average says of others."""
+"""DINO (Caron et al. 2021): a student learns from parts of an image what its own moving average says of
+others."""
 
 from __future__ import annotations
 
@@ -63,12 +64,12 @@ class SelfDistillationConfig(ImagePretrainingConfig):
                 raise UserError(f"`{name}` {getattr(self, name)} must be above 0")
         if not self.smallest_area < self.split_area <= 1:
             raise UserError(
-                f"`smallest_area` {self.smallest_area} must be below `split_area` {self.split_area}, and that at "
-                "most 1"
+                f"`smallest_area` {self.smallest_area} must be below `split_area` {self.split_area}, and "
+                "that at most 1"
             )
 
 
-def digits(*, model: str = "vit", preset: str = "digits", steps: int = 600) -> RunConfig:
+def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> RunConfig:
     """scikit-learn's digits: a few minutes on a CPU."""
     task = SelfDistillationConfig(
         batch_size=64, parts=2, teacher_decay=0.98, split_area=0.5, smallest_area=0.25
@@ -95,8 +96,8 @@ def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> R
 
 
 def _recipe(
-    task: SelfDistillationConfig, model: str, preset: str, steps: int, recipe: str, *, learning_rate: float = 1e-3,
-    **head: Any,
+    task: SelfDistillationConfig, model: str, preset: str, steps: int, recipe: str, *,
+    learning_rate: float = 1e-3, **head: Any,
 ) -> RunConfig:  # fmt: skip
     return recipe_config(
         task, KIND, model, preset, steps, recipe, head | {"stochastic_depth": 0.0}, b2=0.999, clip=3.0,
@@ -212,7 +213,8 @@ class SelfDistillationTask(ImagePretraining):
     def views(self, config: RunConfig) -> CropViews:
         size, small = _sizes(config)
         task: SelfDistillationConfig = config.task
-        # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over; crops lose 0.4 of colour.
+        # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over; crops lose 0.4 of
+        # colour.
         common: dict[str, Any] = dict(flip=True, colour=0.4, grey=0.2)
         whole = Augmentation(crop=task.split_area, **common)
         first = dataclasses.replace(whole, blur=1.0)
@@ -221,8 +223,8 @@ class SelfDistillationTask(ImagePretraining):
         return CropViews(size, small, (first, second), part, task.parts)
 
     def teacher_entropy(self, teacher: Any, name: str) -> float:
-        """Mean entropy in nats of the teacher's outputs for a split's images, centred by their mean and sharpened: 0
-        and the logarithm of the number of prototypes are the two kinds of collapse."""
+        """Mean entropy in nats of the teacher's outputs for a split's images, centred by their mean and
+        sharpened: 0 and the logarithm of the number of prototypes are the two kinds of collapse."""
         task, processor = self._task, self.processor
         assert isinstance(task, SelfDistillationConfig)
         runner = ImageRunner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
-from transformer_jax.tasks.image_data import normalised_images
+from transformer_jax.tasks.image_data import Prepared, normalised_images
 from transformer_jax.tasks.trained_encoders import Classified, classified
 from transformer_jax.training.task import Trained
 
@@ -30,24 +31,9 @@ class TrainedImageEncoder(Trained):
         """The ViT alone."""
         return getattr(self.model, "encoder", self.model)
 
-    def pixels(self, images: Sequence[Any]) -> np.ndarray:
-        """Images as the model is given them, (N, size, size, 3) uint8.
-
-        Args:
-          images: each a path, a Pillow image or a uint8 array.
-
-        Raises:
-          UserError: none, one image in place of a list, or one that cannot be read.
-        """
-        if isinstance(images, str) or (hasattr(images, "size") and not isinstance(images, np.ndarray)):
-            raise UserError("give a list of images, not one image")
-        if not len(images):
-            raise UserError("give one or more images")
-        return self.processor.batch(images)
-
-    def normalised(self, images: Sequence[Any]) -> jax.Array:
-        """Images as the model reads them, (N, size, size, 3) float32; see `pixels`."""
-        return normalised_images(self.pixels(images), self.processor.mean, self.processor.std)
+    def normalised(self, pixels: np.ndarray) -> jax.Array:
+        """Pixels (N, size, size, 3) uint8, as the processor makes them, as the model reads them."""
+        return normalised_images(pixels, self.processor.mean, self.processor.std)
 
     def run(
         self, name: str, function: Callable[[Any, jax.Array], jax.Array], images: Sequence[Any]
@@ -57,23 +43,30 @@ class TrainedImageEncoder(Trained):
         Args:
           name: of the function, under which its runner is kept.
           function: `(model, images (B, height, width, 3)) -> (B, ...)`.
-          images: see `pixels`.
+          images: any number; each a path, a Pillow image or a uint8 array. They are read in parts.
+
+        Raises:
+          UserError: one image in place of a list, none, or one that cannot be read.
         """
+        if isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
+            raise UserError("give a list of images, not one image")
+        if not len(images):
+            raise UserError("give one or more images")
         if name not in self._runners:
             mean, std = self.processor.mean, self.processor.std
             runner = ImageRunner(lambda model, own: function(model, normalised_images(own, mean, std)))
             self._runners[name] = runner, runner.prepared(self.model)
         runner, model = self._runners[name]
-        return runner(model, self.pixels(images))
+        return runner(model, Prepared(images, self.processor))
 
-    def embed_images(self, images: Sequence[Any]) -> np.ndarray:
+    def embed_images(self, images: Any) -> np.ndarray:
         """A vector of each image: what classes are read from, (N, D) float32.
 
         Args:
           images: each a path, a Pillow image or a uint8 array.
 
         Raises:
-          UserError: see `pixels`.
+          UserError: see `run`.
         """
 
         def vectors(model: Any, images: jax.Array) -> jax.Array:
@@ -83,7 +76,8 @@ class TrainedImageEncoder(Trained):
         return self.run("embed", vectors, images)
 
     def attention_maps(self, image: Any, **how: Any) -> Any:
-        """What the class token attends to in one image, by head; see `interpretability.images.attention_maps`."""
+        """What the class token attends to in one image, by head; see
+        `interpretability.images.attention_maps`."""
         from transformer_jax.interpretability.images import attention_maps
 
         return attention_maps(self, image, **how)
@@ -100,7 +94,7 @@ class TrainedImageClassifier(TrainedImageEncoder):
           images: each a path, a Pillow image or a uint8 array.
 
         Raises:
-          UserError: see `pixels`.
+          UserError: see `run`.
         """
         logits = self.run("classify", lambda model, images: model(images), images)
         labels = self.processor.labels or tuple(str(n) for n in range(logits.shape[-1]))

@@ -17,13 +17,14 @@ class Augmentation:
     """What is done to one training image, in this order.
 
     Attributes:
-      crop: smallest share of the area that a random part of the image has, which is then resized (Szegedy et al.
-        2015, section 6); 1 takes the complete image.
+      crop: smallest share of the area that a random part of the image has, which is then resized (Szegedy et
+        al. 2015, section 6); 1 takes the complete image.
       padding: pixels of black around the image, out of which a part of its size is cut.
       flip: left and right change places, every second time.
       turn: largest angle in degrees that it is turned by.
       colour: strength of changes of brightness, contrast, saturation and, a quarter of it, hue.
-      operations, magnitude: number of RandAugment's operations, and how strong they are, of 10 (Cubuk et al. 2020).
+      operations, magnitude: number of RandAugment's operations, and how strong they are, of 10 (Cubuk et al.
+        2020).
       grey, blur, solarise: probabilities of turning grey, of a Gaussian blur, and of inverting bright pixels
         (Grill et al. 2020, BYOL, appendix B).
       erase: probability of replacing a rectangle by noise (Zhong et al. 2020).
@@ -94,7 +95,8 @@ def random_crop(pixels: np.ndarray, size: int, area: tuple[float, float], rng: R
 
 
 def coloured(image: Image.Image, strength: float, rng: Rng) -> Image.Image:
-    """Brightness, contrast and saturation changed by up to `strength`, hue by a quarter of it, in a random order."""
+    """Brightness, contrast and saturation changed by up to `strength`, hue by a quarter of it, in a random
+    order."""
     kinds: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None]
     factors = rng.uniform(max(0.0, 1 - strength), 1 + strength, size=3)
     shift = round(255 * rng.uniform(-strength / 4, strength / 4))
@@ -122,8 +124,8 @@ def _shift(image: Image.Image, x: float, y: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, pixels, fillcolor=_GREY)
 
 
-# By name, an operation of an image and a signed strength between -1 and 1 (Cubuk et al. 2020, section 3.1; their
-# ranges of AutoAugment, table 6).
+# By name, an operation of an image and a signed strength between -1 and 1 (Cubuk et al. 2020, section 3.1;
+# their ranges of AutoAugment, table 6).
 OPERATIONS: dict[str, Any] = {
     "identity": lambda image, v: image,
     "autocontrast": lambda image, v: ImageOps.autocontrast(image),
@@ -171,8 +173,8 @@ class Mixing:
     """Pairs of images in one, with both their labels.
 
     Attributes:
-      mixup: parameter of the Beta distribution that the share of each image is drawn from; 0 for none (Zhang et al.
-        2018).
+      mixup: parameter of the Beta distribution that the share of each image is drawn from; 0 for none (Zhang et
+        al. 2018).
       cutmix: the same for the area of a rectangle of the other image (Yun et al. 2019).
     """
 

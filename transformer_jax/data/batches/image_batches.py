@@ -12,6 +12,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import grain
 import numpy as np
+from absl import flags
 
 from transformer_jax.data.batches.augmentation import Augmentation, Mixing
 from transformer_jax.data.batches.token_batches import Batch
@@ -101,6 +102,8 @@ class ImageBatches:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
         batches = grain.MapDataset.source(self)[step:].to_iter_dataset(options)
         if self.workers:
+            if not flags.FLAGS.is_parsed():  # which Grain reads, and a program without absl's flags never does
+                flags.FLAGS.mark_as_parsed()
             batches = batches.mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
             )

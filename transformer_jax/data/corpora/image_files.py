@@ -32,8 +32,8 @@ def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
       name: of the file, for messages.
 
     Returns:
-      ((height, width, 3) uint8, what had to be converted: "", "grey", "alpha", "CMYK", "16-bit", "animated" (the
-      first frame is taken) or another mode of Pillow).
+      ((height, width, 3) uint8, what had to be converted: "", "grey", "alpha", "CMYK", "16-bit", "animated"
+      (the first frame is taken) or another mode of Pillow).
 
     Raises:
       UserError: no bytes, no image, a truncated one, or one of more than `LARGEST` pixels.
@@ -47,17 +47,15 @@ def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
             image = Image.open(io.BytesIO(content))
             width, height = image.size
             if width * height > LARGEST:
-                raise UserError(
-                    f"{name}: {width:,} x {height:,} pixels, more than the {LARGEST:,} that are decoded"
-                )
+                raise Image.DecompressionBombError
             return as_rgb(image)
     except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{name}: no image that can be read ({reason}); the file is cut short or damaged"
         ) from None
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{name}: {error}") from None
+    except Image.DecompressionBombError:
+        raise UserError(f"{name}: more than the {LARGEST:,} pixels that are decoded") from None
 
 
 def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:

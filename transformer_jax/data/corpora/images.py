@@ -176,7 +176,8 @@ class _Some:
 
 
 def digits() -> tuple[ImageSet, ImageSet]:
-    """(training set, test set) of scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is downloaded.
+    """(training set, test set) of scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is
+    downloaded.
 
     A fifth of each digit is the test set, drawn with seed 0.
     """
@@ -201,8 +202,8 @@ def stratified(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
         own = np.flatnonzero(images.labels == number)
         if len(own) == 1:
             raise UserError(
-                f"{images.where}: the class {name!r} has one image, which leaves none to hold out: give more, or "
-                "name `valid`"
+                f"{images.where}: the class {name!r} has one image, which leaves none to hold out: give "
+                "more, or name `valid`"
             )
         held[rng.permutation(own)[: max(1, round(share * len(own)))]] = True
     return images.some(np.flatnonzero(~held)), images.some(np.flatnonzero(held))
@@ -212,15 +213,15 @@ def open_images(path: str, *, classes: Sequence[str] | None = None, split: str =
     """A set of labelled images.
 
     Args:
-      path: a folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, or with all files in
-        one folder as NUMBER_CLASS.png; an .npz file with `images` and `labels`, or `x_train`, `y_train` and so on;
-        or tfds:NAME, a set of TensorFlow Datasets with an image and a label.
+      path: a folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, or with all
+        files in one folder as NUMBER_CLASS.png; an .npz file with `images` and `labels`, or `x_train`,
+        `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an image and a label.
       classes: of the training set, for a further one; None takes its own, by the alphabet.
       split: of an .npz file that has several, or of a TFDS set.
 
     Raises:
-      UserError: nothing that can be read, no images, a class without any, names that lead out of an archive, or a
-        class that training lacks.
+      UserError: nothing that can be read, no images, a class without any, names that lead out of an archive, or
+        a class that training lacks.
     """
     if path.startswith("tfds:"):
         found = _tfds(path, split or "train")
@@ -257,8 +258,8 @@ def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[
     above = {parent.rpartition("/")[0].rpartition("/")[2].lower() for parent in parents}
     if len(above & _SPLITS) > 1:
         raise UserError(
-            f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and another as "
-            "`test`"
+            f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and "
+            "another as `test`"
         )
     if len(set(parents)) == 1:
         found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
@@ -398,7 +399,8 @@ def _tfds(name: str, split: str, data_dir: str | None = None) -> ImageSet:
         labels = [own for own, kind in kinds.items() if kind == "ClassLabel"]
         if not images or not labels:
             raise UserError(
-                f"{builder.info.full_name} has the features {', '.join(kinds)}: no image with a label is among them"
+                f"{builder.info.full_name} has the features {', '.join(kinds)}: no image with a "
+                "label is among them"
             )
         return {"image": images[0], "label": "label" if "label" in labels else labels[0]}
 

@@ -1,0 +1,242 @@
+"""Images of every kind from folders, archives, arrays and TensorFlow Datasets, and what cannot be read."""
+
+import io
+import pathlib
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from transformer_jax.data.corpora import image_files, images
+from transformer_jax.data.corpora.image_files import decoded, image_array
+from transformer_jax.data.corpora.images import digits, open_images, splits_of, stratified
+from transformer_jax.errors import UserError
+
+
+def encoded(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def picture(number=0, size=(5, 4)):
+    rng = np.random.default_rng(number)
+    return Image.fromarray(rng.integers(256, size=(size[1], size[0], 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of three images each, with files that are none."""
+    for number in range(6):
+        path = tmp_path / "set" / "train" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(number)))
+    (tmp_path / "set" / "train" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "set" / "train" / "cat" / ".hidden.png").write_text("no image")
+    return tmp_path / "set"
+
+
+def archives(folder: pathlib.Path) -> dict[str, str]:
+    """The folder as archives of every kind."""
+    found = {}
+    for ending, mode in ((".tar", "w"), (".tar.gz", "w:gz"), (".tar.xz", "w:xz")):
+        path = folder.parent / f"set{ending}"
+        with tarfile.open(path, mode) as file:
+            file.add(folder / "train", "train")
+        found[ending] = str(path)
+    with zipfile.ZipFile(folder.parent / "set.zip", "w") as file:
+        for path in sorted(folder.rglob("*")):
+            file.write(path, path.relative_to(folder).as_posix())
+    return found | {".zip": str(folder.parent / "set.zip")}
+
+
+def test_a_folder_and_archives_hold_the_same(folder):
+    for place in (str(folder), *archives(folder).values()):
+        found = open_images(place)
+        assert found.classes == ("cat", "dog")
+        assert len(found) == 6
+        by_name = {name.rpartition("/")[2]: n for n, name in enumerate(found.names)}
+        for number in range(6):
+            own = by_name[f"{number}.png"]
+            assert found.labels[own] == number % 2
+            np.testing.assert_array_equal(found[own], np.asarray(picture(number)))
+
+
+def test_classes_of_numbered_names_and_of_training(tmp_path):
+    (tmp_path / "true").mkdir()
+    for number, name in enumerate(("dog", "cat", "dog")):
+        (tmp_path / "true" / f"{number:05}_{name}.png").write_bytes(encoded(picture(number)))
+    found = open_images(str(tmp_path / "true"), classes=("bird", "cat", "dog"))
+    assert found.labels.tolist() == [2, 1, 2]
+    with pytest.raises(UserError, match="the class 'dog' was not in training, which has bird, cat"):
+        open_images(str(tmp_path / "true"), classes=("bird", "cat"))
+    (tmp_path / "true" / "other.png").write_bytes(encoded(picture()))
+    with pytest.raises(UserError, match="all images are in one folder; classes need a folder each"):
+        open_images(str(tmp_path / "true"))
+
+
+def test_arrays(tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(4, 6, 5), dtype=np.uint8)
+    path = str(tmp_path / "set.npz")
+    np.savez(path, x_train=pixels, y_train=[0, 1, 1, 0], x_test=pixels[:2], y_test=[1, 2])
+    assert splits_of(path) == ("train", "test")
+    found = open_images(path)
+    assert found[1].shape == (6, 5, 3)
+    np.testing.assert_array_equal(found[1][..., 2], pixels[1])
+    with pytest.raises(UserError, match="the class '2' was not in training"):
+        open_images(path, split="test", classes=found.classes)
+    for changes, message in (
+        (dict(images=pixels.astype(float), labels=[0] * 4), "give uint8"),
+        (dict(images=pixels, labels=[0, 1]), "4 images and 2 labels"),
+        (dict(images=pixels, labels=[0, 1, 2, -1]), "labels from -1 to 2"),
+        (dict(images=pixels, labels=[0, 1, 2, 3], classes=["a", "b"]), "where there are 2 classes"),
+        (dict(images=pixels, labels=[0.0, 1.0, 2.0, 3.0]), "labels are numbers of classes"),
+        (dict(pixels=pixels), "images are `images` and `labels`"),
+    ):
+        np.savez(path, **changes)
+        with pytest.raises(UserError, match=message):
+            open_images(path)
+
+
+def test_digits_need_no_download_and_are_split_by_class():
+    train, test = digits()
+    assert (len(train), len(test)) == (1_438, 359)
+    assert train[0].shape == (8, 8, 3)
+    counts = np.bincount(test.labels) / (np.bincount(train.labels) + np.bincount(test.labels))
+    np.testing.assert_allclose(counts, 0.2, atol=0.01)
+    assert not set(train.names) & set(test.names)
+    assert digits()[1].names == test.names
+    one = images.ImageSet("set", ["a", "b", "c"], np.array([0, 1, 1]), ("x", "y"), [b""] * 3)
+    with pytest.raises(UserError, match="the class 'x' has one image"):
+        stratified(one, 0.5)
+
+
+def test_every_kind_of_image_becomes_rgb():
+    image = picture(size=(6, 5))
+    array = np.asarray(image)
+    grey = np.asarray(image.convert("L"))
+    assert decoded(encoded(image), "a")[1] == ""
+    found, kind = decoded(encoded(image.convert("L")), "a")
+    assert kind == "grey"
+    np.testing.assert_array_equal(found, np.repeat(grey[..., None], 3, axis=2))
+    # A transparent pixel is white, whatever it hides.
+    own = image.convert("RGBA")
+    own.putpixel((0, 0), (1, 2, 3, 0))
+    found, kind = decoded(encoded(own), "a")
+    assert kind == "alpha"
+    assert found[0, 0].tolist() == [255, 255, 255]
+    np.testing.assert_array_equal(found[1], array[1])
+    found, kind = decoded(encoded(image.convert("CMYK"), "TIFF"), "a")
+    assert (kind, found.shape) == ("CMYK", (5, 6, 3))
+    np.testing.assert_allclose(found.astype(int), array.astype(int), atol=2)
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    found, kind = decoded(encoded(deep), "a")
+    assert kind == "16-bit"
+    np.testing.assert_array_equal(found[..., 0], grey)
+    frames = encoded(image.convert("P"), "GIF", save_all=True, append_images=[picture(3, (6, 5)).convert("P")])
+    found, kind = decoded(frames, "a")
+    assert (kind, found.shape) == ("animated", (5, 6, 3))
+
+
+def test_orientation_of_a_camera_is_applied():
+    image = picture(size=(6, 4))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    found, _ = decoded(encoded(image, exif=exif), "a")
+    np.testing.assert_array_equal(found, np.rot90(np.asarray(image), -1))
+
+
+def test_what_cannot_be_decoded(monkeypatch):
+    whole = encoded(picture(size=(64, 64)))
+    for content, message in (
+        (b"", "a file of no bytes is no image"),
+        (b"GIF89a is none", "no image that can be read"),
+        (whole[: len(whole) // 2], "the file is cut short or damaged"),
+        (encoded(picture(size=(64, 64)), "JPEG")[:300], "no image that can be read"),
+    ):
+        with pytest.raises(UserError, match=f"x.png: .*{message}"):
+            decoded(content, "x.png")
+    monkeypatch.setattr(image_files, "LARGEST", 4_000)
+    with pytest.raises(UserError, match="more than the 4,000 pixels that are decoded"):
+        decoded(whole, "x.png")
+
+
+def test_a_bomb_is_refused_before_it_is_decoded():
+    bomb = encoded(Image.new("1", (14_000, 14_000)))
+    assert len(bomb) < 200_000
+    with pytest.raises(UserError, match="more than the 100,000,000 pixels"):
+        decoded(bomb, "bomb.png")
+
+
+def test_images_that_users_give(tmp_path):
+    array = np.asarray(picture())
+    picture().save(tmp_path / "a.png")
+    for given in (tmp_path / "a.png", str(tmp_path / "a.png"), picture(), array):
+        np.testing.assert_array_equal(image_array(given), array)
+    assert image_array(array[..., 0]).shape == (4, 5, 3)
+    assert image_array(array[..., :1]).shape == (4, 5, 3)
+    for given, message in (
+        (array.astype(float), "an array of float64: give uint8"),
+        (array[None], r"has the shape \(1, 4, 5, 3\)"),
+        (tmp_path / "none.png", "none.png: cannot be read"),
+    ):
+        with pytest.raises(UserError, match=message):
+            image_array(given)
+
+
+def test_folders_and_archives_that_cannot_be_used(folder, tmp_path):
+    def refused(place, message):
+        with pytest.raises(UserError, match=message):
+            open_images(str(place))
+
+    refused(tmp_path / "nothing", "no such folder or archive of images")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "no images; their names end in")
+    (folder / "train" / "fish").mkdir()
+    refused(folder, "the class folder 'fish' is empty")
+    refused(archives(folder)[".tar.xz"], "the class folder 'train/fish' is empty")
+    refused(archives(folder)[".zip"], "the class folder 'train/fish' is empty")
+    (folder / "train" / "fish").rmdir()
+    (folder / "test" / "cat").mkdir(parents=True)
+    (folder / "test" / "cat" / "0.png").write_bytes(encoded(picture()))
+    refused(folder, "holds test, train side by side")
+    broken = tmp_path / "broken.tar.xz"
+    broken.write_bytes(pathlib.Path(archives(folder)[".tar.xz"]).read_bytes()[:200])
+    refused(broken, "no archive that can be read")
+    (tmp_path / "text.zip").write_text("no archive")
+    refused(tmp_path / "text.zip", "no archive that can be read")
+    for name in ("../outside/a.png", "/root/a.png", "a/../../b/c.png"):
+        with tarfile.open(tmp_path / "out.tar", "w") as file:
+            file.addfile(tarfile.TarInfo(name))
+        refused(tmp_path / "out.tar", "leads out of the archive")
+        with zipfile.ZipFile(tmp_path / "out.zip", "w") as file:
+            file.writestr(name, b"")
+        refused(tmp_path / "out.zip", "leads out of the archive")
+
+
+def test_a_damaged_member_is_named(folder):
+    (folder / "train" / "dog" / "1.png").write_bytes(b"")
+    for place in archives(folder).values():
+        found = open_images(place)
+        number = next(n for n, name in enumerate(found.names) if name.endswith("dog/1.png"))
+        with pytest.raises(UserError, match=r"dog/1.png: a file of no bytes"):
+            found[number]
+
+
+def test_fingerprints_tell_sets_apart(folder):
+    first = open_images(str(folder))
+    before = first.fingerprint()
+    assert before == open_images(str(folder)).fingerprint()
+    assert before != first.some(np.arange(5)).fingerprint()
+    (folder / "train" / "dog" / "1.png").write_bytes(encoded(picture(9)))
+    assert before != open_images(str(folder)).fingerprint()
+
+
+def test_converted_images_are_counted(folder):
+    (folder / "train" / "dog" / "1.png").write_bytes(encoded(picture().convert("L")))
+    found = open_images(str(folder))
+    for number in range(6):
+        found[number]
+    assert found.converted == {"grey": 1}
