@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.errors import UserError
-from transformer_jax.plotting.attention_page import AttentionPage, check_writable
+from transformer_jax.plotting.attention_page import AttentionPage
+from transformer_jax.plotting.page import check_writable
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUERIES, KEYS = ["vor", "3", "</script><b>", "שלום"], ["3", " weeks", "ago", "日本語", "x" * 60]

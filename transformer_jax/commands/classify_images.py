@@ -140,6 +140,6 @@ def _check(own: Arguments, parsed: Parsed) -> None:
     if not own.images and (own.plot_attention is not None or own.html is not None):
         raise UserError("`plot_attention` and `html` show images: name them with `images`")
     if own.html is not None:
-        from transformer_jax.plotting.attention_page import check_writable
+        from transformer_jax.plotting.page import check_writable
 
         check_writable(own.html)

@@ -74,7 +74,7 @@ def check(own: Any) -> None:
     if own.html is not None and own.text is None:
         raise UserError("`html` shows the text of `text`: give one")
     if own.html is not None:
-        from transformer_jax.plotting.attention_page import check_writable
+        from transformer_jax.plotting.page import check_writable
 
         check_writable(own.html)
     if own.text is not None:

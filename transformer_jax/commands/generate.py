@@ -109,7 +109,7 @@ def _check(arguments: Arguments) -> Sampling:
     if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
         raise UserError("`html` shows one text: give one `prompt` and no `samples`")
     if arguments.html is not None:
-        from transformer_jax.plotting.attention_page import check_writable
+        from transformer_jax.plotting.page import check_writable
 
         check_writable(arguments.html)
     if arguments.seed < 0:

@@ -57,7 +57,7 @@ def check(own: Arguments) -> None:
     if own.html is not None and own.text is None:
         raise UserError("`html` shows the sentence of `text`: give one")
     if own.html is not None:
-        from transformer_jax.plotting.attention_page import check_writable
+        from transformer_jax.plotting.page import check_writable
 
         if own.plot_attention is not None:
             raise UserError("`html` and `plot_attention` contradict each other: give one of them")

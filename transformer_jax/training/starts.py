@@ -174,7 +174,8 @@ def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
         return
     there = opened.model.config
     if type(there) is not type(model_config):
-        model_config = getattr(model_config, "encoder", model_config)
+        # What was trained with further parts, or will be, has its encoder's config in its own.
+        there, model_config = (getattr(config, "encoder", config) for config in (there, model_config))
     if type(there) is not type(model_config):
         raise UserError(
             f"`start` {start.folder} holds a {type(opened.model).__name__}, not a model of "

@@ -1,0 +1,325 @@
+"""The tasks of images: trained, resumed, on eight devices, planned, loaded, used and inspected."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from transformer_jax import pretrained, tasks
+from transformer_jax.data.corpora.images import digits
+from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.plotting.image_maps import plot_attention_maps
+from transformer_jax.plotting.image_page import ImagePage
+from transformer_jax.tasks.image_classification import ImageClassification
+from transformer_jax.tasks.image_pretraining import ImagePretraining
+from transformer_jax.training import plan
+from transformer_jax.training.execution import Execution
+from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.run_folder import read_run
+
+STEPS = 20
+SIZES = dict(width=24, layers=2, heads=2, feed_forward=32, batch_size=16, examples=200)
+HEAD = dict(prototypes=19, projection_hidden=16, bottleneck=12)
+CASES = {
+    "classes": ("image_classification", {}),
+    "mixed": ("image_classification", dict(mixup=0.5, cutmix=0.5, convolutions=1, pooling="weighted",
+                                           stochastic_depth=0.2)),
+    "dino": ("self_distillation", HEAD),
+    "mae": ("masked_autoencoding", dict(decoder_width=16, decoder_heads=2)),
+}  # fmt: skip
+
+
+def config_of(case, **changes):
+    task, values = CASES[case]
+    given = SIZES | dict(learning_rate=3e-3, optimizer="adam", steps=STEPS, evaluate_every=10, save_every=5)
+    return tasks.configure(task, "digits", **(given | values | changes))
+
+
+def train(config, folder, mesh=None):
+    return tasks.train(config, folder, execution=Execution(mesh=mesh))[0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder and results of a case, trained once."""
+    root, done = tmp_path_factory.mktemp("runs"), {}
+
+    def of(case):
+        if case not in done:
+            done[case] = train(config_of(case), root / case)
+        return root / case, done[case]
+
+    return of
+
+
+class Halt(Exception):
+    """Ends a run in the middle."""
+
+
+def losses(folder):
+    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_trained(case, trained):
+    folder, results = trained(case)
+    expected = {
+        "dino": {"knn_accuracy", "feature_spread", "teacher_entropy"},
+        "mae": {"knn_accuracy", "feature_spread"},
+    }.get(case, {"top1", "top5", "calibration_error"})
+    assert expected | {"images_per_second", "parameters"} <= set(results)
+    assert all(np.isfinite(results[name]) for name in expected)
+    if case != "dino":  # whose loss begins where all outputs are alike
+        assert losses(folder)[-1] < losses(folder)[0]
+    assert (
+        json.loads((folder / "results.json").read_text()).items() >= {n: results[n] for n in expected}.items()
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
+    folder, results = trained(case)
+
+    def halt(*_):
+        raise Halt
+
+    with monkeypatch.context() as patched:
+        for kind in (ImageClassification, ImagePretraining):
+            patched.setattr(kind, "validate", halt)
+        with pytest.raises(Halt):
+            train(config_of(case), tmp_path / "run")
+    again = train(config_of(case), tmp_path / "run")
+    assert losses(tmp_path / "run")[-1] == losses(folder)[-1]
+    one, other = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
+    for name, leaf in one.items():
+        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+    measured = {name: value for name, value in results.items() if "second" not in name}
+    assert measured == {name: again[name] for name in measured}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_eight_devices_learn_the_same(case, trained, tmp_path):
+    train(config_of(case), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
+
+
+@pytest.mark.parametrize("case", ["classes", "dino"])
+def test_micro_batches_learn_the_same(case, trained, tmp_path):
+    """Of DINO too: its centre and teacher move once a step."""
+    train(config_of(case, accumulation=2, steps=10, schedule="constant"), tmp_path / "two")
+    train(config_of(case, steps=10, schedule="constant"), tmp_path / "one")
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_planned(case):
+    lines = dict(plan.describe(tasks.TASKS[CASES[case][0]], config_of(case), "data=2,tensor=2"))
+    assert lines["work"].endswith("in all")
+
+
+def test_a_mesh_that_would_cut_heights(tmp_path):
+    with pytest.raises(UserError, match="images have heights and widths there"):
+        train(config_of("classes"), tmp_path / "run", mesh="data=4,sequence=2")
+
+
+def test_a_trained_classifier_classifies(trained):
+    folder, results = trained("classes")
+    run = tasks.load(folder)
+    _, test = digits()
+    images = [test[n] for n in range(len(test))]
+    found = run.classify(images)
+    assert all(abs(sum(one.probabilities.values()) - 1) < 1e-5 for one in found)
+    right = np.mean([one.label == test.classes[test.labels[n]] for n, one in enumerate(found)])
+    assert 100 * right == pytest.approx(results["top1"], abs=0.3)
+    alone = run.classify(images[:1])[0]
+    assert alone.probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
+    for given, message in (([], "one or more"), ("a.png", "a list of images"), ([np.zeros(3)], "give uint8")):
+        with pytest.raises(UserError, match=message):
+            run.classify(given)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
+    run = tasks.load(trained(case)[0])
+    train_set, _ = digits()
+    images = [train_set[n] for n in range(5)]
+    vectors = run.embed_images(images)
+    assert (vectors.shape, vectors.dtype) == ((5, 24), np.float32)
+    np.testing.assert_allclose(run.embed_images(images[3:4])[0], vectors[3], atol=1e-5)
+    maps = [run.attention_maps(image) for image in images[:2]]
+    rows, columns = maps[0].grid
+    np.testing.assert_allclose(maps[0].weights.sum(axis=-1), 1, atol=1e-5)
+    assert maps[0].heads().shape == (2, rows, columns)
+    assert maps[0].rollout().shape == (rows, columns)
+    assert maps[0].components().shape == (rows, columns, 3)
+    assert 0 <= maps[0].components().min() <= maps[0].components().max() <= 1
+    plot_attention_maps(maps, titles=["one", "two"], path=tmp_path / "maps.png")
+    assert (tmp_path / "maps.png").stat().st_size > 5_000
+    page = ImagePage(maps[0], title="digit </script>")
+    page.save(tmp_path / "page.html")
+    assert "</script>" not in (tmp_path / "page.html").read_text().split("const DATA = ")[1].split(";\n")[0]
+    with pytest.raises(UserError, match="layer 2 of 2"):
+        maps[0].heads(2)
+
+
+def test_masks_keep_the_smallest_set_of_a_share():
+    from transformer_jax.interpretability.images import AttentionMaps
+
+    row = np.array([0.1, 0.4, 0.05, 0.3, 0.1, 0.05])  # a class token in front of 5 patches
+    weights = np.broadcast_to(row, (1, 1, 6, 6)).astype(np.float32)
+    maps = AttentionMaps(np.zeros((1, 5, 3), np.uint8), weights, 1, (1, 5), np.zeros((6, 2), np.float32))
+    # Of the patches' 0.9: 0.4 and 0.3 are 78 %.
+    assert maps.masks(0.6)[0, 0].tolist() == [True, False, True, False, False]
+    assert maps.masks(0.4)[0, 0].tolist() == [True, False, False, False, False]
+    assert maps.masks(1.0).all()
+    with pytest.raises(UserError, match="`share` 0 must be above 0"):
+        maps.masks(0)
+
+
+def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
+    """From DINO, from a masked autoencoder, and as a frozen one under a linear classifier."""
+    small = dict(batch_size=16, examples=200, steps=10, evaluate_every=10, save_every=10)
+    for case in ("dino", "mae"):
+        folder, _ = trained(case)
+        config = tasks.configure("image_classification", "fine_tune", start=(str(folder),), **small)
+        assert config.model.width == 24
+        train(config, tmp_path / case)
+    source = tasks.load(trained("dino")[0]).encoder
+    config = tasks.configure("image_classification", "probe", start=(str(trained("dino")[0]),), **small)
+    train(config, tmp_path / "probe")
+    probed = tasks.load(tmp_path / "probe")
+    for name, leaf in named_leaves(source).items():
+        np.testing.assert_array_equal(leaf, named_leaves(probed.encoder)[name], err_msg=name)
+    stored = read_run(tmp_path / "probe", tasks.TASKS)
+    assert stored.run.trainable == "(distillation_)?head/.*"
+
+
+def test_a_run_is_published_and_read_again(trained, tmp_path):
+    run = tasks.load(trained("classes")[0])
+    pretrained.save(tmp_path / "folder", run.model, run.processor)
+    again = tasks.load(tmp_path / "folder")
+    image = digits()[1][0]
+    assert again.classify([image])[0].probabilities == pytest.approx(
+        run.classify([image])[0].probabilities, abs=1e-6
+    )
+    other = tasks.load(trained("mixed")[0])
+    with pytest.raises(UserError, match="has no published format"):
+        pretrained.save(tmp_path / "none", other.model, other.processor)
+
+
+def test_teacher_and_centre_follow_their_recurrences():
+    """Against NumPy: the teacher is a moving average whose decay rises to 1, the centre one of the outputs."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from transformer_jax.models.dino import Dino
+    from transformer_jax.tasks.self_distillation import objective
+
+    config = config_of("dino", steps=8)
+    own = objective(config, config.model)
+    first, second = (Dino(config.model, rngs=nnx.Rngs(n)) for n in (0, 1))
+    extra = own.initial_extra(first, jax.random.key(0))
+    means = {"centre": jnp.arange(19.0)}
+    for step in (0, 4, 8):
+        after = own.after_update(second, extra, means, jnp.asarray(step))
+        decay = 1 - (1 - config.task.teacher_decay) * (np.cos(np.pi * step / 8) + 1) / 2
+        for name, leaf in named_leaves(after["teacher"]).items():
+            wanted = decay * named_leaves(first)[name] + (1 - decay) * named_leaves(second)[name]
+            np.testing.assert_allclose(leaf, wanted, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(after["centre"], 0.1 * np.arange(19.0), rtol=1e-6)
+        assert int(after["step"]) == 1
+
+
+def test_the_loss_of_views_is_that_of_the_paper():
+    """Equation 3 in NumPy's float64: every global view of the teacher with every other view of the student."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from transformer_jax.models.dino import Dino
+    from transformer_jax.tasks.self_distillation import objective
+
+    config = config_of("dino")
+    own = objective(config, config.model)
+    student, teacher = (jax.jit(lambda n=n: Dino(config.model, rngs=nnx.Rngs(n)))() for n in (0, 1))
+    rng = np.random.default_rng(0)
+    batch = {
+        "wholes": rng.integers(256, size=(3, 2, 8, 8, 3), dtype=np.uint8),
+        "parts": rng.integers(256, size=(3, 2, 4, 4, 3), dtype=np.uint8),
+        "weight": np.array([1, 0, 1], np.float32),
+    }
+    centre = rng.normal(size=19).astype(np.float32) * 0.1
+    extra = {"teacher": teacher, "centre": jnp.asarray(centre), "step": jnp.zeros((), jnp.int32)}
+    sums, weights = own.loss(student, extra, batch, jax.random.key(0))
+
+    def outputs(model, views):
+        x = (views.reshape(-1, *views.shape[2:]) / 255 - 0.5) / 0.5
+        return np.asarray(model(jnp.asarray(x, jnp.float32)), np.float64).reshape(3, -1, 19)
+
+    def softmax(x):
+        x = np.exp(x - x.max(axis=-1, keepdims=True))
+        return x / x.sum(axis=-1, keepdims=True)
+
+    taught = outputs(teacher, batch["wholes"])
+    wanted = softmax((taught - centre) / 0.04)
+    learned = np.concatenate([outputs(student, batch[name]) for name in ("wholes", "parts")], axis=1)
+    logs = np.log(softmax(learned / 0.1))
+    total, pairs = np.zeros(3), 0
+    for one in range(2):
+        for other in range(4):
+            if one != other:
+                total -= (wanted[:, one] * logs[:, other]).sum(axis=-1)
+                pairs += 1
+    np.testing.assert_allclose(sums["loss"], (total / pairs * batch["weight"]).sum(), rtol=1e-4)
+    np.testing.assert_allclose(
+        sums["centre"], (taught.mean(axis=1) * batch["weight"][:, None]).sum(axis=0), atol=1e-5
+    )
+    assert float(weights["loss"]) == 2
+
+
+def test_hidden_patches_alone_are_predicted():
+    """The loss against NumPy: normalised pixels of the patches that the encoder has not seen."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from transformer_jax.models.masked_autoencoder import MaskedAutoencoder
+    from transformer_jax.tasks.masked_autoencoding import kept_patches, objective
+
+    config = config_of("mae")
+    own = objective(config, config.model)
+    model = jax.jit(lambda: MaskedAutoencoder(config.model, rngs=nnx.Rngs(0)))()
+    images = np.random.default_rng(0).integers(256, size=(2, 8, 8, 3), dtype=np.uint8)
+    key = jax.random.key(5)
+    sums, _ = own.loss(model, None, {"images": images, "weight": np.ones(2, np.float32)}, key)
+    mask_key, _ = jax.random.split(key)
+    kept = jnp.argsort(jax.random.uniform(mask_key, (2, 16)), axis=1)[:, :4]
+    pixels = (images / 255 - 0.5) / 0.5
+    patches = pixels.reshape(2, 4, 2, 4, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 16, 12)
+    normal = (patches - patches.mean(-1, keepdims=True)) / np.sqrt(patches.var(-1, keepdims=True) + 1e-6)
+    predicted = np.asarray(model(jnp.asarray(pixels, jnp.float32), kept), np.float64)
+    errors = ((predicted - normal) ** 2).mean(-1)
+    hidden = np.array([[n not in set(row.tolist()) for n in range(16)] for row in np.asarray(kept)])
+    np.testing.assert_allclose(sums["loss"], (errors * hidden).sum() / 12, rtol=1e-4)
+    assert [kept_patches(n, 0.75) for n in (2, 4, 16, 196)] == [1, 1, 4, 49]
+
+
+def test_classes_of_other_sizes_and_sets(tmp_path):
+    """A start's positions serve images of another size; two test sets have scores apart."""
+    train_set, test = digits()
+    for name, own in (("train", train_set), ("one", test), ("two", test)):
+        pixels = np.stack([own[n] for n in range(100)]).repeat(2, axis=1).repeat(2, axis=2)
+        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=own.labels[:100])
+    tests = tuple(str(tmp_path / f"{name}.npz") for name in ("one", "two"))
+    config = config_of("classes", data=str(tmp_path / "train.npz"), test=tests, examples=0, size=16, steps=4,
+                       save_every=4, evaluate_every=4)  # fmt: skip
+    results = train(config, tmp_path / "run")
+    assert set(results["top1"]) == {"one", "two"}
+    assert results["top1"]["one"] == results["top1"]["two"]
+    run = tasks.load(tmp_path / "run")
+    assert run.processor.size == 16
+    assert run.attention_maps(np.zeros((16, 16, 3), np.uint8)).grid == (8, 8)
+    assert dataclasses.asdict(run.config.model)["image_size"] == 8

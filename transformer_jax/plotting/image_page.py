@@ -1,0 +1,42 @@
+"""A page that shows what each patch of an image attends to, in every layer and head, on hover."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+
+from transformer_jax.plotting.page import Page, check_size, packed
+
+
+class ImagePage(Page):
+    """The attention of one image as an interactive page; a notebook shows it as a cell's result.
+
+    Args:
+      maps: `interpretability.images.AttentionMaps` of the image.
+      title: shown above.
+
+    Raises:
+      UserError: more weights than a browser would open.
+    """
+
+    def __init__(self, maps: Any, *, title: str = ""):
+        check_size(maps.weights.size, "a smaller image")
+        file = io.BytesIO()
+        Image.fromarray(maps.pixels).save(file, "PNG")
+        data = {
+            "title": title,
+            "image": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+            "size": maps.pixels.shape[:2],
+            "grid": maps.grid,
+            "prefix": maps.prefix,
+            "shape": maps.weights.shape,
+            "weights": packed(maps.weights),
+        }
+        self._title = title
+        super().__init__("image_page.html", data, height=640)
+
+    def __repr__(self) -> str:
+        return f"ImagePage of {self._title or 'an image'}"
