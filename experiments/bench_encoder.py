@@ -22,7 +22,6 @@ if __name__ == "__main__":
 import dataclasses
 import json
 import pathlib
-import platform
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.interleaved_rounds import compare
+from experiments.interleaved_rounds import compare, processor
 
 V, ROWS, LENGTH, MASKED = 8_000, 32, 128, 20
 SMALL: dict[str, Any] = dict(layers=4, width=256, heads=4, feed_forward=1_024, max_length=LENGTH)
@@ -94,33 +93,36 @@ def random_weights(folder: str) -> None:
 # --- this package ------------------------------------------------------------
 
 
-def our_training(_: Any) -> dict[str, Callable[[], Any]]:
-    """One step a call; of fine-tuning one of each length."""
+def our_stepper(module: Any, config: Any, objective: Any) -> Callable[[Any], None]:
+    """A function that does one training step on a batch."""
     import jax
 
-    from transformer_jax.models.bert import BertClassifier, BertConfig, BertMaskedLM
-    from transformer_jax.tasks.masked_language_modeling import MaskedWords
-    from transformer_jax.tasks.sequence_classification import Classes
     from transformer_jax.training.optimizers import make_optimizer
     from transformer_jax.training.schedules import make_schedule
     from transformer_jax.training.step import create_state, make_train_step
     from transformer_jax.training.trained_model import make_model
 
-    def stepper(module: Any, config: Any, objective: Any) -> Callable[[Any], None]:
-        model = make_model(module, config)
-        schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
-        optimizer = make_optimizer(
-            "adam", schedule, model, weight_decay=0.01, clip=1, b1=0.9, b2=0.999, epsilon=1e-6
-        )
-        train_step = make_train_step(objective, optimizer)
-        state = create_state(model, optimizer, jax.random.key(0))
+    model = make_model(module, config)
+    schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
+    optimizer = make_optimizer(
+        "adam", schedule, model, weight_decay=0.01, clip=1, b1=0.9, b2=0.999, epsilon=1e-6
+    )
+    train_step = make_train_step(objective, optimizer)
+    state = create_state(model, optimizer, jax.random.key(0))
 
-        def step(batch: Any) -> None:
-            nonlocal state
-            state, metrics = train_step(state, batch)
-            jax.block_until_ready(metrics)
+    def step(batch: Any) -> None:
+        nonlocal state
+        state, metrics = train_step(state, batch)
+        jax.block_until_ready(metrics)
 
-        return step
+    return step
+
+
+def our_training(_: Any) -> dict[str, Callable[[], Any]]:
+    """One step a call; of fine-tuning one of each length."""
+    from transformer_jax.models.bert import BertClassifier, BertConfig, BertMaskedLM
+    from transformer_jax.tasks.masked_language_modeling import MaskedWords
+    from transformer_jax.tasks.sequence_classification import Classes
 
     masked = masked_batch()
     masked |= {
@@ -137,8 +139,8 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
         }
         for tokens, labels in labelled_batches()
     ]
-    pretrain = stepper(BertMaskedLM, BertConfig(vocab_size=V, pooler=False, **SMALL), MaskedWords())
-    fine_tune = stepper(BertClassifier, BertConfig(vocab_size=V, classes=2, **MINILM), Classes())
+    pretrain = our_stepper(BertMaskedLM, BertConfig(vocab_size=V, pooler=False, **SMALL), MaskedWords())
+    fine_tune = our_stepper(BertClassifier, BertConfig(vocab_size=V, classes=2, **MINILM), Classes())
     return {
         "pretraining": lambda: pretrain(masked),
         "finetuning": lambda: [fine_tune(batch) for batch in labelled] and None,
@@ -157,6 +159,23 @@ def our_embedding(argument: tuple[str, int]) -> dict[str, Callable[[], Any]]:
 # --- the peers ---------------------------------------------------------------
 
 
+def torch_stepper(model: Any) -> Callable[..., None]:
+    """A function that does one training step on the model's arguments."""
+    import torch
+
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=1e-6, weight_decay=0.01)
+
+    def step(**given: Any) -> None:
+        loss = model(**given).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
     """One step a call; of fine-tuning one of each length."""
     import torch
@@ -172,19 +191,6 @@ def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
             max_position_embeddings=sizes["max_length"],
         )
 
-    def stepper(model: Any) -> Callable[..., None]:
-        model.train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=1e-6, weight_decay=0.01)
-
-        def step(**given: Any) -> None:
-            loss = model(**given).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
     masked = masked_batch()
     labels = np.full((ROWS, LENGTH), -100, np.int64)
     np.put_along_axis(labels, masked["positions"].astype(np.int64), masked["labels"].astype(np.int64), axis=1)
@@ -198,8 +204,8 @@ def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
         )
         for tokens, classes in labelled_batches()
     ]
-    pretrain = stepper(BertForMaskedLM(config(SMALL)))
-    fine_tune = stepper(BertForSequenceClassification(config(MINILM)))
+    pretrain = torch_stepper(BertForMaskedLM(config(SMALL)))
+    fine_tune = torch_stepper(BertForSequenceClassification(config(MINILM)))
     return {
         "pretraining": lambda: pretrain(**given),
         "finetuning": lambda: [fine_tune(**batch) for batch in labelled] and None,
@@ -298,15 +304,6 @@ def onnx_embedding(argument: tuple[str, int]) -> dict[str, Callable[[], Any]]:
         return _vectors(parts, outputs)
 
     return {"embedding": embed}
-
-
-def processor() -> str:
-    """The name of the processor."""
-    info = pathlib.Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pathlib
+import platform
 import resource
 import statistics
 import time
@@ -68,3 +70,12 @@ def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rou
     for connection in connections.values():
         connection.send(None)
     return report
+
+
+def processor() -> str:
+    """The name of the processor."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )

@@ -177,18 +177,8 @@ def test_fewer_classes_than_five_are_said(data, tmp_path):
 
 def test_another_size_than_the_starts(run, data, tmp_path):
     steps = ("--steps", 2, "--batch-size", 4, "--save-every", 2, "--evaluate-every", 2)
-    ended = call(
-        classify_images.main,
-        "--start-from",
-        run,
-        "--data",
-        data,
-        "--size",
-        12,
-        *steps,
-        "--run-dir",
-        tmp_path / "run",
-    )
+    start = ("--start-from", run, "--data", data)
+    ended = call(classify_images.main, *start, "--size", 12, *steps, "--run-dir", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
     ended = call(classify_images.main, *start, "--patch-size", 4, "--run-dir", tmp_path / "other")
     one_line(ended, "--start", "patch_size is 2 there, not 4")

@@ -1,0 +1,183 @@
+"""Vision transformers here and in `transformers` on torch: training and inference, interleaved; and the loader.
+
+    python -m experiments.bench_vision [--rounds 5] [--onnx] [--json]
+
+Training: ViT-Ti with patches of 4 on 64 images of 32 x 32 pixels, AdamW, from arrays that are ready. Inference:
+ViT-B with patches of 16 on 8 images of 224 x 224. All in float32 with all cores. Each side has a process of its
+own, and their measurements alternate; medians are compared, and every ratio is this package's throughput over
+the peer's. The loader makes batches of 128 changed images of 32 x 32 pixels as the recipe for CIFAR-10 does, in
+one thread and in worker processes, with nothing else at work. Needs torch and transformers, and for `--onnx`
+onnx, onnxscript and onnxruntime.
+"""
+
+from __future__ import annotations
+
+from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
+
+if __name__ == "__main__":
+    restart_with_allocator_settings()  # the processes of both sides inherit it
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tyro
+
+from experiments.bench_encoder import our_stepper, torch_stepper
+from experiments.interleaved_rounds import compare, processor
+
+ROWS, CLASSES = 64, 10
+LARGE_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Images a second of this package over those of transformers on torch at the same sizes."""
+
+    rounds: int = 5
+    """Measurements of each side."""
+    onnx: bool = False
+    """ONNX Runtime as a third side of inference."""
+    json: bool = False
+    """Print one JSON object last on standard output."""
+
+
+def small_images() -> tuple[np.ndarray, np.ndarray]:
+    """(images (ROWS, 32, 32, 3) uint8, labels (ROWS,))."""
+    rng = np.random.default_rng(0)
+    return rng.integers(256, size=(ROWS, 32, 32, 3), dtype=np.uint8), rng.integers(CLASSES, size=ROWS)
+
+
+def large_images() -> np.ndarray:
+    """(LARGE_ROWS, 224, 224, 3) float32, normalised."""
+    return np.random.default_rng(1).normal(size=(LARGE_ROWS, 224, 224, 3)).astype(np.float32)
+
+
+def our_jobs(folder: str) -> dict[str, Callable[[], Any]]:
+    """One step of training, and logits of the large images."""
+    import jax
+    import jax.numpy as jnp
+
+    from transformer_jax import pretrained
+    from transformer_jax.models.vit import ViTClassifier, ViTConfig
+    from transformer_jax.tasks.image_classification import ImageClasses, ImageClassificationConfig
+
+    images, labels = small_images()
+    batch = {
+        "images": images,
+        "target": np.eye(CLASSES, dtype=np.float32)[labels],
+        "weight": np.ones(ROWS, np.float32),
+    }
+    config = ViTConfig.preset("ti4", classes=CLASSES)
+    step = our_stepper(ViTClassifier, config, ImageClasses(ImageClassificationConfig(smoothing=0.0)))
+    model, large = pretrained.load(folder)[0].for_inference(), jnp.asarray(large_images())
+    logits = jax.jit(lambda model, images: model(images))
+    return {"training": lambda: step(batch), "inference": lambda: np.asarray(logits(model, large))}
+
+
+def torch_jobs(folder: str) -> dict[str, Callable[[], Any]]:
+    """The same in `transformers`."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    images, labels = small_images()
+    given = torch.tensor((images.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5, dtype=torch.float32)
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, image_size=32,
+        patch_size=4, num_labels=CLASSES,
+    )  # fmt: skip
+    step = torch_stepper(ViTForImageClassification(config))
+    large = ViTForImageClassification.from_pretrained(folder).eval()
+    pixels = torch.tensor(large_images().transpose(0, 3, 1, 2)).contiguous()
+
+    def infer() -> np.ndarray:
+        with torch.inference_mode():
+            return large(pixel_values=pixels).logits.numpy()
+
+    return {"training": lambda: step(pixel_values=given, labels=torch.tensor(labels)), "inference": infer}
+
+
+def onnx_jobs(folder: str) -> dict[str, Callable[[], Any]]:
+    """Inference by ONNX Runtime."""
+    import onnxruntime
+    import torch
+    from transformers import ViTForImageClassification
+
+    model = ViTForImageClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    pixels = large_images().transpose(0, 3, 1, 2).copy()
+    path = pathlib.Path(tempfile.mkdtemp()) / "model.onnx"
+    torch.onnx.export(model, (torch.tensor(pixels),), str(path), input_names=["pixel_values"], dynamo=True)
+    session = onnxruntime.InferenceSession(str(path))
+    return {"inference": lambda: session.run(None, {"pixel_values": pixels})[0]}
+
+
+def write_weights(folder: str) -> None:
+    """Random weights of ViT-B/16 as a published folder."""
+    from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+    from transformer_jax.models.vit import ViTClassifier, ViTConfig
+    from transformer_jax.pretrained import save
+    from transformer_jax.training.trained_model import make_model
+
+    config = ViTConfig.preset("b16", classes=1_000)
+    labels = tuple(str(number) for number in range(1_000))
+    save(folder, make_model(ViTClassifier, config), ImageProcessor(224, labels=labels))
+
+
+def loaded_per_second(workers: int, seconds: float = 10.0) -> float:
+    """Images a second that the loader makes of pixels in memory."""
+    from transformer_jax.data.batches.image_batches import ImageBatches, LabelledViews
+    from transformer_jax.tasks.image_classification import images
+    from transformer_jax.tasks.image_data import Kept, changed
+
+    task = images().task
+    pixels = np.random.default_rng(0).integers(256, size=(10_000, 32, 32, 3), dtype=np.uint8)
+    labels = np.zeros(len(pixels), np.int32)
+    views = LabelledViews(labels, CLASSES, size=32, augmentation=changed(task))
+    batches = ImageBatches(Kept(pixels), task.batch_size, 0, views=views, workers=workers).from_step(0)
+    for _ in range(20):
+        next(batches)  # what was made ahead of time
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        next(batches)
+        count += task.batch_size
+    return count / (time.perf_counter() - began)
+
+
+def main() -> None:
+    arguments = tyro.cli(Arguments, description=__doc__)
+    found: dict[str, Any] = {"processor": processor()}
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(f"{folder}/weights")
+        sides: dict[str, Callable] = {"ours": our_jobs, "torch": torch_jobs}
+        report = compare({"training": 2}, sides, f"{folder}/weights", arguments.rounds)
+        if arguments.onnx:
+            sides["onnx"] = onnx_jobs
+        report |= compare({"inference": 1}, sides, f"{folder}/weights", arguments.rounds)
+    for job, count in {"training": ROWS, "inference": LARGE_ROWS}.items():
+        for side, own in report[job].items():
+            if side != "results":
+                rate = found[f"{job}_{side}"] = count / own["seconds"]
+                print(f"{job:<10} {side:<6} {rate:9.1f} images/s, peak {own['peak'] / 2**30:.2f} GiB")
+        found[f"{job}_ratio"] = found[f"{job}_ours"] / found[f"{job}_torch"]
+        print(f"{job:<10} ratio to torch {found[f'{job}_ratio']:.2f}")
+    if arguments.onnx:
+        found["inference_onnx_ratio"] = found["inference_ours"] / found["inference_onnx"]
+        print(f"inference  ratio to ONNX Runtime {found['inference_onnx_ratio']:.2f}")
+    logits = report["inference"]["results"]
+    found["largest_difference"] = float(np.abs(logits["ours"] - logits["torch"]).max())
+    for workers in (0, os.cpu_count() or 1):
+        found[f"loaded_{workers}"] = loaded_per_second(workers)
+        print(f"loader     {workers} worker processes {found[f'loaded_{workers}']:9.1f} images/s")
+    print(f"largest difference of a logit: {found['largest_difference']:.1e}; {found['processor']}")
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
