@@ -2,8 +2,8 @@
 
     python docs/draw_models.py
 
-A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper. Text
-encoders are drawn once, without the heads of their tasks.
+A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper. Encoders
+are drawn once, without the heads of their tasks.
 """
 
 import pathlib
@@ -32,6 +32,7 @@ class Place(NamedTuple):
 
 
 SEQ2SEQ, BAHDANAU, BERT = ("translator", "lstm"), ("translator", "bahdanau"), ("encoder", "bert")
+VIT = ("image_encoder", "vit")
 # By kind and name in the registry; names that share a module share a box, that of the first.
 PLACES = {
     SEQ2SEQ: Place("LSTM seq2seq", "Sutskever et al. 2014", 0, 1),
@@ -51,8 +52,11 @@ PLACES = {
     ("encoder", "roberta"): Place("RoBERTa", "Liu et al. 2019", 4, 3, (BERT,)),
     ("encoder", "distilbert"): Place("DistilBERT", "Sanh et al. 2019", 4, 4, (BERT,)),
     ("encoder", "electra"): Place("ELECTRA", "Clark et al. 2020", 4, 5, (BERT,)),
+    VIT: Place("Vision Transformer", "Dosovitskiy et al. 2021", 4, 6, (BERT,)),
+    ("self_distillation", "vit"): Place("DINO", "Caron et al. 2021", 5, 5, (VIT,)),
+    ("masked_autoencoder", "vit"): Place("Masked autoencoder", "He et al. 2022", 5, 6, (VIT,)),
 }  # fmt: skip
-YEARS = ("2014", "2015", "2017", "2019", "2019–24")
+YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–22")
 
 BOX_WIDTH, BOX_HEIGHT, GAP, ROW_GAP, MARGIN, TOP = 168, 64, 34, 20, 12, 34
 # Fill, edge and text of a box: readable on a light and on a dark page, since each box has its own ground.
@@ -60,8 +64,15 @@ COLOURS = {
     "translator": ("#dbeafe", "#3b82f6", "#172554"),
     "decoder": ("#dcfce7", "#16a34a", "#052e16"),
     "encoder": ("#fef3c7", "#d97706", "#451a03"),
+} | dict.fromkeys(
+    ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
+)
+LABELS = {
+    "translator": "translators",
+    "decoder": "language models",
+    "encoder": "text encoders",
+    "image_encoder": "vision models",
 }
-LABELS = {"translator": "translators", "decoder": "language models", "encoder": "text encoders"}
 GREY = "#7d8590"
 
 
@@ -142,7 +153,8 @@ def draw() -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
-            "<title>The line of models, from the LSTM translator to today's decoders and encoders</title>",
+            "<title>The line of models, from the LSTM translator to today's decoders, encoders and vision "
+            "models</title>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
             f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
             *years,

@@ -12,7 +12,7 @@ from flax import nnx
 
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
-from transformer_jax.models.vit import INITIAL_STD, ViT, ViTConfig
+from transformer_jax.models.vit import ViT, ViTConfig
 from transformer_jax.parameter_names import named_leaves
 
 
@@ -71,7 +71,7 @@ class Dino(nnx.Module):
 
         def dense(inputs: int, outputs: int, use_bias: bool = True) -> nnx.Linear:
             return nnx.Linear(
-                inputs, outputs, kernel_init=nnx.initializers.truncated_normal(INITIAL_STD), use_bias=use_bias,
+                inputs, outputs, kernel_init=nnx.initializers.xavier_uniform(), use_bias=use_bias,
                 dtype=jnp.dtype(config.dtype), dot_general=dense_dot_general, rngs=rngs,
             )  # fmt: skip
 

@@ -87,7 +87,7 @@ class MaskedAutoencoder(nnx.Module):
 
         def dense(inputs: int, outputs: int) -> nnx.Linear:
             return nnx.Linear(
-                inputs, outputs, kernel_init=nnx.initializers.truncated_normal(INITIAL_STD),
+                inputs, outputs, kernel_init=nnx.initializers.xavier_uniform(),
                 dtype=jnp.dtype(config.dtype), dot_general=dense_dot_general, rngs=rngs,
             )  # fmt: skip
 

@@ -24,7 +24,7 @@ from transformer_jax.models.config_checks import check_choices, check_dropout
 from transformer_jax.models.presets import Presets
 from transformer_jax.parameter_names import named_leaves
 
-# Standard deviation of the initial values of tokens, positions and matrices (Touvron et al. 2021, DeiT).
+# Standard deviation of the initial values of tokens, positions and heads (Touvron et al. 2021, DeiT).
 INITIAL_STD = 0.02
 
 
@@ -196,7 +196,7 @@ class ViT(nnx.Module):
     ):
         self.config, self.compute = config, compute
         init = nnx.initializers.truncated_normal(INITIAL_STD)
-        options: dict[str, Any] = dict(kernel_init=init, dtype=config.dtype)
+        options: dict[str, Any] = dict(kernel_init=nnx.initializers.xavier_uniform(), dtype=config.dtype)
         feed_forward = GatedFeedForward if config.gated else FeedForward
 
         def block(key: jax.Array) -> EncoderBlock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,32 @@ def _enlarged(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         for size, count in zip(shape, grid.shape, strict=False)
     )
     return grid[rows][:, columns]
+
+
+def plot_images(images: Mapping[str, np.ndarray], *, path: str | pathlib.Path | None = None) -> Figure:
+    """Draws images side by side.
+
+    Args:
+      images: (height, width, 3) uint8 each, by the name above it.
+      path: picture to write too.
+
+    Raises:
+      ValueError: no image.
+      OSError: the picture cannot be written.
+    """
+    if not images:
+        raise ValueError("there is no image to show")
+    height, width = next(iter(images.values())).shape[:2]
+    figure = Figure(figsize=(4 * len(images), 4 * height / width + 0.4), layout="constrained")
+    for axes, (name, image) in zip(
+        figure.subplots(1, len(images), squeeze=False)[0], images.items(), strict=True
+    ):
+        axes.imshow(image, interpolation="none")
+        axes.set_title(name, fontsize=9, parse_math=False)
+        axes.set_axis_off()
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
 
 
 def plot_attention_maps(

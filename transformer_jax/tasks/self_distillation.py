@@ -44,6 +44,16 @@ class SelfDistillationConfig(ImagePretrainingConfig):
     """Local parts have at most this share of the image's area, global ones at least."""
     smallest_area: float = 0.05
     """Local parts have at least this share."""
+    flip: bool = True
+    """Left and right change places, every second time."""
+    colour: float = 0.4
+    """Strength of changes of brightness, contrast, saturation and hue."""
+    grey: float = 0.2
+    """Probability of turning grey."""
+    blur: float = 1.0
+    """Probability of a blur of the first global part; a half of it for local ones, a tenth for the second."""
+    solarise: float = 0.2
+    """Probability of inverting the bright pixels of the second global part."""
     teacher_decay: float = 0.996
     """Of the teacher towards the student, once a step (equation 2); it rises to 1 by a cosine."""
     centre_decay: float = 0.9
@@ -57,7 +67,10 @@ class SelfDistillationConfig(ImagePretrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0)
+        check_at_least(
+            self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0, colour=0, grey=0, blur=0,
+            solarise=0,
+        )  # fmt: skip
         check_below_one(self, "teacher_decay", "centre_decay")
         for name in ("student_temperature", "teacher_temperature", "smallest_area", "split_area"):
             if not getattr(self, name) > 0:
@@ -70,10 +83,12 @@ class SelfDistillationConfig(ImagePretrainingConfig):
 
 
 def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> RunConfig:
-    """scikit-learn's digits: a few minutes on a CPU."""
+    """scikit-learn's digits, a few minutes on a CPU: shapes alone tell them apart, and none is its mirror
+    image."""
     task = SelfDistillationConfig(
-        batch_size=64, parts=2, teacher_decay=0.98, split_area=0.5, smallest_area=0.25
-    )
+        batch_size=64, parts=2, teacher_decay=0.98, split_area=0.6, smallest_area=0.3, flip=False, colour=0.0,
+        grey=0.0, blur=0.0, solarise=0.0,
+    )  # fmt: skip
     return _recipe(task, model, preset, steps, "digits", prototypes=256, projection_hidden=256, bottleneck=64)
 
 
@@ -215,11 +230,13 @@ class SelfDistillationTask(ImagePretraining):
         task: SelfDistillationConfig = config.task
         # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over; crops lose 0.4 of
         # colour.
-        common: dict[str, Any] = dict(flip=True, colour=0.4, grey=0.2)
+        common: dict[str, Any] = dict(flip=task.flip, colour=task.colour, grey=task.grey)
         whole = Augmentation(crop=task.split_area, **common)
-        first = dataclasses.replace(whole, blur=1.0)
-        second = dataclasses.replace(whole, blur=0.1, solarise=0.2)
-        part = Augmentation(crop=task.smallest_area, largest_crop=task.split_area, blur=0.5, **common)
+        first = dataclasses.replace(whole, blur=task.blur)
+        second = dataclasses.replace(whole, blur=0.1 * task.blur, solarise=task.solarise)
+        part = Augmentation(
+            crop=task.smallest_area, largest_crop=task.split_area, blur=0.5 * task.blur, **common
+        )
         return CropViews(size, small, (first, second), part, task.parts)
 
     def teacher_entropy(self, teacher: Any, name: str) -> float:
