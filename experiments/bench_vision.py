@@ -88,10 +88,11 @@ def torch_jobs(folder: str) -> dict[str, Callable[[], Any]]:
 
     images, labels = small_images()
     given = torch.tensor((images.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5, dtype=torch.float32)
-    config = ViTConfig(
+    sizes: dict[str, Any] = dict(
         hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, image_size=32,
         patch_size=4, num_labels=CLASSES,
     )  # fmt: skip
+    config = ViTConfig(**sizes)
     step = torch_stepper(ViTForImageClassification(config))
     large = ViTForImageClassification.from_pretrained(folder).eval()
     pixels = torch.tensor(large_images().transpose(0, 3, 1, 2)).contiguous()

@@ -68,8 +68,8 @@ class SelfDistillationConfig(ImagePretrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(
-            self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0, colour=0, grey=0, blur=0,
-            solarise=0,
+            self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0, colour=0, grey=0,
+            blur=0, solarise=0,
         )  # fmt: skip
         check_below_one(self, "teacher_decay", "centre_decay")
         for name in ("student_temperature", "teacher_temperature", "smallest_area", "split_area"):
