@@ -48,6 +48,12 @@ def config(name):
             "masked_language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300,
             width=128, heads=4, feed_forward=256, layers=2, attention_dropout=0.0, dtype="bfloat16",
         )  # fmt: skip
+    if name == "vit":
+        return configure(
+            "image_classification", "images", preset="mini", image_size=64, patch_size=4, pooling="mean",
+            width=128, heads=4, feed_forward=256, layers=2, stochastic_depth=0.1, classes=10, batch_size=16,
+            dtype="bfloat16",
+        )  # fmt: skip
     return configure(
         "language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300, layers=2,
         dtype="bfloat16",
@@ -73,7 +79,7 @@ def sizes(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "roberta"])
+@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "roberta", "vit"])
 def test_a_training_step(name, topology):
     mesh = {"v5e:2x2": "fsdp=2,tensor=2", "h100:2": "fsdp=2"}[topology]
     report = step(name, topology, mesh)

@@ -86,10 +86,11 @@ def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> Run
     """scikit-learn's digits, a few minutes on a CPU: shapes alone tell them apart, and none is its mirror
     image."""
     task = SelfDistillationConfig(
-        batch_size=64, parts=2, teacher_decay=0.98, split_area=0.6, smallest_area=0.3, flip=False, colour=0.0,
+        batch_size=64, parts=2, teacher_decay=0.98, split_area=0.85, smallest_area=0.5, flip=False, colour=0.0,
         grey=0.0, blur=0.0, solarise=0.0,
     )  # fmt: skip
-    return _recipe(task, model, preset, steps, "digits", prototypes=256, projection_hidden=256, bottleneck=64)
+    head: dict[str, Any] = dict(prototypes=256, projection_hidden=256, bottleneck=64)
+    return _recipe(task, model, preset, steps, "digits", convolutions=1, **head)
 
 
 def images(*, model: str = "vit", preset: str = "lite_6_4", steps: int = 5_000) -> RunConfig:
