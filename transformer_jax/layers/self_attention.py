@@ -14,6 +14,7 @@ from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.relative_positions import clipped_distances, shaw_key_bias, shaw_value_sum
 from transformer_jax.layers.rotary import Rotation, rotate
+from transformer_jax.layers.stack import unstack
 from transformer_jax.layers.visibility import Visibility
 
 
@@ -177,3 +178,18 @@ class JoinedSelfAttention(SelfAttention):
         if self.bias is not None:
             joined = joined + self.bias[...].astype(self.dtype)
         return tuple(jnp.split(joined, [self.heads, self.heads + self.kv_heads], axis=2))
+
+
+def taken_apart(encoder: Any) -> Any:
+    """A copy of an encoder with its blocks one by one rather than stacked, and with joined projections: for a
+    program that is called many times. Training needs the stack.
+
+    Args:
+      encoder: a module whose `blocks` are a stack of `EncoderBlock`.
+    """
+    copy = nnx.merge(*nnx.split(encoder))
+    blocks = unstack(copy.blocks)
+    for block in blocks:
+        block.self_attention = JoinedSelfAttention(block.self_attention)
+    copy.blocks = nnx.data(blocks)
+    return copy

@@ -19,8 +19,8 @@ from transformer_jax.layers.fusion_barrier import materialised
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_schemes import LearnedPositions
 from transformer_jax.layers.positions import segment_positions
-from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention, SelfAttention
-from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, taken_apart
+from transformer_jax.layers.stack import make_stack, run_stack
 from transformer_jax.layers.visibility import real, same_segment
 from transformer_jax.models.input_checks import check_length
 
@@ -137,15 +137,8 @@ class TextEncoder(nnx.Module):
         return count_without_padding(self, None if self.embeddings is None else self.embeddings.tokens)
 
     def for_inference(self) -> Self:
-        """The same with its blocks one by one rather than stacked, and with joined projections: for a program
-        that is called many times. Training needs the stack.
-        """
-        copy = nnx.merge(*nnx.split(self))
-        blocks = unstack(copy.blocks)
-        for block in blocks:
-            block.self_attention = JoinedSelfAttention(block.self_attention)
-        copy.blocks = nnx.data(blocks)
-        return copy
+        """The same for a program that is called many times, see `taken_apart`."""
+        return taken_apart(self)
 
     def positions_of(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
         """The rows of the position table that T tokens take, (T,) or (B, T)."""

@@ -18,8 +18,8 @@ from transformer_jax.layers.image_positions import resized_grid, sinusoidal_grid
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.patches import ConvolutionalTokens, PatchTokens
 from transformer_jax.layers.position_schemes import LearnedPositions
-from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention, SelfAttention
-from transformer_jax.layers.stack import make_stack, run_stack, unstack
+from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, taken_apart
+from transformer_jax.layers.stack import make_stack, run_stack
 from transformer_jax.models.config_checks import check_choices, check_dropout
 from transformer_jax.models.presets import Presets
 from transformer_jax.parameter_names import named_leaves
@@ -254,15 +254,8 @@ class ViT(nnx.Module):
         return sum(leaf.size for leaf in named_leaves(self).values())
 
     def for_inference(self) -> Self:
-        """The same with its blocks one by one rather than stacked, and with joined projections: for a program
-        that is called many times. Training needs the stack.
-        """
-        copy = nnx.merge(*nnx.split(self))
-        blocks = unstack(copy.blocks)
-        for block in blocks:
-            block.self_attention = JoinedSelfAttention(block.self_attention)
-        copy.blocks = nnx.data(blocks)
-        return copy
+        """The same for a program that is called many times, see `taken_apart`."""
+        return taken_apart(self)
 
     def position_vectors(self, grid: tuple[int, int]) -> jax.Array:
         """What is added to the class tokens and to the patches of a grid, (tokens, D) float32."""

@@ -46,6 +46,8 @@ class ImageDataConfig:
     """Images that the trained model is scored on, each set apart; without them the validation set."""
     splits: tuple[str, str] = ("train", "test")
     """Of a tfds: set, the split to train on and the one of the test."""
+    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
+    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
     held_out: float = 0.2
     """Share of each class that is held out for validation where `valid` names no images."""
     examples: int = 0
@@ -98,8 +100,10 @@ def open_splits(task: ImageDataConfig) -> Splits:
         train, test = corpora.digits()
         tests["test"] = test
     elif task.data.startswith("tfds:"):
-        train = corpora.open_images(task.data, split=task.splits[0])
-        tests["test"] = corpora.open_images(task.data, split=task.splits[1], classes=train.classes)
+        train = corpora.open_images(task.data, split=task.splits[0], data_dir=task.data_dir)
+        tests["test"] = corpora.open_images(
+            task.data, split=task.splits[1], classes=train.classes, data_dir=task.data_dir
+        )
     else:
         own = corpora.splits_of(task.data)
         train = corpora.open_images(task.data, split="train" if "train" in own else "")

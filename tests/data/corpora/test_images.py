@@ -225,6 +225,24 @@ def test_a_damaged_member_is_named(folder):
             found[number]
 
 
+def test_sets_of_tfds(tmp_path):
+    from tests.data.corpora.tfds_sets import ToyDigits, ToyReviews, write_sets
+
+    folder = str(write_sets(tmp_path, (ToyReviews,)))
+    # Not on disk: it is prepared, its arrays written without TensorFlow.
+    assert ToyDigits.name == "toy_digits"
+    found = open_images("tfds:toy_digits", split="train", data_dir=folder)
+    assert found.classes == ("dark", "light")
+    assert len(found) == 12
+    for number in range(12):
+        assert found[number].shape == (8, 8, 3)
+        assert found[number][0, 0].tolist() == [40 + 100 * found.labels[number]] * 3
+    with pytest.raises(UserError, match="has the features label, text: no image with a label"):
+        open_images("tfds:toy_reviews", data_dir=folder)
+    with pytest.raises(UserError, match="has no split 'dev'"):
+        open_images("tfds:toy_digits", split="dev", data_dir=folder)
+
+
 def test_fingerprints_tell_sets_apart(folder):
     first = open_images(str(folder))
     before = first.fingerprint()

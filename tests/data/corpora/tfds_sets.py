@@ -132,6 +132,23 @@ class ToyQuestions(_Toy):
         return {"id": f"q{number}", "context": context, "question": "how is it?", "answers": answers}
 
 
+class ToyDigits(_Toy):
+    """Images of one grey with a label, and a set without labels' names."""
+
+    SIZES = (("train", 12), ("test", 6))
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(8, 8, 1)),
+            "label": tfds.features.ClassLabel(names=["dark", "light"]),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        label = number % 2
+        return {"image": np.full((8, 8, 1), 40 + 100 * label, np.uint8), "label": label}
+
+
 TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)
 LABELLED_SETS = (ToyReviews, ToyTags, ToyQuestions)
 

@@ -209,7 +209,9 @@ def stratified(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
     return images.some(np.flatnonzero(~held)), images.some(np.flatnonzero(held))
 
 
-def open_images(path: str, *, classes: Sequence[str] | None = None, split: str = "") -> ImageSet:
+def open_images(
+    path: str, *, classes: Sequence[str] | None = None, split: str = "", data_dir: str | None = None
+) -> ImageSet:
     """A set of labelled images.
 
     Args:
@@ -218,13 +220,14 @@ def open_images(path: str, *, classes: Sequence[str] | None = None, split: str =
         `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an image and a label.
       classes: of the training set, for a further one; None takes its own, by the alphabet.
       split: of an .npz file that has several, or of a TFDS set.
+      data_dir: folder of TFDS's sets.
 
     Raises:
       UserError: nothing that can be read, no images, a class without any, names that lead out of an archive, or
         a class that training lacks.
     """
     if path.startswith("tfds:"):
-        found = _tfds(path, split or "train")
+        found = _tfds(path, split or "train", data_dir)
     else:
         place = pathlib.Path(path)
         if place.is_dir():
@@ -389,7 +392,7 @@ def _of_npz(path: pathlib.Path, split: str) -> ImageSet:
     return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, classes, images)
 
 
-def _tfds(name: str, split: str, data_dir: str | None = None) -> ImageSet:
+def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
     from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
 
     def choose(builder: Any) -> Mapping[str, str]:

@@ -7,6 +7,8 @@ import contextlib
 import difflib
 import hashlib
 import importlib
+import importlib.util
+import io
 import itertools
 import re
 import socket
@@ -241,7 +243,7 @@ def prepared_builder(
         import tensorflow_datasets as tfds
 
         # Sets of the older kind are registered by the import of their own module.
-        for module in ("translate", "text"):
+        for module in ("translate", "text", "image_classification"):
             importlib.import_module(f"tensorflow_datasets.{module}")
     except ImportError as error:
         raise UserError(
@@ -331,12 +333,34 @@ def _download(builder: Any) -> None:
             f"{missing} and {failed}: connect to a network, or name the folder of a prepared set with "
             "`data_dir`"
         )
+    _encode_by_pillow()
     try:
         builder.download_and_prepare()
     except Exception as error:  # noqa: BLE001  whatever a builder's own code raises
         raise UserError(
             f"{missing} and cannot be prepared: {type(error).__name__}: {_one_line(error)}"
         ) from None
+
+
+def _encode_by_pillow() -> None:
+    """Has TFDS write arrays of pixels, which a builder gives, by Pillow where TensorFlow is not installed.
+
+    It reads images without TensorFlow, and writes those that it has as files; arrays alone it gives to a
+    function of TensorFlow's, in this one method.
+    """
+    if importlib.util.find_spec("tensorflow") is not None:
+        return
+    from PIL import Image
+    from tensorflow_datasets.core.features import image_feature
+
+    def encoded(self: Any, pixels: np.ndarray) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(
+            file, self.encoding_format, quality=95
+        )
+        return file.getvalue()
+
+    image_feature._ImageEncoder._encode_image = encoded
 
 
 def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: Sequence[str]) -> str:
