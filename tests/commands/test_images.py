@@ -12,21 +12,9 @@ from tests.commands.in_process import call
 from transformer_jax.commands import classify_images, self_distill
 from transformer_jax.data.corpora.images import digits
 
-SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 16, "--patch-size", 2, "--image-size", 8)
-TINY = (
-    *SIZES,
-    "--batch-size",
-    8,
-    "--steps",
-    4,
-    "--save-every",
-    4,
-    "--evaluate-every",
-    4,
-    "--optimizer",
-    "adam",
-)
-VIT = ("--preset", "mini", *TINY)
+STEPS = ("--batch-size", 8, "--steps", 4, "--save-every", 4, "--evaluate-every", 4, "--optimizer", "adam")
+SIZES = ("--preset", "mini", "--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 16)
+VIT = (*SIZES, "--convolutions", 0, "--pooling", "class", *STEPS)
 
 
 def written(place, classes=("one", "two"), count=6):

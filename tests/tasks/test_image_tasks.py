@@ -23,9 +23,8 @@ STEPS = 20
 SIZES = dict(width=24, layers=2, heads=2, feed_forward=32, batch_size=16, examples=200)
 HEAD = dict(prototypes=19, projection_hidden=16, bottleneck=12)
 CASES = {
-    "classes": ("image_classification", {}),
-    "mixed": ("image_classification", dict(mixup=0.5, cutmix=0.5, convolutions=1, pooling="weighted",
-                                           stochastic_depth=0.2)),
+    "classes": ("image_classification", dict(convolutions=0, pooling="class", mixup=0.0, ema=0.0)),
+    "mixed": ("image_classification", dict(mixup=0.5, cutmix=0.5, stochastic_depth=0.2)),
     "dino": ("self_distillation", HEAD),
     "mae": ("masked_autoencoding", dict(decoder_width=16, decoder_heads=2)),
 }  # fmt: skip
