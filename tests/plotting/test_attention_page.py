@@ -1,7 +1,6 @@
 """The interactive page in a real browser."""
 
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.plotting.attention_page import AttentionPage
 from transformer_jax.plotting.page import check_writable
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUERIES, KEYS = ["vor", "3", "</script><b>", "שלום"], ["3", " weeks", "ago", "日本語", "x" * 60]
 
 
@@ -52,17 +50,6 @@ def test_a_cell_shows_the_page(rng):
     shown = AttentionPage(maps(rng), title='a "title" & more')._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
     assert shown.count('"') == 6, "what stands in the attribute is escaped"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="a browser's driver: the dev requirements")
-    if BROWSER is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
