@@ -93,14 +93,13 @@ def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> Run
     return _recipe(task, model, preset, steps, "digits", convolutions=1, **head)
 
 
-def images(*, model: str = "vit", preset: str = "lite_6_4", steps: int = 5_000) -> RunConfig:
+def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 5_000) -> RunConfig:
     """Small images such as CIFAR-10 on a CPU: few prototypes, and a teacher that follows quickly."""
     task = SelfDistillationConfig(
-        batch_size=128, parts=4, teacher_decay=0.99, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
+        batch_size=128, parts=2, teacher_decay=0.99, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
     )
-    return _recipe(
-        task, model, preset, steps, "images", prototypes=1_024, projection_hidden=512, bottleneck=128
-    )
+    head: dict[str, Any] = dict(prototypes=1_024, projection_hidden=512, bottleneck=128)
+    return _recipe(task, model, preset, steps, "images", pooling="class", **head)
 
 
 def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> RunConfig:
