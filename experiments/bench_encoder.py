@@ -5,11 +5,10 @@
 Pretraining: a masked LM of 4 layers and width 256, vocabulary 8,000, 32 rows of 128 tokens, 15 % masked,
 dropout 0.1 (attention weights included), AdamW. Fine-tuning: a classifier of MiniLM's size (6 layers, width
 384, 12 heads), batches of 32 texts of 16, 32 and 64 tokens. Embedding: 1,000 texts of 5 to 120 words,
-tokenized, in vectors of length 1; the peer sorts by length and takes batches of 32, as sentence-transformers
-does, under `torch.inference_mode`, and with `--onnx` ONNX Runtime runs the same batches. All in float32 with
-all cores. Each side has a process of its own, and their measurements alternate; medians are compared, and
-every ratio is this package's throughput over the peer's. Needs torch and transformers, and for `--onnx` onnx,
-onnxscript and onnxruntime.
+tokenized, in vectors of length 1, against sentence-transformers with its batches of 32, sorted by length; with
+`--onnx` ONNX Runtime runs such batches too. All in float32 with all cores. Each side has a process of its own,
+and their measurements alternate; medians are compared, and every ratio is this package's throughput over the
+peer's. Needs torch, transformers and sentence-transformers, and for `--onnx` onnx, onnxscript and onnxruntime.
 """
 
 from __future__ import annotations
@@ -238,24 +237,16 @@ def _vectors(parts: list[list[int]], outputs: list[np.ndarray]) -> np.ndarray:
 
 
 def torch_embedding(argument: tuple[str, int]) -> dict[str, Callable[[], Any]]:
-    """All texts a call."""
+    """All texts a call, by sentence-transformers."""
     import torch
-    from transformers import BertModel
+    from sentence_transformers import SentenceTransformer
 
     folder, count = argument
-    model = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    given = texts(count)
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
 
     def embed() -> np.ndarray:
-        parts, batches = _batches(folder, count)
-        outputs = []
-        with torch.inference_mode():
-            for batch in batches:
-                own = {name: torch.tensor(value) for name, value in batch.items()}
-                states = model(**own).last_hidden_state
-                real = own["attention_mask"][..., None]
-                vectors = (states * real).sum(1) / real.sum(1)
-                outputs.append(torch.nn.functional.normalize(vectors).numpy())
-        return _vectors(parts, outputs)
+        return model.encode(given, batch_size=32, normalize_embeddings=True, show_progress_bar=False)
 
     return {"embedding": embed}
 

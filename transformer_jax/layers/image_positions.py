@@ -21,8 +21,8 @@ def cubic_resize_matrix(old: int, new: int, *, antialias: bool = False) -> np.nd
     """The matrix that resizes a row of values by cubic convolution, with pixels' centres at halves.
 
     The two forms that published vision models have been trained and used with, as torch computes them: Keys'
-    parameter -0.75 with values beyond the border repeated, and -0.5 with a kernel that widens where a row shrinks
-    and is normalised at the border.
+    parameter -0.75 with values beyond the border repeated, and -0.5 with a kernel that widens where a row
+    shrinks and is normalised at the border.
 
     Args:
       old: values of the row.
