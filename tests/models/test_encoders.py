@@ -94,7 +94,7 @@ def test_every_token_sees_every_other(name):
 
 CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, activation="relu", norm_epsilon=0.1,
                vocab_size=200, classes=7, dtype="bfloat16", vocab_multiple=64, token_types=3,
-               padding_id=2, embedding_width=24, generator_size=0.5)  # fmt: skip
+               padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,6 +29,8 @@ class DistilBertConfig(Presets):
       classes: of a classifier's head; 0 takes what the data has.
       dtype: compute dtype; parameters, softmax and logits are float32.
       vocab_multiple: the embedding table is padded inside to a multiple of this.
+      initial_values: normal, or neighbours, with which heads first attend to the tokens beside: for pretraining
+        of few steps, see `attend_to_neighbours`.
 
     Raises:
       ValueError: a value outside its choices, or sizes that do not divide.
@@ -47,6 +49,7 @@ class DistilBertConfig(Presets):
     classes: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
+    initial_values: Literal["normal", "neighbours"] = "normal"
 
     position_offset: ClassVar = 0
     token_types: ClassVar = 0
@@ -58,7 +61,7 @@ class DistilBertConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS))
+        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
         check_encoder_sizes(self)
 
     @property

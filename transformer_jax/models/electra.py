@@ -10,6 +10,7 @@ from flax import nnx
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.embedding import count_without_padding
 from transformer_jax.layers.feed_forward import ACTIVATIONS
+from transformer_jax.layers.neighbour_start import add_identity
 from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import (
     EncoderWithHead,
@@ -55,6 +56,8 @@ class ElectraConfig(Presets):
       classes: of a classifier's head; 0 takes what the data has.
       dtype: compute dtype; parameters, softmax and logits are float32.
       vocab_multiple: the embedding table is padded inside to a multiple of this.
+      initial_values: normal, or neighbours, with which heads first attend to the tokens beside: for pretraining
+        of few steps, see `attend_to_neighbours`.
 
     Raises:
       ValueError: a value outside its choices, or sizes that do not divide.
@@ -76,6 +79,7 @@ class ElectraConfig(Presets):
     classes: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
+    initial_values: Literal["normal", "neighbours"] = "normal"
 
     position_offset: ClassVar = 0
     pooler: ClassVar = False
@@ -89,7 +93,7 @@ class ElectraConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS))
+        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
         check_encoder_sizes(self)
         if not 0 < self.generator_size <= 1:
             raise ValueError(f"generator_size={self.generator_size} must be above 0 and at most 1")
@@ -134,6 +138,8 @@ class ElectraDiscriminator(EncoderWithHead):
     def __init__(self, config: ElectraConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         super().__init__(config, rngs=rngs, compute=compute)
         self.transform = dense(config, config.width, config.width, rngs)
+        if config.initial_values == "neighbours":
+            add_identity(self.transform.kernel)
         self.head = dense(config, config.width, 1, rngs)
 
     def logits(self, states: jax.Array) -> jax.Array:

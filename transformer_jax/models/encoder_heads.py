@@ -12,6 +12,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.feed_forward import ACTIVATIONS
+from transformer_jax.layers.neighbour_start import add_identity
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.models.text_encoder import TextEncoder, dense
 
@@ -105,6 +106,8 @@ class MaskedLM(EncoderWithHead):
         super().__init__(config, rngs=rngs, compute=compute, **options)
         width = config.embedding_width
         self.transform = dense(config, config.width, width, rngs)
+        if config.initial_values == "neighbours":
+            add_identity(self.transform.kernel)
         self.transform_norm = layer_norm(config, rngs, width=width)
         self.vocab_bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.next_sentence = dense(config, config.width, 2, rngs) if config.pooler else None

@@ -35,6 +35,8 @@ class RobertaConfig(Presets):
       classes: of a classifier's head; 0 takes what the data has.
       dtype: compute dtype; parameters, softmax and logits are float32.
       vocab_multiple: the embedding table is padded inside to a multiple of this.
+      initial_values: normal, or neighbours, with which heads first attend to the tokens beside: for pretraining
+        of few steps, see `attend_to_neighbours`.
 
     Raises:
       ValueError: a value outside its choices, or sizes that do not divide.
@@ -56,6 +58,7 @@ class RobertaConfig(Presets):
     classes: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
+    initial_values: Literal["normal", "neighbours"] = "normal"
 
     # base and large are section 2 of the paper; mini is BERT's.
     preset_fields: ClassVar = {
@@ -65,7 +68,7 @@ class RobertaConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS))
+        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
         check_encoder_sizes(self)
 
     @property

@@ -16,6 +16,7 @@ from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.fusion_barrier import materialised
+from transformer_jax.layers.neighbour_start import add_identity, attend_to_neighbours, sinusoids
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_schemes import LearnedPositions
 from transformer_jax.layers.positions import segment_positions
@@ -45,7 +46,7 @@ class TextEmbeddings(nnx.Module):
 
     Args:
       config: `vocab_size`, `embedding_width`, `max_length`, `token_types`, `position_offset`, `dropout`,
-        `norm_epsilon`, `dtype` and `vocab_multiple` are read here.
+        `norm_epsilon`, `dtype`, `vocab_multiple` and `initial_values` are read here.
       rngs: source of the initial values.
     """
 
@@ -61,6 +62,8 @@ class TextEmbeddings(nnx.Module):
         )
         rows = config.max_length + config.position_offset
         self.positions = LearnedPositions(rows, width, std=INITIAL_STD, rngs=rngs)
+        if config.initial_values == "neighbours":
+            self.positions.table.embedding[...] = sinusoids(rows, width, INITIAL_STD)
         init = nnx.initializers.normal(INITIAL_STD)
         types = config.token_types
         self.types = nnx.Embed(types, width, embedding_init=init, rngs=rngs) if types else None
@@ -83,8 +86,8 @@ class TextEncoder(nnx.Module):
     """Embeddings and a stack of bidirectional post-norm blocks; a model's file says what is its own.
 
     Args:
-      config: `width`, `layers`, `heads`, `feed_forward`, `activation` and `attention_dropout` are read here,
-        and what `TextEmbeddings` reads.
+      config: `width`, `layers`, `heads`, `feed_forward`, `activation`, `attention_dropout` and
+        `initial_values` are read here, and what `TextEmbeddings` reads.
       rngs: source of the initial values, only used here.
       compute: how it is computed.
       embeds: False for a network that is given another one's embeddings.
@@ -129,6 +132,10 @@ class TextEncoder(nnx.Module):
             else dense(config, config.embedding_width, config.width, rngs)
         )  # fmt: skip
         self.blocks = make_stack(block, rngs.params(), config.layers)
+        if config.initial_values == "neighbours":
+            attend_to_neighbours(self.blocks.self_attention, config.embedding_width, rngs.params())
+            if self.projection is not None:
+                add_identity(self.projection.kernel)
         self.pooler = dense(config, config.width, config.width, rngs) if config.pooler else None
 
     @property
