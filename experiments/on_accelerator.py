@@ -103,7 +103,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "device": device.device_kind,
         "jax": jax.__version__,
-        "kernel": kernel_for("auto", arguments.context, arguments.context),
+        "kernel": kernel_for("auto", arguments.context),
         "differences": dict(kernel_differences(min(512, arguments.context))),
     }
     spent, found["loss"] = seconds_of_steps(arguments)

@@ -14,6 +14,7 @@ from transformer_jax.layers import attention_kernels, visibility
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.attention_kernels import kernel_attention, refusal
 from transformer_jax.layers.kernel_mask import KernelMask
+from transformer_jax.layers.ring_kernels import ring_kernel_attention
 
 SEGMENTS = jnp.asarray([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]])
 VALID = SEGMENTS != 0
@@ -148,6 +149,56 @@ def test_each_device_runs_the_kernel_on_its_rows_and_heads(rng):
         compiled = jax.jit(splash).lower(*given).compile()
         found = compiled(*given)
     np.testing.assert_allclose(found, jax.jit(splash)(*given), atol=1e-6)
+
+
+def ring_cases():
+    """Masks of 512 places: a ring of four has parts of 128."""
+    T = 512
+    segments = jnp.asarray(np.sort(np.random.default_rng(2).integers(1, 6, (2, T)), axis=1))
+    valid = jnp.arange(T) < jnp.asarray([[100], [T]])
+    return {
+        "all": None,
+        "causal": visibility.causal(T, T),
+        "window": visibility.window(T, T, before=150),
+        "both sides": visibility.window(T, T, before=20, after=140),
+        "documents": visibility.causal(T, T) & visibility.same_segment(segments, segments),
+        "unseen": visibility.same_segment(jnp.where(valid, 1, 2), jnp.ones_like(segments)),
+    }
+
+
+@pytest.mark.parametrize("name", list(ring_cases()))
+def test_the_tpu_kernel_over_a_ring_equals_the_plain_form(rng, name):
+    mask = ring_cases()[name]
+    given = [jnp.asarray(rng.normal(size=(2, 512, heads, 8)), jnp.float32) for heads in (4, 2, 2)]
+    cotangent = jnp.asarray(rng.normal(size=(2, 512, 4, 8)), jnp.float32)
+
+    def total(attend, *given):
+        output = attend(*given, mask=mask, scale=0.3)
+        return (output * cotangent).sum(), output
+
+    ring = functools.partial(ring_kernel_attention, "splash", interpret=True)
+    plain = functools.partial(dot_product_attention, implementation="plain")
+    derivative = jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True)
+    with on_mesh(make_mesh("sequence=4,tensor=2")):
+        (_, found), gradients = jax.jit(derivative, static_argnums=0)(ring, *given)
+    (_, expected), theirs = derivative(plain, *given)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for own, other in zip(gradients, theirs, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+    if name == "unseen":
+        np.testing.assert_array_equal(found[0, 100:], 0.0)
+        np.testing.assert_array_equal(gradients[0][0, 100:], 0.0)
+
+
+def test_a_ring_takes_kernels_by_the_lengths_of_its_parts():
+    x = jax.ShapeDtypeStruct((2, 512, 4, 64), "bfloat16")
+    mask = visibility.causal(512, 512)
+    assert refusal("splash", x, x, x, mask, None, parts=4) is None
+    assert "64 queries" in refusal("splash", x, x, x, mask, None, parts=8)
+    shorter = jax.ShapeDtypeStruct((2, 256, 4, 64), "bfloat16")
+    band = visibility.causal(512, 256)
+    assert "a band of 512 queries and 256 keys" in refusal("cudnn", x, shorter, shorter, band, None, parts=2)
+    assert "dropout" in refusal("cudnn", x, x, x, mask, None, drops=True)
 
 
 def test_operations_of_kernels_follow_the_band(rng):

@@ -63,6 +63,31 @@ def test_equals_the_plain_form_with_gradients(rng, mask, groups, queries, keys):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("mesh", [None, "sequence=4,data=2"])
+def test_drops_the_weights_that_the_plain_form_drops(rng, mesh):
+    length, options = 8, dict(scale=0.4, weight_dropout=0.3, dropout_key=jax.random.key(5))
+    mask = visibility.causal(length, length)
+    given = [jnp.asarray(rng.normal(size=(B, length, n, K)), jnp.float32) for n in (4, 2, 2)]
+
+    def attend(implementation, *given):
+        return dot_product_attention(*given, mask=mask, implementation=implementation, **options)
+
+    plain = values_and_gradients(functools.partial(attend, "plain"), *given)
+    if mesh is None:
+        chunked = functools.partial(chunked_attention, mask=mask, queries=3, keys=5, **options)
+        found = values_and_gradients(chunked, *given)
+        tangents = jax.tree.map(lambda x: jnp.cos(x), given)
+        _, expected = jax.jvp(functools.partial(attend, "plain"), given, tangents)
+        np.testing.assert_allclose(jax.jvp(chunked, given, tangents)[1], expected, atol=3e-6)
+    else:
+        with on_mesh(make_mesh(mesh)):
+            found = values_and_gradients(functools.partial(attend, "chunked"), *given)
+    for own, expected in zip(found, plain, strict=True):
+        np.testing.assert_allclose(own, expected, atol=3e-6)
+    undropped = dot_product_attention(*given, mask=mask, implementation="plain", scale=0.4)
+    assert float(jnp.abs(undropped - plain[0]).max()) > 0.1
+
+
 @pytest.mark.parametrize("kind", ["array", "alibi", "bucketed"])
 def test_biases_get_their_gradient(rng, kind):
     if kind == "array":

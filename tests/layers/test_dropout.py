@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.dropout import bits_at, dropout, numbers_of, random_words
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -44,9 +44,17 @@ def test_neighbours_and_successive_keys_are_uncorrelated():
 
 
 def test_bits_are_uniform():
-    from transformer_jax.layers.dropout import _mixed_bits
-
-    bits = np.asarray(_mixed_bits(jax.random.key(0), (1 << 18,)))
+    bits = np.asarray(bits_at(random_words(jax.random.key(0)), jnp.arange(1 << 18, dtype=jnp.uint32)))
     for bit in range(32):
         share = ((bits >> bit) & 1).mean()
         assert abs(share - 0.5) < 4 * 0.5 / 512, bit
+
+
+def test_numbers_count_the_elements_of_an_array():
+    shape = (3, 5, 7)
+    places = jnp.array([1, 2])[:, None, None], jnp.array([0, 4])[:, None], jnp.arange(2, 7)
+    expected = np.arange(np.prod(shape)).reshape(shape)[1:3, [0, 4], 2:7]
+    np.testing.assert_array_equal(numbers_of(places, shape), expected)
+    # Modulo 2^32 in arrays that are larger.
+    far = numbers_of([jnp.array(70_000), jnp.array(3)], (100_000, 100_000))
+    assert int(far) == (70_000 * 100_000 + 3) % 2**32

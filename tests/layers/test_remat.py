@@ -1,13 +1,20 @@
 """What each policy stores of a block, and that none changes a result."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import print_saved_residuals
 
 from transformer_jax.distributed.program_flops import program_flops
+from transformer_jax.layers.chunked_attention import chunked_attention
 from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.layers.remat import rematerialised
+from transformer_jax.layers.visibility import causal
 from transformer_jax.models.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig.preset("micro", vocab_size=61, max_length=32, dropout=0.1)
@@ -56,3 +63,19 @@ def test_what_is_computed_again():
     # The last product of a block is no one's input within it.
     again = operations("blocks") - none
     assert attention + dense - L * 2 * B * T * D * F <= again <= attention + dense
+
+
+def test_chunked_attention_stores_nothing_of_pairs(capsys):
+    """Its products of chunks are recomputed, though `elementwise` stores products."""
+    T, K = 64, 8
+    x = jnp.zeros((1, T, 2, K))
+
+    def attend(x):
+        attended = functools.partial(chunked_attention, mask=causal(T, T), scale=1.0, queries=16, keys=16)
+        return rematerialised(lambda x: jnp.sin(attended(x, x, x)), "elementwise")(x).sum()
+
+    print_saved_residuals(attend, x)
+    stored = re.findall(r"f(?:loat)?32\[([\d,]*)\]", capsys.readouterr().out)
+    sizes = [np.prod([int(n) for n in shape.split(",") if n]) for shape in stored]
+    assert sizes
+    assert max(sizes) <= x.size

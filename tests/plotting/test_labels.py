@@ -45,6 +45,6 @@ def test_other_fonts_are_found_by_their_characters(monkeypatch):
 def test_a_character_that_no_font_has_is_said_once(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert families(["\ue123"]) == ["DejaVu Sans"]
+            assert families(["\U0010fffd"]) == ["DejaVu Sans"]
     assert len(caplog.records) == 1
     assert "no installed font has" in caplog.text

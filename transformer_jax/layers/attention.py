@@ -26,6 +26,7 @@ from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.named_points import HEADS, WEIGHTS, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.ring_attention import ring_attention, ring_size
+from transformer_jax.layers.ring_kernels import ring_kernel_attention
 from transformer_jax.layers.visibility import Visibility
 
 # Weights that "auto" holds at most, a head and a sentence: 2,048 queries by 2,048 keys on a CPU. Accelerators
@@ -42,12 +43,9 @@ def chosen(implementation: Attention, queries: int, keys: int) -> Attention:
     return "chunked" if cut or (queries > 1 and queries * keys > held) else "plain"
 
 
-def kernel_for(implementation: Attention, queries: int, keys: int) -> str | None:
-    """The kernel to ask for so many queries and keys, or None."""
-    kernel = kernel_of(platform())
-    if implementation not in ("auto", "fused") or queries == 1 or ring_size(queries, keys) > 1:
-        return None
-    return kernel
+def kernel_for(implementation: Attention, queries: int) -> str | None:
+    """The kernel to ask for so many queries, or None."""
+    return kernel_of(platform()) if implementation in ("auto", "fused") and queries > 1 else None
 
 
 def settled(
@@ -67,7 +65,7 @@ def settled(
     """
     if whole is None or isinstance(whole, jax.Array):
         return whole
-    if isinstance(whole, Visibility) and kernel_for(implementation, queries, keys) is not None:
+    if isinstance(whole, Visibility) and kernel_for(implementation, queries) is not None:
         return prepared(whole, queries, keys, dtype)
     return whole if chosen(implementation, queries, keys) == "chunked" else whole.dense()
 
@@ -97,8 +95,8 @@ def dot_product_attention(
       scale: factor of the logits; None is 1 / sqrt(K).
       return_weights: also return the weights; the plain form is used then.
       implementation: see `ComputeOptions.attention`.
-      weight_dropout: rate on the weights; the plain form is used where it is on, since neither the kernels nor
-        the chunked form draw the same places.
+      weight_dropout: rate on the weights; no kernel is used where it is on. The chunked form drops the same
+        places as the plain one.
       dropout_key: dropout is on where given.
 
     Returns:
@@ -110,18 +108,22 @@ def dot_product_attention(
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     drops = weight_dropout > 0 and dropout_key is not None
-    if not return_weights and not drops:
+    if not return_weights:
         T, S = query.shape[1], key.shape[1]
-        form = chosen(implementation, T, S)
-        if kernel := kernel_for(implementation, T, S):
-            refused = refusal(kernel, query, key, value, mask, bias)
+        form, parts = chosen(implementation, T, S), ring_size(T, S)
+        if kernel := kernel_for(implementation, T):
+            refused = refusal(kernel, query, key, value, mask, bias, drops=drops, parts=parts)
             if refused is None:
-                return kernel_attention(kernel, query, key, value, mask=mask, scale=scale)
+                attend_by = ring_kernel_attention if parts > 1 else kernel_attention
+                return attend_by(kernel, query, key, value, mask=mask, scale=scale)
             if implementation == "fused" or refused.startswith(("head width", "dtype")):
                 report_refusal(kernel, refused, form)
         if form == "chunked":
-            attend = ring_attention if ring_size(T, S) > 1 else chunked_attention
-            return attend(query, key, value, mask=_relations(mask), bias=bias, scale=scale)
+            attend = ring_attention if parts > 1 else chunked_attention
+            return attend(
+                query, key, value, mask=_relations(mask), bias=bias, scale=scale,
+                weight_dropout=weight_dropout, dropout_key=dropout_key if drops else None,
+            )  # fmt: skip
     mask = mask.dense() if isinstance(mask, (Visibility, KernelMask)) else mask
     bias = bias.dense() if isinstance(bias, PositionBias) else bias
     dropped = (lambda weights: dropout(weights, weight_dropout, dropout_key)) if drops else None

@@ -7,6 +7,7 @@ derivatives of reverse mode only, and of first order.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from typing import Any
 
@@ -25,6 +26,8 @@ from transformer_jax.layers.visibility import Visibility
 _CUDNN_WIDTH, _CUDNN_STEP = 128, 8
 # Lanes of a TPU: blocks of queries and keys are multiples.
 _LANES = 128
+# Keys of every distance are visible.
+_NO_BAND = (None, None)
 # The largest block of splash attention: its logits are 2 MiB of the 16 MiB next to a TPU's cores.
 _BLOCK = 1_024
 
@@ -34,22 +37,33 @@ def kernel_of(target: str) -> str | None:
     return {"gpu": "cudnn", "cuda": "cudnn", "tpu": "splash"}.get(target)
 
 
-def refusal(kernel: str, query: Any, key: Any, value: Any, mask: Any, bias: Any) -> str | None:
+def refusal(
+    kernel: str, query: Any, key: Any, value: Any, mask: Any, bias: Any, *, drops: bool = False, parts: int = 1
+) -> str | None:
     """Why a kernel does not take these arguments; None: it takes them.
 
     Args:
       kernel: "cudnn" or "splash".
       query, key, value, mask, bias: those of `dot_product_attention`, or their shapes.
+      drops: whether weights are dropped. (cuDNN has dropout, but its seed is a constant of the program: each
+        step would drop the same weights.)
+      parts: devices of the ring that the sequence is sharded over.
     """
     T, S, width = query.shape[1], key.shape[1], query.shape[3]
+    if drops:
+        return "dropout on the weights"
     if bias is not None:
         return "a bias on the logits"
     if value.shape[3] != width:
         return f"values of width {value.shape[3]} beside keys of width {width}"
     if not (mask is None or isinstance(mask, (Visibility, KernelMask))):
         return "a mask that is an array"
-    if T != 1 and form_of(mask, T, S) is None and mask is not None:
+    form = None if mask is None else form_of(mask, T, S)
+    if T != 1 and form is None and mask is not None:
         return "a mask of no form that it has"
+    if parts > 1 and T != S and form is not None and form.band != (None, None):
+        return f"a band of {T} queries and {S} keys over a ring"
+    T, S = T // parts, S // parts
     if kernel == "cudnn":
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it takes bfloat16 and float16)"
@@ -113,12 +127,22 @@ def kernel_attention(
         form = form.with_additive(str(query.dtype))
     attend = _cudnn if kernel == "cudnn" else functools.partial(_splash, interpret=interpret)
     sees_any = None if form is None else form.sees_any
-    band = (None, None) if form is None else (form.lowest, form.highest)
     # What a kernel computes depends on the band, which a count of the program's operations reads off this name.
-    with jax.named_scope(band_scope(*band)):
+    with jax.named_scope(band_scope(*_NO_BAND if form is None else form.band)):
         output = _on_each_device(functools.partial(attend, scale=scale), query, key, value, form)
     # A kernel spreads a query that sees nothing over all keys; contract 2 wants zeros, and zero gradients.
     return output if sees_any is None else jnp.where(sees_any[:, :, None, None], output, 0)
+
+
+def axes_of(query: jax.Array, key: jax.Array) -> tuple[tuple[str, ...] | None, str | None]:
+    """The axes of the program's mesh that rows and heads are sharded over; None where they do not divide."""
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def divide(size: int, *axes: str) -> bool:
+        return size % math.prod(mesh.shape.get(axis, 1) for axis in axes) == 0
+
+    heads = divide(query.shape[2], TENSOR) and divide(key.shape[2], TENSOR)
+    return ROWS if divide(query.shape[0], *ROWS) else None, TENSOR if heads else None
 
 
 def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.Array:
@@ -126,15 +150,7 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.manual_axes:
         return attend(query, key, value, form)
-
-    def fits(size: int, *axes: str) -> bool:
-        parts = 1
-        for axis in axes:
-            parts *= mesh.shape.get(axis, 1)
-        return size % parts == 0
-
-    rows = ROWS if fits(query.shape[0], *ROWS) else None
-    heads = TENSOR if fits(query.shape[2], TENSOR) and fits(key.shape[2], TENSOR) else None
+    rows, heads = axes_of(query, key)
     whole = PartitionSpec(rows, None, heads, None)
     if form is not None:
         # What the kernel does not read stays outside: the relations hold arrays of other shapes.
@@ -144,20 +160,26 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
     return local(query, key, value, form)
 
 
-def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
-    lowest, highest, additive = (
-        (None, None, None) if form is None else (form.lowest, form.highest, form.additive)
-    )
-    T, S = query.shape[1], key.shape[1]
-    causal = highest == 0 and T == S
-    if (lowest, highest) != (None, None) and not causal:
+def cudnn_mask(
+    form: KernelMask | None, queries: int, keys: int, dtype: Any
+) -> tuple[jax.Array | None, bool, int | None]:
+    """(array to add to the logits or None, whether the kernel's mask is causal, keys before a query or None)."""
+    lowest, highest = _NO_BAND if form is None else form.band
+    additive = None if form is None else form.additive
+    causal = highest == 0 and queries == keys
+    if (lowest, highest) != _NO_BAND and not causal:
         # The kernel's own band is causal from place 0 on; any other one is part of the array.
-        distance = jnp.arange(S)[None, :] - jnp.arange(T)[:, None]
-        inside = jnp.ones((T, S), bool)
+        distance = jnp.arange(keys)[None, :] - jnp.arange(queries)[:, None]
+        inside = jnp.ones((queries, keys), bool)
         inside = inside if lowest is None else inside & (distance >= lowest)
         inside = inside if highest is None else inside & (distance <= highest)
-        band = jnp.where(inside, 0, jnp.finfo(query.dtype).min / 2).astype(query.dtype)[None, None]
+        band = jnp.where(inside, 0, jnp.finfo(dtype).min / 2).astype(dtype)[None, None]
         additive, lowest = band if additive is None else jnp.minimum(additive, band), None
+    return additive, causal, -lowest if causal and lowest is not None else None
+
+
+def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
+    additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -165,7 +187,7 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
         bias=additive,
         is_causal=causal,
         scale=scale,
-        local_window_size=(-lowest, 0) if causal and lowest is not None else None,
+        local_window_size=None if before is None else (before, 0),
         implementation="cudnn",
     )
 
@@ -175,37 +197,56 @@ def _block(length: int) -> int:
     return next(size for size in (_BLOCK, 512, 256, _LANES) if length % size == 0)
 
 
-def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpret: bool) -> jax.Array:
+def splash_kernel(
+    queries: int, keys: int, heads: int, band: tuple[int | None, int | None], **options: Any
+) -> Any:
+    """Splash attention of (H, T, K) queries, already scaled, and (G, S, K) keys and values.
+
+    Args:
+      queries, keys, heads: T, S and H.
+      band: lowest and highest key - query that is visible.
+      options: of `make_splash_mha`.
+    """
     # Imported here: Pallas for TPUs is an import of a second that no other platform needs.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-    (T, H), S = query.shape[1:3], key.shape[1]
-    lowest, highest = (None, None) if form is None else (form.lowest, form.highest)
-    if (lowest, highest) == (None, None):
-        band: Any = splash_attention_mask.FullMask((T, S))
+    lowest, highest = band
+    if band == _NO_BAND:
+        mask: Any = splash_attention_mask.FullMask((queries, keys))
     else:
         before = None if lowest is None else -lowest
-        band = splash_attention_mask.LocalMask((T, S), (before, highest), offset=0)
-    queries, keys = _block(T), _block(S)
+        mask = splash_attention_mask.LocalMask((queries, keys), (before, highest), offset=0)
+    block, key_block = _block(queries), _block(keys)
     sizes = splash_attention_kernel.BlockSizes(
-        block_q=queries, block_kv=keys, block_kv_compute=min(keys, 512),
-        block_q_dkv=queries, block_kv_dkv=keys, block_kv_dkv_compute=min(keys, 512),
-        block_q_dq=queries, block_kv_dq=keys,
+        block_q=block, block_kv=key_block, block_kv_compute=min(key_block, 512),
+        block_q_dkv=block, block_kv_dkv=key_block, block_kv_dkv_compute=min(key_block, 512),
+        block_q_dq=block, block_kv_dq=key_block,
     )  # fmt: skip
-    kernel = splash_attention_kernel.make_splash_mha(
-        splash_attention_mask.MultiHeadMask([band] * H),
+    return splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([mask] * heads),
         head_shards=1,
         q_seq_shards=1,
         block_sizes=sizes,
-        residual_checkpoint_name=KERNEL_RESULTS,
-        interpret=interpret,
+        **options,
     )
+
+
+def splash_segments(query_segments: jax.Array, key_segments: jax.Array, rows: int) -> Any:
+    """Segments (1 or B, T) and (1 or B, S) as splash attention takes them for B rows."""
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
+
+    return SegmentIds(*(jnp.broadcast_to(x, (rows, x.shape[1])) for x in (query_segments, key_segments)))
+
+
+def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpret: bool) -> jax.Array:
+    (T, H), S = query.shape[1:3], key.shape[1]
+    band = _NO_BAND if form is None else form.band
+    kernel = splash_kernel(T, S, H, band, residual_checkpoint_name=KERNEL_RESULTS, interpret=interpret)
     query = query * jnp.asarray(scale, query.dtype)
     by_head = [jnp.swapaxes(x, 1, 2) for x in (query, key, value)]
     if form is None or form.query_segments is None or form.key_segments is None:
         output = jax.vmap(kernel)(*by_head)
     else:
-        segments = form.query_segments, form.key_segments
-        rows = (jnp.broadcast_to(x, (query.shape[0], x.shape[1])) for x in segments)
-        output = jax.vmap(kernel)(*by_head, splash_attention_kernel.SegmentIds(*rows))
+        segments = splash_segments(form.query_segments, form.key_segments, query.shape[0])
+        output = jax.vmap(kernel)(*by_head, segments)
     return jnp.swapaxes(output, 1, 2).astype(query.dtype)

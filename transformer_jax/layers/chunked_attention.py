@@ -9,13 +9,16 @@ each chunk's weights are made again (Dao et al. 2022, section 3.1 and appendix B
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.custom_transpose import with_transpose
+from transformer_jax.layers.dropout import kept_at, numbers_of, random_words
 from transformer_jax.layers.float32_product import float32_product
+from transformer_jax.layers.named_points import KERNEL_RESULTS, named
 from transformer_jax.layers.position_bias import PositionBias
 from transformer_jax.layers.visibility import Visibility, taken
 
@@ -51,15 +54,19 @@ class Running(NamedTuple):
         value: jax.Array,
         seen: jax.Array,
         bias: jax.Array | None,
+        dropped: Callable[[jax.Array], jax.Array] = lambda weights: weights,
     ) -> Running:
-        """Once the keys (B, s, G, K) have passed too; `seen` and `bias` are broadcastable to (B, H, t, s)."""
+        """Once the keys (B, s, G, K) have passed too; `seen` and `bias` are broadcastable to (B, H, t, s).
+
+        `dropped` is dropout on weights (B, G, R, t, s); the softmax's denominator is that of all.
+        """
         logits, seen = _logits(query, key, seen, bias)
         # The result is the same for any number here, so no gradient goes through it.
         highest = jax.lax.stop_gradient(jnp.maximum(self.highest, logits.max(axis=-1)))
         weights = jnp.where(seen, jnp.exp(logits - highest[..., None]), 0.0)
         shrink = jnp.exp(jax.lax.stop_gradient(self.highest) - highest)
         total, mixed = shrink * self.total + weights.sum(axis=-1), shrink[..., None] * self.mixed
-        return Running(highest, total, mixed + _mixed(weights, value))
+        return Running(highest, total, mixed + _mixed(dropped(weights), value))
 
     def result(self) -> jax.Array:
         """(B, t, G, R, V), zeros where a query has seen nothing."""
@@ -156,6 +163,7 @@ class _How(NamedTuple):
     ring: Ring
     bias: Any  # tree structure
     floats: tuple[bool, ...]  # which of its leaves have a gradient
+    rate: float  # of dropout on the weights
 
 
 class _Given(NamedTuple):
@@ -166,6 +174,7 @@ class _Given(NamedTuple):
       key, value: (B, S, G, K) and (B, S, G, V).
       mask: of the whole sequence; as is the bias.
       floats, others: leaves of the bias.
+      words: of dropout, see `dropout.random_words`, or None.
     """
 
     query: jax.Array
@@ -174,6 +183,7 @@ class _Given(NamedTuple):
     mask: jax.Array | Visibility | None
     floats: tuple[jax.Array, ...]
     others: tuple[jax.Array, ...]
+    words: jax.Array | None
 
 
 class _Places(NamedTuple):
@@ -197,6 +207,25 @@ class _Places(NamedTuple):
         leaves = [next(some) if floating else next(others) for floating in self.how.floats]
         return part_of(jax.tree.unflatten(self.how.bias, leaves), self.queries, self.keys)
 
+    def dropped(self, weights: jax.Array) -> jax.Array:
+        """Weights (B, G, R, t, s) after dropout, of the same places as in the plain form."""
+        if self.given.words is None:
+            return weights
+        B, G, R, t, s = weights.shape
+        parts = self.how.ring.parts
+        shape = B, G * R, self.given.query.shape[1] * parts, self.given.key.shape[1] * parts
+        numbers = numbers_of(
+            (
+                jnp.arange(B)[:, None, None, None],
+                jnp.arange(G * R)[:, None, None],
+                self.queries[:, None],
+                self.keys,
+            ),
+            shape,
+        )
+        kept = kept_at(self.given.words, numbers, self.how.rate).reshape(weights.shape)
+        return jnp.where(kept, weights / (1.0 - self.how.rate), 0.0)
+
     def softmax_parts(
         self,
         logarithm: jax.Array,
@@ -208,7 +237,7 @@ class _Places(NamedTuple):
         """(P V (B, G, R, t, V), sums of P (B, G, R, t)) of the chunk's weights P = exp(logits - logarithm)."""
         logits, shown = _logits(query, key, self.seen(), self.bias(floats))
         weights = jnp.where(shown, jnp.exp(logits - logarithm[..., None]), 0.0)
-        return _mixed(weights, value), weights.sum(axis=-1)
+        return _mixed(self.dropped(weights), value), weights.sum(axis=-1)
 
 
 class _Turns:
@@ -265,7 +294,9 @@ def _forward(how: _How, given: _Given):
                 # A chunk behind the queries, or of another document, costs nothing.
                 return jax.lax.cond(
                     seen.any(),
-                    lambda: running.with_keys(query, key, value, seen, places.bias(given.floats)),
+                    lambda: running.with_keys(
+                        query, key, value, seen, places.bias(given.floats), places.dropped
+                    ),
                     lambda: running,
                 ), None
 
@@ -280,6 +311,8 @@ def _forward(how: _How, given: _Given):
     T = given.query.shape[1]
     mixed = _joined(jax.vmap(Running.result)(running), T).astype(given.query.dtype)
     logarithm = _joined(jax.vmap(Running.logarithm)(running), T, axis=3)  # (B, G, R, T)
+    # Kept by rematerialisation: else it keeps the products of every pair of chunks.
+    mixed, logarithm = named(mixed, KERNEL_RESULTS), named(logarithm, KERNEL_RESULTS)
     return mixed, (given, mixed, logarithm)
 
 
@@ -405,6 +438,8 @@ def chunked_attention(
     mask: jax.Array | Visibility | None = None,
     bias: jax.Array | PositionBias | None = None,
     scale: float,
+    weight_dropout: float = 0.0,
+    dropout_key: jax.Array | None = None,
     queries: int = QUERIES,
     keys: int = KEYS,
     ring: Ring = Ring(),  # noqa: B008
@@ -414,7 +449,7 @@ def chunked_attention(
     It has derivatives of forward and reverse mode, of any order; the first ones need no more memory than that.
 
     Args:
-      query, key, value, mask, bias, scale: see `dot_product_attention`.
+      query, key, value, mask, bias, scale, weight_dropout, dropout_key: see `dot_product_attention`.
       queries, keys: sizes of the chunks.
       ring: the devices over which the sequence is cut, where `query`, `key` and `value` are one device's part;
         mask and bias are of the whole sequence.
@@ -429,5 +464,6 @@ def chunked_attention(
     floats = tuple(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves)
     some = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if floating)
     others = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if not floating)
-    how = _How(queries, keys, ring, structure, floats)
-    return _attend(how, _Given(query, key, value, mask, some, others)).reshape(B, T, H, width)
+    how = _How(queries, keys, ring, structure, floats, weight_dropout)
+    words = None if dropout_key is None else random_words(dropout_key)
+    return _attend(how, _Given(query, key, value, mask, some, others, words)).reshape(B, T, H, width)

@@ -1,11 +1,18 @@
 """Dropout whose mask costs a few integer operations per element."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
 
-def _mixed_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform 32-bit integers: an integer hash of (key, element number).
+def random_words(dropout_key: jax.Array) -> jax.Array:
+    """(2,) uint32 of a key, from which `kept_at` follows."""
+    return jax.random.bits(dropout_key, (2,), jnp.uint32)
+
+
+def bits_at(words: jax.Array, number: jax.Array) -> jax.Array:
+    """Uniform 32-bit integers of the elements of these numbers (...) uint32: an integer hash of (words, number).
 
     Threefry, JAX's default, costs some 100 operations an element and dominated the training step on a
     CPU. Dropout needs no cryptographic strength: two rounds of a bijective 32-bit mixer ("lowbias32",
@@ -18,13 +25,26 @@ def _mixed_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
         return x ^ (x >> 16)
 
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    counter = jnp.zeros(shape, jnp.uint32)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        counter += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-        stride = stride * shape[axis] % 2**32
-    return mix(mix(counter ^ words[0]) ^ words[1])
+    return mix(mix(number ^ words[0]) ^ words[1])
+
+
+def kept_at(words: jax.Array, number: jax.Array, rate: float) -> jax.Array:
+    """Whether the elements of these numbers (...) uint32 are kept; each is dropped with probability `rate`."""
+    return bits_at(words, number) >= jnp.uint32(round(rate * 2**32))
+
+
+def numbers_of(places: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
+    """The numbers, modulo 2^32, of elements at `places` of an array of this shape.
+
+    Args:
+      places: of each axis, integers that are broadcast against each other.
+      shape: of the complete array.
+    """
+    number, stride = jnp.zeros((), jnp.uint32), 1
+    for place, size in zip(reversed(places), reversed(shape), strict=True):
+        number += place.astype(jnp.uint32) * jnp.uint32(stride)
+        stride = stride * size % 2**32
+    return number
 
 
 def dropout(x: jax.Array, rate: float, dropout_key: jax.Array | None) -> jax.Array:
@@ -40,5 +60,6 @@ def dropout(x: jax.Array, rate: float, dropout_key: jax.Array | None) -> jax.Arr
     """
     if dropout_key is None or rate == 0.0:
         return x
-    kept = _mixed_bits(dropout_key, x.shape) >= jnp.uint32(round(rate * 2**32))
+    places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
+    kept = kept_at(random_words(dropout_key), numbers_of(places, x.shape), rate)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))

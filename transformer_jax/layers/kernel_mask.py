@@ -70,6 +70,11 @@ class KernelMask(flax.struct.PyTreeNode):
         )
         return cls(relations, lowest, highest, own, theirs, relations.dense().any(axis=(1, 3)))
 
+    @property
+    def band(self) -> tuple[int | None, int | None]:
+        """`lowest` and `highest`."""
+        return self.lowest, self.highest
+
     def with_additive(self, dtype: str) -> Self:
         """The same with segments as an array that is added to the logits."""
         if self.query_segments is None or self.key_segments is None:

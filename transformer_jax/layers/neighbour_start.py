@@ -58,7 +58,8 @@ def _looking(
 
 def add_identity(kernel: Any) -> None:
     """Adds the identity (inputs, outputs), cut to its size, to a dense layer's kernel."""
-    kernel[...] = kernel[...] + jnp.eye(*kernel[...].shape, dtype=kernel[...].dtype)
+    inputs, outputs = kernel[...].shape
+    kernel[...] = kernel[...] + jnp.eye(inputs, outputs, dtype=kernel[...].dtype)
 
 
 def attend_to_neighbours(attention: SelfAttention, embedding_width: int, key: jax.Array) -> None:

@@ -35,6 +35,8 @@ def ring_attention(
     mask: jax.Array | Visibility | None = None,
     bias: jax.Array | PositionBias | None = None,
     scale: float,
+    weight_dropout: float = 0.0,
+    dropout_key: jax.Array | None = None,
     queries: int = QUERIES,
     keys: int = KEYS,
 ) -> jax.Array:
@@ -49,14 +51,15 @@ def ring_attention(
     @jax.jit
     @functools.partial(
         jax.shard_map,
-        in_specs=(along, along, along, PartitionSpec(), PartitionSpec()),
+        in_specs=(along, along, along, PartitionSpec(), PartitionSpec(), PartitionSpec()),
         out_specs=along,
         axis_names={SEQUENCE},
         check_vma=False,
     )
-    def local(query, key, value, mask, bias):
+    def local(query, key, value, mask, bias, dropout_key):
         return chunked_attention(
-            query, key, value, mask=mask, bias=bias, scale=scale, queries=queries, keys=keys, ring=ring
-        )
+            query, key, value, mask=mask, bias=bias, scale=scale, weight_dropout=weight_dropout,
+            dropout_key=dropout_key, queries=queries, keys=keys, ring=ring,
+        )  # fmt: skip
 
-    return local(query, key, value, mask, bias)
+    return local(query, key, value, mask, bias, dropout_key)

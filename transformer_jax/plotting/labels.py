@@ -60,7 +60,8 @@ def _listed() -> list[tuple[str, str, int]]:
     """(name, file, number in the file) of the upright fonts that matplotlib knows."""
     faces = {
         entry.name: (entry.fname, getattr(entry, "index", 0))
-        for entry in font_manager.fontManager.ttflist
+        # Of a family's faces the regular one: it comes last.
+        for entry in sorted(font_manager.fontManager.ttflist, key=lambda e: (e.weight in (400, "normal"), e.fname))
         # The last resort has a box for every character.
         if entry.style == "normal" and not entry.name.startswith("Last Resort")
     }

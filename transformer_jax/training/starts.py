@@ -25,7 +25,7 @@ from transformer_jax.training.trained_model import read_trained
 # Fields of a model's config that do not change what its parameters mean; sizes show in their shapes.
 _MEANINGLESS = {
     "dropout", "attention_dropout", "dtype", "max_length", "vocab_size", "vocab_multiple", "classes", "pooler",
-    "generator_size", "stochastic_depth",
+    "generator_size", "stochastic_depth", "initial_values",
 }  # fmt: skip
 # What an encoder may have or lack, by the task that it is for.
 _OPTIONAL = "pooler/"
