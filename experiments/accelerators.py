@@ -30,6 +30,12 @@ from transformer_jax.training.config import RunConfig
 from transformer_jax.training.plan import compile_step
 
 GIB = 2**30
+# Rows whose operations are compared with the least that they need.
+_COUNTED = (
+    "GPT-2 124M, 8 x 1,024",
+    "Transformer base, 25,000 tokens a side",
+    "Transformer big, 25,000 tokens a side",
+)
 
 
 def text_run(model: str, preset: str, rows: int, context: int, vocab_size: int) -> RunConfig:
@@ -76,11 +82,11 @@ def rows() -> list[Row]:
     """What the table has, small first."""
     found = []
     for chip in ("h100:1", "v5e:1x1"):
-        found.append(Row("GPT-2 124M, 8 x 1,024", chip, lambda: gpt("124M", 8)))
+        found.append(Row(_COUNTED[0], chip, lambda: gpt("124M", 8)))
         found.append(Row("GPT-2 124M, 32 x 1,024", chip, lambda: gpt("124M", 32), remat="blocks"))
     found += [
-        Row("Transformer base, 25,000 tokens a side", "a100:8", lambda: translator("base")),
-        Row("Transformer big, 25,000 tokens a side", "a100:8", lambda: translator("big")),
+        Row(_COUNTED[1], "a100:8", lambda: translator("base")),
+        Row(_COUNTED[2], "a100:8", lambda: translator("big")),
         Row("GPT-2 355M, 8 x 1,024 a device", "h100:8", lambda: gpt("355M", 64)),
         Row("GPT-2 1558M, 4 x 1,024 a device", "h100:8", lambda: gpt("1558M", 32), "fsdp=8"),
         Row("GPT-2 1558M, 4 x 1,024 a chip", "v5e:4x4", lambda: gpt("1558M", 64), "fsdp=16"),
@@ -110,14 +116,27 @@ def compiled(row: Row) -> ProgramReport:
 
 
 def least_operations(config: RunConfig) -> float:
-    """6 N D, attention's products of visible pairs, and the logits once more: what a step of a GPT needs."""
+    """6 N D, attention's products of visible pairs, and the logits once more: what a step needs.
+
+    Of a matrix and a token: two products forward, four backward. A causal query sees half of the keys.
+    """
     model, task = config.model, config.task
-    tokens = task.batch_size * task.context
-    matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
     table = model.width * model.vocab_size
-    # Two products forward, four backward; half of the pairs are visible.
-    attention = 12 * model.layers * tokens * task.context * model.width / 2
-    return 6 * (matrices + table) * tokens + attention + 2 * table * tokens
+
+    def of_stack(layers: int, attentions: int, pairs: float, tokens: int) -> float:
+        matrices = 4 * attentions * model.width**2 + 2 * model.width * model.feed_forward
+        return layers * tokens * (6 * matrices + 12 * pairs * model.width)
+
+    if hasattr(model, "encoder_layers"):
+        length = model.max_length
+        tokens = task.batch_tokens // length * length
+        # A decoder's block attends to itself and to the source.
+        blocks = of_stack(model.encoder_layers, 1, length, tokens)
+        blocks += of_stack(model.decoder_layers, 2, 1.5 * length, tokens)
+    else:
+        tokens = task.batch_size * task.context
+        blocks = of_stack(model.layers, 1, task.context / 2, tokens)
+    return blocks + 8 * table * tokens
 
 
 def expected_temporaries(config: RunConfig, kind: str) -> float:
@@ -174,17 +193,17 @@ COLUMNS = (
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
-def ratios(reports: Mapping[str, ProgramReport]) -> list[str]:
-    """Work and memory of GPT-2 124M against their formulas."""
-    config = gpt("124M", 8)
+def ratios(reports: Mapping[Row, ProgramReport]) -> list[str]:
+    """Work of training steps against the least that they need; of GPT-2 124M memory against its formula too."""
     lines = []
-    for topology, report in reports.items():
-        work = report.flops / least_operations(config)
-        memory = report.temporary_bytes / expected_temporaries(config, chip_of(topology).kind)
-        lines.append(
-            f"GPT-2 124M, 8 x 1,024, {topology}: {work:.3f} of the least operations, {memory:.2f} of the "
-            "temporaries that the formula gives"
-        )
+    for row, report in reports.items():
+        config = row.config()
+        work = report.flops * report.devices / least_operations(config)
+        text = f"{row.name}, {row.topology}: {work:.3f} of the least operations"
+        if row.name == _COUNTED[0]:
+            memory = report.temporary_bytes / expected_temporaries(config, chip_of(row.topology).kind)
+            text += f", {memory:.2f} of the temporaries that the formula gives"
+        lines.append(text)
     return lines
 
 
@@ -199,8 +218,8 @@ def main() -> None:
             print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
             continue
         report = compiled(row)
-        if row.name == "GPT-2 124M, 8 x 1,024":
-            own[row.topology] = report
+        if row.name in _COUNTED:
+            own[row] = report
         lines.append(line(row, report))
         print(lines[-1], flush=True)
     found = ratios(own)

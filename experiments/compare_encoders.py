@@ -59,14 +59,15 @@ class Work(NamedTuple):
     changes: dict[str, Any] = {}  # noqa: RUF012  read alone
 
 
-# Epochs: 1 of SST-2, 3 of 10,000 of it, 5 of the small sets, 2 to 3 of the tagged ones and of the questions.
+# Epochs: 3 of SST-2 and of 10,000 of it, 10 of MRPC, 5 of the other small sets, 2 to 4 of the tagged ones and
+# of the questions.
 WORK = {
-    "sst2": Work("sequence_classification", "sst2", 1_900, "accuracy", {"max_length": 64}),
+    "sst2": Work("sequence_classification", "sst2", 5_700, "accuracy", {"max_length": 64}),
     "sst2_10k": Work(
         "sequence_classification", "sst2", 940, "accuracy", {"max_length": 64, "examples": 10_000}
     ),
     "trec": Work("sequence_classification", "trec", 760, "accuracy", {"max_length": 64}),
-    "mrpc": Work("sequence_classification", "mrpc", 520, "f1", {"max_length": 128}),
+    "mrpc": Work("sequence_classification", "mrpc", 1_040, "f1", {"max_length": 128}),
     "cola": Work("sequence_classification", "cola", 1_200, "matthews", {"max_length": 64}),
     "ewt_pos": Work("token_classification", "ewt_pos", 700, "accuracy", {"max_length": 128}),
     "wnut17": Work("token_classification", "wnut17", 480, "entity_f1", {"max_length": 128}),
@@ -201,12 +202,13 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def one(name: str, start: str, known: str, rate: float, seed: int, peer: str = "") -> dict[str, Any]:
-        key = dict(start=name, set=known, rate=rate, seed=seed, peer=peer)
+        work = WORK[known]
+        key = dict(start=name, set=known, steps=work.steps, rate=rate, seed=seed, peer=peer)
         for row in done:
-            if all(row[n] == value for n, value in key.items()):
+            if all(row.get(n) == value for n, value in key.items()):
                 return row
         print(json.dumps(key), file=sys.stderr, flush=True)
-        config = config_of(WORK[known], arguments.data, start, rate, seed)
+        config = config_of(work, arguments.data, start, rate, seed)
         run_dir = folder / "-".join(map(str, filter(None, (name, known, f"{rate:g}", seed))))
         results = fine_tune_in_torch(config) if peer else fine_tune(config, run_dir)
         row = key | {n: round(v, 4) for n, v in results.items() if isinstance(v, float)}

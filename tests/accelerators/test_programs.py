@@ -1,5 +1,6 @@
 """Tiny models of each block kind, compiled for TPUs and GPUs that are not here: what is in their programs."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,7 +12,7 @@ from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import _shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.training.chip_plan import compile_decoding
+from transformer_jax.training.chip_plan import compile_decoding, describe_report, ways_to_fit
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
 
@@ -42,6 +43,23 @@ def config(name):
         return configure(
             "translation", "phrases", model="transformer", preset="mini", vocab_size=300, max_length=128,
             batching="packed", batch_tokens=2_048, dtype="bfloat16", optimizer="adam",
+        )  # fmt: skip
+    if name in ("bahdanau", "luong"):
+        return configure(
+            "translation", "phrases", model=name, preset="mini", vocab_size=300, max_length=64,
+            batch_tokens=2_048, dtype="bfloat16",
+        )  # fmt: skip
+    if name == "electra":
+        return configure(
+            "replaced_token_detection", "text", context=128, batch_size=16, vocab_size=300, width=128, heads=4,
+            feed_forward=256, layers=2, embedding_width=128, generator_size=0.5, attention_dropout=0.0,
+            dtype="bfloat16",
+        )  # fmt: skip
+    if name == "dino":
+        return configure(
+            "self_distillation", "images", image_size=64, patch_size=4, convolutions=0, pooling="mean",
+            width=128, heads=4, feed_forward=256, layers=2, batch_size=16, prototypes=64, part_size=32,
+            dtype="bfloat16",
         )  # fmt: skip
     if name == "roberta":
         return configure(
@@ -80,7 +98,9 @@ def sizes(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "roberta", "vit"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "gpt", "llama", "lstm", "bahdanau", "roberta", "electra", "vit", "dino"]
+)
 def test_a_training_step(name, topology):
     mesh = {"v5e:2x2": "fsdp=2,tensor=2", "h100:2": "fsdp=2"}[topology]
     report = step(name, topology, mesh)
@@ -88,7 +108,8 @@ def test_a_training_step(name, topology):
     assert 0 < report.utilisation_modelled <= 1
     text = report.program.as_text()
     assert BARRIER not in text
-    if name != "lstm":
+    recurrent = {"lstm": 128, "bahdanau": 64}  # steps in time
+    if name not in recurrent:
         assert KERNEL[topology] in report.attention
         assert " while(" in text, "layers in a loop"
     own, complete = sizes(name, topology, mesh)
@@ -98,13 +119,13 @@ def test_a_training_step(name, topology):
     # The state is donated and nothing of it is copied; the compiler counts in tiles, hence "at least".
     assert needs.alias_size_in_bytes >= own * 0.98
     # No collective has a whole state: those of a stack have a layer or a table. Parameters are a third of a
-    # state, and a recurrent layer needs all of its own before its loop over time.
+    # state, and a recurrent layer needs all of its own before its loop over time; a GPU's compiler gathers
+    # those of a translator's layers in one collective.
     found = collectives(text)
-    assert 0 < max(one.bytes for one in found) < complete / (2.5 if name == "lstm" else 4)
-    layers = config(name).model
-    trips = 128 if name == "lstm" else 2 * getattr(layers, "layers", 2)
+    assert 0 < max(one.bytes for one in found) < complete / {"lstm": 2.5, "bahdanau": 2}.get(name, 4)
     moved = [one.bytes * one.times for one in found if one.kind == "all-gather"]
-    assert name != "lstm" or all(one.times < trips for one in found if one.bytes > 4_096), "none in each step"
+    steps = recurrent.get(name)
+    assert steps is None or all(one.times < steps for one in found if one.bytes > 4_096), "none in each step"
     assert sum(moved) < 4 * complete
 
 
@@ -136,3 +157,21 @@ def test_decoding(name, topology):
     # The cache is written in place.
     cache = reports["decoding"].program.memory_analysis()
     assert cache.alias_size_in_bytes > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("h100:2")])
+def test_what_would_fit_where_a_step_does_not(topology):
+    """On a chip with a byte less than the step needs."""
+    own = config("gpt 256")
+    target = topology_of(topology)
+    report = compile_step(own, topology=target)
+    needed = report.argument_bytes + report.temporary_bytes
+    small = dataclasses.replace(target, chip=dataclasses.replace(target.chip, memory=needed - 1))
+    short = compile_step(own, topology=small)
+    assert not short.fits
+    assert "GiB too much" in next(describe_report(short))
+    way = next(ways_to_fit(entry_of(own), own, small, None, ComputeOptions()))
+    assert way.report.fits
+    assert way.report.argument_bytes + way.report.temporary_bytes < needed
+    assert way.flags.startswith(("--mesh ", "--remat ")), "accumulation costs more"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import warnings
 from typing import Any
 
 import jax
@@ -75,7 +76,10 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
     flops = program_flops(traced.jaxpr) / len(topology.devices)
     lowered = traced.lower()
     try:
-        program = lowered.compile()
+        with warnings.catch_warnings():
+            # A program for devices that are not here is written to JAX's cache, but cannot be read from it.
+            warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+            program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         needed = _needed(str(error))
         if needed is None:

@@ -163,7 +163,7 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
 def cudnn_mask(
     form: KernelMask | None, queries: int, keys: int, dtype: Any
 ) -> tuple[jax.Array | None, bool, int | None]:
-    """(array to add to the logits or None, whether the kernel's mask is causal, keys before a query or None)."""
+    """(array to add to the logits or None, whether the kernel's mask is causal, its window or None)."""
     lowest, highest = _NO_BAND if form is None else form.band
     additive = None if form is None else form.additive
     causal = highest == 0 and queries == keys

@@ -211,7 +211,7 @@ class _Places(NamedTuple):
         """Weights (B, G, R, t, s) after dropout, of the same places as in the plain form."""
         if self.given.words is None:
             return weights
-        B, G, R, t, s = weights.shape
+        B, G, R = weights.shape[:3]
         parts = self.how.ring.parts
         shape = B, G * R, self.given.query.shape[1] * parts, self.given.key.shape[1] * parts
         numbers = numbers_of(

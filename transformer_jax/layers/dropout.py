@@ -12,7 +12,7 @@ def random_words(dropout_key: jax.Array) -> jax.Array:
 
 
 def bits_at(words: jax.Array, number: jax.Array) -> jax.Array:
-    """Uniform 32-bit integers of the elements of these numbers (...) uint32: an integer hash of (words, number).
+    """Uniform 32-bit integers of elements of these numbers (...) uint32: an integer hash of (words, number).
 
     Threefry, JAX's default, costs some 100 operations an element and dominated the training step on a
     CPU. Dropout needs no cryptographic strength: two rounds of a bijective 32-bit mixer ("lowbias32",

@@ -98,6 +98,17 @@ def segment_changes(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
     return jnp.concatenate([change, edge] if reverse else [edge, change], axis=1)
 
 
+def gathered_once(parameters: Any) -> Any:
+    """Parameters that a loop over time reads, gathered before it.
+
+    A matrix that stays sharded over `fsdp` would be gathered in every step. Without `fsdp` it is sharded over
+    `tensor`, see `parameter_sharding`.
+    """
+    if jax.sharding.get_abstract_mesh().shape.get(FSDP, 1) == 1:
+        return parameters
+    return jax.tree.map(lambda w: constrained(w, (None,) * w.ndim), parameters)
+
+
 def run_cell(
     cell: Any,
     x: jax.Array,
@@ -125,10 +136,7 @@ def run_cell(
     Returns:
       (the states after each step (B, T, H), the state after the last one).
     """
-    # Gathered once: a matrix that stays sharded over `fsdp` would be gathered in every step. Without `fsdp` it
-    # is sharded over `tensor`, see `parameter_sharding`.
-    if jax.sharding.get_abstract_mesh().shape.get(FSDP, 1) > 1:
-        cell = jax.tree.map(lambda w: constrained(w, (None,) * w.ndim), cell)
+    cell = gathered_once(cell)
     x = constrained(x, (ROWS, None, None))
     step_cell = on_projected_inputs(cell)
     by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (cell.dense_i(x), valid, restart, fresh))

@@ -7,11 +7,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.distributed.mesh import ROWS, constrained
 from transformer_jax.layers.alignment import additive_scores, attend
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import STATES, named
-from transformer_jax.layers.recurrent import choose, make_cell, on_projected_inputs, run_cell, zero_state
+from transformer_jax.layers.recurrent import (
+    choose,
+    gathered_once,
+    make_cell,
+    on_projected_inputs,
+    run_cell,
+    zero_state,
+)
 from transformer_jax.models.recurrent_translator import SIZES, Memory, RecurrentConfig, RecurrentTranslator
 
 
@@ -81,7 +89,9 @@ class Bahdanau(RecurrentTranslator):
         )
         values = named(jnp.concatenate([left, right], axis=-1), STATES)
         values = dropout(values, self.config.dropout, dropout_key)
-        return Memory(values=values, keys=self.key(values)), jnp.tanh(self.first_state(right))
+        # Sharded by rows alone: the decoder's loop would gather what is sharded along its width.
+        values, keys = (constrained(a, (ROWS, None, None)) for a in (values, self.key(values)))
+        return Memory(values=values, keys=keys), jnp.tanh(self.first_state(right))
 
     def _look(
         self,
@@ -100,12 +110,13 @@ class Bahdanau(RecurrentTranslator):
     def _unroll(self, x, state, memory, restart, dropout_key, draws):
         B = len(memory.values)
         rows, N, D = x.shape
-        cell = on_projected_inputs(self.cell)
+        own_cell, to_query, own_direction = gathered_once((self.cell, self.query, self.direction))
+        cell = on_projected_inputs(own_cell)
         # The cell's inputs are [E y; c]: the embeddings' share of the product is the same in all steps.
-        kernel = self.cell.dense_i.kernel[...].astype(x.dtype)
-        bias = self.cell.dense_i.bias[...].astype(x.dtype)
-        embedded = x @ kernel[:D] + bias
-        direction = self.direction[...].astype(x.dtype)
+        kernel, bias = (a[...].astype(x.dtype) for a in (own_cell.dense_i.kernel, own_cell.dense_i.bias))
+        of_embedding, of_context = gathered_once((kernel[:D], kernel[D:]))
+        embedded = x @ of_embedding + bias
+        direction = own_direction[...].astype(x.dtype)
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (embedded, memory.mask if packed else None, restart))
 
@@ -113,13 +124,13 @@ class Bahdanau(RecurrentTranslator):
             (embedded, own, restart), draw = now
             if restart is not None:
                 state = choose(restart.at, restart.state, state)
-            query = self.query(state).reshape(B, -1, len(direction))  # the W beams of a sentence
+            query = to_query(state).reshape(B, -1, len(direction))  # the W beams of a sentence
             mask = own[:, None] if packed else memory.mask
             scores = additive_scores(query, memory.keys, direction)
             context, seen = self._look(state, scores, memory.values, mask, draw)
             context = context.reshape(rows, -1)
             seen = jax.tree.map(lambda a: a.reshape(rows, *a.shape[2:]), seen)
-            new, _ = cell(state, embedded + context @ kernel[D:])
+            new, _ = cell(state, embedded + context @ of_context)
             return new, (state, context, seen)
 
         unroll = self.compute.unroll_of_time(N)

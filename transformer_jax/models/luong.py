@@ -10,7 +10,7 @@ from flax import nnx
 from transformer_jax.layers.alignment import additive_scores, attend, dot_scores
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.recurrent import RecurrentStack, choose
+from transformer_jax.layers.recurrent import RecurrentStack, choose, gathered_once
 from transformer_jax.models.config_checks import check_choices
 from transformer_jax.models.recurrent_translator import DEEP_SIZES, Memory, RecurrentConfig, RecurrentTranslator
 
@@ -113,6 +113,7 @@ class Luong(RecurrentTranslator):
     def _unroll_fed(self, x, state, memory, restart, dropout_key):
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         keys = None if dropout_key is None else jax.random.split(dropout_key, x.shape[1])
+        gathered = gathered_once(self)
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (x, memory.mask if packed else None, restart))
 
         def step(state, now):
@@ -122,9 +123,9 @@ class Luong(RecurrentTranslator):
             states, fed = state
             stack_key, key = (None, None) if key is None else jax.random.split(key)
             inputs = jnp.concatenate([x, fed], axis=-1)
-            top, _, states = self.decoder(inputs[:, None], states, dropout_key=stack_key)
+            top, _, states = gathered.decoder(inputs[:, None], states, dropout_key=stack_key)
             mask = own[:, None] if packed else memory.mask
-            vector, weights = self._attentional(top, memory, mask)
+            vector, weights = gathered._attentional(top, memory, mask)
             vector = dropout(vector[:, 0], self.config.dropout, key)
             return (states, vector), (vector, weights[:, 0])
 

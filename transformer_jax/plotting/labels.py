@@ -58,10 +58,11 @@ def families(texts: Iterable[str]) -> list[str]:
 
 def _listed() -> list[tuple[str, str, int]]:
     """(name, file, number in the file) of the upright fonts that matplotlib knows."""
+    # Of a family's faces the regular one: it comes last.
+    entries = sorted(font_manager.fontManager.ttflist, key=lambda e: (e.weight in (400, "normal"), e.fname))
     faces = {
         entry.name: (entry.fname, getattr(entry, "index", 0))
-        # Of a family's faces the regular one: it comes last.
-        for entry in sorted(font_manager.fontManager.ttflist, key=lambda e: (e.weight in (400, "normal"), e.fname))
+        for entry in entries
         # The last resort has a box for every character.
         if entry.style == "normal" and not entry.name.startswith("Last Resort")
     }

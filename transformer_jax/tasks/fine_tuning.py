@@ -172,17 +172,26 @@ def read_split(task: FineTuningConfig, read: Callable[[str], Any], join: Callabl
     return all_of(task.train), all_of(task.valid), all_of(task.test)
 
 
-def held_out(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(numbers that are trained on, numbers that are held out), rising; the same for every run.
+def held_out(groups: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that are trained on, rows that are held out), rising; the same for every run.
+
+    Args:
+      groups: (n,) a number for each row; rows of one number stay together.
+      share: of the rows that are held out.
 
     Raises:
       UserError: fewer than two examples.
     """
-    if count < 2:
+    if len(groups) < 2:
         raise UserError("a training set of one example leaves none to validate on: name `valid`")
-    order = np.random.default_rng(0).permutation(count)
-    size = min(count - 1, max(1, round(share * count)))
-    return np.sort(order[size:]), np.sort(order[:size])
+    numbers, counts = np.unique(groups, return_counts=True)
+    if len(numbers) < 2:
+        groups = numbers = np.arange(len(groups))
+        counts = np.ones_like(groups)
+    order = np.random.default_rng(0).permutation(len(numbers))
+    fit = int((np.cumsum(counts[order]) <= round(share * len(groups))).sum())
+    held = np.isin(groups, numbers[order[: min(len(numbers) - 1, max(1, fit))]])
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 class Encoded:

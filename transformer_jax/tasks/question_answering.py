@@ -173,7 +173,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         if valid is None:
             # Whole texts are held out: questions on one share its words.
             contexts = list(dict.fromkeys(one.context for one in train))
-            _, held = fine_tuning.held_out(len(contexts), task.held_out)
+            _, held = fine_tuning.held_out(np.arange(len(contexts)), task.held_out)
             outside = {contexts[n] for n in held}
             valid = [one for one in train if one.context in outside]
             train = [one for one in train if one.context not in outside]

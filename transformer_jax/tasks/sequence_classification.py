@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
@@ -265,12 +266,18 @@ def rows_of(table: Table, rows: np.ndarray) -> Table:
     return Table(table.path, columns)
 
 
+def groups_of(table: Table) -> np.ndarray:
+    """(rows,) numbers of rows that are held out together: a sentence with its phrases."""
+    columns = table.columns
+    return group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(table.rows)
+
+
 def split_tables(task: FineTuningConfig, tables: Sequence[Table | None]) -> list[Table | None]:
     """The tables with a part of the first held out where there is no second, and cut to `examples`."""
     train, valid, test = tables
     assert train is not None
     if valid is None:
-        kept, held = fine_tuning.held_out(train.rows, task.held_out)
+        kept, held = fine_tuning.held_out(groups_of(train), task.held_out)
         train, valid = rows_of(train, kept), rows_of(train, held)
     return [rows_of(train, fine_tuning.sampled(train.rows, task.examples)), valid, test]
 

@@ -1,0 +1,36 @@
+"""Groups of texts of which one contains the others, so that no part of a held-out text is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Words of the longest text that may be a part of another one.
+_LONGEST_PART = 64
+
+
+def group_numbers(texts: Sequence[str]) -> np.ndarray:
+    """(n,) the group of each text: the row of the longest text that contains it word for word, or its own.
+
+    Sets of sentences with their phrases have such groups (GLUE's SST-2 names each phrase of a treebank as an
+    example). A text that is part of several longer ones belongs to the longest of them, the first if several
+    are as long.
+    """
+    words = [tuple(text.split()) for text in texts]
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for row, own in enumerate(words):
+        rows.setdefault(own, []).append(row)
+    lengths = sorted({len(own) for own in rows if len(own) <= _LONGEST_PART})
+    found = np.full(len(texts), -1)
+    for head in sorted(rows, key=len, reverse=True):
+        number = rows[head][0]
+        if found[number] >= 0:
+            continue
+        found[rows[head]] = number
+        for length in lengths:
+            for begin in range(len(head) - length + 1):
+                part = rows.get(head[begin : begin + length])
+                if part is not None and found[part[0]] < 0:
+                    found[part] = number
+    return found
