@@ -47,7 +47,7 @@ def config(name):
     if name in ("bahdanau", "luong"):
         return configure(
             "translation", "phrases", model=name, preset="mini", vocab_size=300, max_length=64,
-            batch_tokens=2_048, dtype="bfloat16",
+            batch_tokens=2_048, dtype="bfloat16", optimizer="adam",
         )  # fmt: skip
     if name == "electra":
         return configure(
