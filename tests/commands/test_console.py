@@ -1,8 +1,14 @@
 """The console script: its subcommands, their help, completion, and what it refuses."""
 
+import re
+
+import jax
 import pytest
 
+from transformer_jax.commands import plan
 from transformer_jax.commands.console import COMMANDS, main
+from transformer_jax.commands.train import keep_programs
+from transformer_jax.tasks import TASKS
 
 
 def ended(capsys, *argv):
@@ -45,6 +51,32 @@ def test_a_plan_is_that_of_the_task(capsys):
     assert status == 0, errors
     assert "width 16" in out
     assert "GiB per device" in out
+
+
+def test_every_training_command_has_a_plan(capsys, monkeypatch):
+    assert set(plan.COMMANDS) == set(COMMANDS) - {"generate", "plan", "convert"}
+    for name in plan.COMMANDS:
+        monkeypatch.setattr(
+            "transformer_jax.commands.train.show_plan", lambda entry, *_, **__: print(entry.name)
+        )
+        status, out, errors = ended(capsys, "plan", name)
+        assert status == 0, errors
+        assert out.strip() in TASKS
+
+
+def test_programs_are_kept_beside_the_run_on_accelerators_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    settings = {}
+    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
+    keep_programs(tmp_path / "runs" / "one")
+    assert settings == {}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    keep_programs(tmp_path / "runs" / "one")
+    assert settings == {"jax_compilation_cache_dir": str(tmp_path / "runs" / ".programs")}
+    settings.clear()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    keep_programs(tmp_path / "runs" / "one")
+    assert settings == {}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -104,6 +104,18 @@ def test_other_data_are_refused(whole):
     assert {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")} == before
 
 
+def test_a_run_of_another_or_an_unknown_task_is_refused(whole, tmp_path):
+    before = {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
+    other = tasks.configure("sequence_classification", "fine_tune", train=("a.tsv",))
+    with pytest.raises(UserError, match=r"holds a run of another task \(toy\w*\): name another `run_dir`"):
+        tasks.train(other, whole[0])
+    with pytest.raises(UserError, match=r"unknown task 'toy\w*'; known are .*translation"):
+        tasks.load(whole[0])
+    assert {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")} == before
+    with pytest.raises(UserError, match="unknown task 'speech': choose one of .*translation"):
+        tasks.configure("speech", "text")
+
+
 def test_it_starts_from_parts_of_two_runs_and_trains_the_head_alone(whole, tmp_path):
     other = tmp_path / "other"
     train(small(steps=5).with_values(seed=1), other)

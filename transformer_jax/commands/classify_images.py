@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -23,7 +23,7 @@ DESCRIPTION = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(PlanFlags):
     """The flags of this command alone."""
 
     run_dir: str | None = None
@@ -40,13 +40,6 @@ class Arguments:
     """With --images: write the attention of the first image as an interactive page."""
     json: bool = False
     """With --images: print one JSON object a line. With --dry-run --topology: one object last."""
-    dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
-    topology: str | None = None
-    """With --dry-run: accelerators that the step is compiled for, without being here, as v5e:4x4, 2*v5e:4x4,
-    h100:8 or h100:4x8 (hosts x devices)."""
 
 
 def _recipe_of(argv: Sequence[str]) -> Any:
@@ -110,9 +103,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax clas
         ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=_recipe_of(argv)
     )
     own: Arguments = parsed.own
-    check_plan(dataclasses.replace(own, json=own.json and not own.images))
-    if own.dry_run:
-        show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
+    if planned(ENTRY, parsed, answers=bool(own.images)):
         return
     _check(own, parsed)
     if own.images:

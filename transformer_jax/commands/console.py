@@ -22,7 +22,7 @@ COMMANDS = {
     "embed": ("embed", "vectors of texts, and encoders for them"),
     "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
     "self-distill": ("self_distill", "train a vision model without labels"),
-    "plan": ("plan", "what a training run would be: plan translate ..., plan lm ..."),
+    "plan": ("plan", "what a training run would be: plan translate ..., plan classify ..."),
     "convert": ("convert", "convert run folders of an older format"),
 }
 

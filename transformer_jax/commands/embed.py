@@ -10,7 +10,7 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, lines_of_stdin, use
 from transformer_jax.commands.parsing import parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import default_run_dir, planned, train
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
 from transformer_jax.tasks.sentence_embedding import ENTRY
@@ -69,9 +69,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
-    check_plan(dataclasses.replace(own, json=own.json and own.text is None and not own.stdin))
-    if own.dry_run:
-        show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
+    if planned(ENTRY, parsed, answers=own.text is not None or own.stdin):
         return
     encoder_use.check(own)
     task = parsed.config.task

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_jax.commands.parsing import parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -22,7 +22,7 @@ _TOGETHER = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(PlanFlags):
     """The flags of these commands alone."""
 
     run_dir: str | None = None
@@ -36,13 +36,6 @@ class Arguments:
     """With --text: write all attention over it, every layer and head, as an interactive page."""
     json: bool = False
     """With --text or --stdin: print one JSON object a line. With --dry-run --topology: one object last."""
-    dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
-    topology: str | None = None
-    """With --dry-run: accelerators that the step is compiled for, without being here, as v5e:4x4, 2*v5e:4x4,
-    h100:8 or h100:4x8 (hosts x devices)."""
 
 
 class Use(NamedTuple):
@@ -154,9 +147,7 @@ def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, d
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=description)
     own: Arguments = parsed.own
-    check_plan(dataclasses.replace(own, json=own.json and own.text is None and not own.stdin))
-    if own.dry_run:
-        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
+    if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
     check(own)
     if own.text is not None or own.stdin:

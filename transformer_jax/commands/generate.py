@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from transformer_jax.commands.train import keep_programs
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import mesh_of, on_mesh
@@ -137,6 +138,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax gene
         return
     arguments.processes.join()
     sampling = _check(arguments)
+    if arguments.run_dir is not None:
+        keep_programs(pathlib.Path(arguments.run_dir))
     mesh = on_every_process(lambda: mesh_of(arguments.mesh))
     with on_mesh(mesh), reporting_lost_process():
         generate(arguments, sampling, mesh)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
-from transformer_jax.commands import language_model, translate
 from transformer_jax.errors import UserError
 
-_COMMANDS = {"translate": translate, "lm": language_model}
+# Subcommands of the console script that train, and their modules.
+COMMANDS = {
+    "translate": "translate",
+    "lm": "language_model",
+    "pretrain": "pretrain",
+    "classify": "classify",
+    "tag": "tag",
+    "answer": "answer",
+    "embed": "embed",
+    "classify-images": "classify_images",
+    "self-distill": "self_distill",
+}
 
 
 def main(argv: Sequence[str], *, prog: str = "transformer-jax plan") -> None:
@@ -18,8 +29,9 @@ def main(argv: Sequence[str], *, prog: str = "transformer-jax plan") -> None:
     """
     name, *rest = argv or ("",)
     if name in ("--help", "-h"):
-        print(f"usage: {prog} {{{','.join(_COMMANDS)}}} ...\n\nThe flags are those of the task's own command.")
+        print(f"usage: {prog} {{{','.join(COMMANDS)}}} ...\n\nThe flags are those of the task's own command.")
         return
-    if name not in _COMMANDS:
-        raise UserError(f"{prog} needs a task: {', '.join(f'{prog} {task} ...' for task in _COMMANDS)}")
-    _COMMANDS[name].main([*rest, "--dry-run"], prog=f"{prog} {name}")
+    if name not in COMMANDS:
+        raise UserError(f"{prog} needs a task: {', '.join(f'{prog} {task} ...' for task in COMMANDS)}")
+    command = importlib.import_module(f"transformer_jax.commands.{COMMANDS[name]}")
+    command.main([*rest, "--dry-run"], prog=f"{prog} {name}")

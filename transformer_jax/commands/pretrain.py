@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from transformer_jax.commands.parsing import flag_value, parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.trained_encoders import TrainedElectra, TrainedMaskedLM
@@ -19,7 +19,7 @@ DESCRIPTION = "Pretrain a text encoder: BERT, RoBERTa or DistilBERT on masked wo
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(PlanFlags):
     """The flags of this command alone."""
 
     run_dir: str | None = None
@@ -31,13 +31,6 @@ class Arguments:
     """With --fill: how many words for each mask."""
     json: bool = False
     """With --fill: print a JSON object for each mask. With --dry-run --topology: one object last."""
-    dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
-    topology: str | None = None
-    """With --dry-run: accelerators that the step is compiled for, without being here, as v5e:4x4, 2*v5e:4x4,
-    h100:8 or h100:4x8 (hosts x devices)."""
 
 
 def entry_of(argv: Sequence[str]) -> TaskEntry:
@@ -71,9 +64,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     entry = entry_of(argv)
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
-    check_plan(dataclasses.replace(own, json=own.json and own.fill is None))
-    if own.dry_run:
-        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
+    if planned(entry, parsed, answers=own.fill is not None):
         return
     if own.fill is not None:
         fill(own)

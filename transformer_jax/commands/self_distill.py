@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from transformer_jax.commands.parsing import flag_value, parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.tasks import TASKS
 from transformer_jax.training.config import choose
 
@@ -21,7 +21,7 @@ _TASKS = {"dino": "self_distillation", "mae": "masked_autoencoding"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(PlanFlags):
     """The flags of this command alone."""
 
     run_dir: str | None = None
@@ -31,13 +31,6 @@ class Arguments:
     of the patches are predicted from the others."""
     json: bool = False
     """With --dry-run --topology: print a JSON object last."""
-    dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
-    topology: str | None = None
-    """With --dry-run: accelerators that the step is compiled for, without being here, as v5e:4x4, 2*v5e:4x4,
-    h100:8 or h100:4x8 (hosts x devices)."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax self-distill") -> None:
@@ -52,9 +45,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax self
 
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=recipe)
     own: Arguments = parsed.own
-    check_plan(own)
-    if own.dry_run:
-        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
+    if planned(entry, parsed):
         return
     parsed.execution.processes.join()
     data = parsed.config.task.data

@@ -74,7 +74,7 @@ def keep_programs(run_dir: pathlib.Path) -> None:
     environment names with JAX_COMPILATION_CACHE_DIR stays.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
-        jax.config.update("jax_compilation_cache_dir", str(run_dir.absolute().parent / ".programs"))
+        jax.config.update("jax_compilation_cache_dir", str(str(run_dir.absolute().parent / ".programs")))
 
 
 def fake_devices(mesh: str | None) -> Mesh | None:
@@ -94,16 +94,38 @@ def fake_devices(mesh: str | None) -> Mesh | None:
     return make_mesh(mesh)
 
 
-def check_plan(own: Any) -> None:
-    """Checks the flags of a plan.
+@dataclasses.dataclass(frozen=True)
+class PlanFlags:
+    """The flags of plans, which every training command has."""
+
+    dry_run: bool = False
+    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
+    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
+    written."""
+    topology: str | None = None
+    """With --dry-run: accelerators that the step, and the decoding of a model that decodes, are compiled for,
+    without being here, as v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices)."""
+
+
+def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool = False) -> bool:
+    """Prints the plan if the command line asks for one; whether it did.
+
+    Args:
+      entry: of the task.
+      parsed: the command line.
+      answers: whether a trained run answers, so that `json` is for its answers.
 
     Raises:
       UserError: `topology` or `json` without what they belong to.
     """
+    own = parsed.own
     if own.topology is not None and not own.dry_run:
         raise UserError("`topology` names devices that are not here: add `dry_run`")
-    if own.json and own.topology is None:
+    if own.json and own.topology is None and not answers:
         raise UserError("`json` is for a `dry_run` with a `topology`")
+    if own.dry_run:
+        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
+    return own.dry_run
 
 
 def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, json_too: bool = False) -> None:

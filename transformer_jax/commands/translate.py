@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, parse_run
-from transformer_jax.commands.train import check_plan, default_run_dir, show_plan, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -19,7 +19,7 @@ DESCRIPTION = "Train a translator, score it on unseen sentences, and translate w
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(PlanFlags):
     """The flags of this command alone."""
 
     run_dir: str | None = None
@@ -35,13 +35,6 @@ class Arguments:
     """With --plot-attention: the decoder layer to draw, counted from 0; negative from the end."""
     html: str | None = None
     """With --text: write all attention of its translation, every layer and head, as an interactive page."""
-    dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
-    topology: str | None = None
-    """With --dry-run: accelerators that the step and its decoding are compiled for, without being here, as
-    v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices)."""
     json: bool = False
     """With --dry-run --topology: print one JSON object last."""
 
@@ -158,9 +151,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
         ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=default_recipe
     )
     own: Arguments = parsed.own
-    check_plan(own)
-    if own.dry_run:
-        show_plan(ENTRY, parsed, topology=own.topology, json_too=own.json)
+    if planned(ENTRY, parsed):
         return
     check(own)
     parsed.execution.processes.join()
