@@ -36,8 +36,6 @@ def test_help_names_every_command(capsys):
     ],
 )
 def test_bad_input_is_one_line(capsys, argv, message):
-    import re
-
     status, _, errors = ended(capsys, *argv)
     assert status == 2
     assert errors.startswith("error: ")

@@ -102,6 +102,18 @@ def test_one_text(runs, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1_000
 
 
+def test_masks_of_a_stream_are_filled(runs, tmp_path):
+    lines = "a [MASK] is good\nthe [MASK] is [MASK]\n"
+    found = objects(call(pretrain.main, "--run-dir", runs / "pretrain", "--stdin", "--json", stdin=lines))
+    assert len(found) == 3
+    assert all(len(words) == 5 and set(words[0]) == {"token", "probability", "text"} for words in found)
+    page = tmp_path / "a.html"
+    done = call(pretrain.main, "--run-dir", runs / "pretrain", "--fill", "a [MASK]", "--top", 2, "--html", page)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 4
+    assert "[MASK]" in page.read_text()
+
+
 def test_a_run_starts_from_another_and_keeps_its_name(runs, data, tmp_path):
     flags = ("--start-from", runs / "pretrain", "--model", "bert", "--train", data / "pair.tsv", "--steps", 2)
     done = call(classify.main, *flags, "--run-dir", tmp_path / "run")
@@ -149,6 +161,8 @@ def test_bad_data(data, tmp_path):
         good, valid=good, test=[good[0], ("a", "x")]
     )
     assert "line 3: a text of no tokens" in with_rows([good[0], (" ", "1")])
+    assert "line 3: a text of no tokens" in with_rows([good[0], ("\u200b", "1")])
+    assert "no column sentence, or sentence1 and sentence2" in with_rows(good, header=("sentence1", "label"))
     assert "no header in the first line" in with_rows(good[1:], header=good[0])
     assert "line 3: 1 column(s) where the header has 2" in with_rows([good[0], ("b",)])
     assert "two columns are called label" in with_rows([("a", "0", "1")], header=("sentence", "label", "label"))
@@ -188,9 +202,20 @@ def test_bad_use(data, runs, tmp_path):
     assert "--text and --stdin contradict" in refused(classify, "--run-dir", folder, "--text", "a", "--stdin")
     assert "name the trained run with --run-dir" in refused(classify, "--text", "a")
     assert "name the model with --weights" in refused(embed, "--stdin", stdin="a\n")
+    assert "trained on single texts: give one text" in refused(
+        classify, "--run-dir", folder, "--stdin", stdin="a film\ta dog\n"
+    )
+    assert "text 2: a text of no tokens" in refused(embed, "--weights", folder, "--stdin", stdin="a\n\u200b\n")
+    assert "--fill and --stdin contradict" in refused(
+        pretrain, "--run-dir", runs / "pretrain", "--fill", "a [MASK]", "--stdin"
+    )
+    assert "a start brings its own" in refused(
+        pretrain, "--start-from", runs / "pretrain", "--tokenizer", "bpe", "--text", data / "text.txt", *TINY,
+        "--run-dir", tmp_path / "run",
+    )  # fmt: skip
     assert "1 column(s): give " in refused(answer, "--run-dir", runs / "answer", "--stdin", stdin="a\n")
     assert "no [MASK] in the text" in refused(pretrain, "--run-dir", runs / "pretrain", "--fill", "a film")
-    assert "which fills nothing in" in refused(pretrain, "--run-dir", folder, "--fill", "a [MASK]")
+    assert "which does not fill anything in" in refused(pretrain, "--run-dir", folder, "--fill", "a [MASK]")
     assert "config.json: no such file" in refused(embed, "--weights", tmp_path, "--stdin", stdin="a\n")
     assert "unknown model 't5'" in refused(classify, "--model", "t5", "--train", data / "label.tsv")
     done = call(classify.main, "--run-dir", folder, "--stdin", stdin="the film " * 200 + "\n")
@@ -214,7 +239,7 @@ def test_a_vocabulary_of_another_model(runs, data, tmp_path):
 
 
 def test_texts_that_are_cut_are_counted(data, tmp_path, capsys):
-    rows = [("the film " * 30 + WORDS[n % 2], n % 2) for n in range(12)]
+    rows = [(f"the film {n} " * 30 + WORDS[n % 2], n % 2) for n in range(12)]
     path = table(tmp_path, "long", ("sentence", "label"), rows)
     done = call(classify.main, "--train", path, *TINY, "--max-length", 16, "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores, tag_scores
+from transformer_jax.evaluation.classification import (
+    are_entities,
+    class_scores,
+    label_set_scores,
+    number_scores,
+    tag_scores,
+)
 
 
 def test_two_classes():
@@ -35,6 +41,11 @@ def test_several_labels_and_numbers():
 def test_entities_count_where_they_are_complete():
     expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O"]]
     found = [["B-PER", "O", "O", "B-LOC"], ["O"]]
-    scores = dict(tag_scores(found, expected))
+    scores = dict(tag_scores(found, expected, entities=True))
     assert scores == {"accuracy": pytest.approx(80), "entity_f1": pytest.approx(50)}
-    assert list(dict(tag_scores([["NOUN"]], [["VERB"]]))) == ["accuracy"]
+    assert list(dict(tag_scores([["NOUN"]], [["VERB"]], entities=False))) == ["accuracy"]
+    # A split without entities has a score too, by which a checkpoint can be chosen.
+    assert dict(tag_scores([["O"]], [["O"]], entities=True)) == {"accuracy": 100.0, "entity_f1": 0.0}
+    assert are_entities(["O", "B-city", "I-city"])
+    assert not are_entities(["O", "NOUN", "B-city"])
+    assert not are_entities(["O"])

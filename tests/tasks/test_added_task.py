@@ -112,7 +112,7 @@ def test_a_run_of_another_or_an_unknown_task_is_refused(whole, tmp_path):
     with pytest.raises(UserError, match=r"unknown task 'toy\w*'; known are .*translation"):
         tasks.load(whole[0])
     assert {p: p.stat().st_mtime_ns for p in whole[0].rglob("*")} == before
-    with pytest.raises(UserError, match="unknown task 'speech': choose one of .*translation"):
+    with pytest.raises(UserError, match=r"unknown task 'speech': choose one of .*translation"):
         tasks.configure("speech", "text")
 
 

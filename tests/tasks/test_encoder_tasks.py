@@ -208,6 +208,9 @@ def test_what_the_trained_ones_do(data, trained):
     tags = run.tag(["the dog is great", ["a", "unseenlongword"]])
     assert [word for word, _ in tags[0]] == ["the", "dog", "is", "great"]
     assert len(tags[1]) == 2
+    # A word of which the vocabulary makes no piece is in its place, with the tag that says the least.
+    (odd,) = run.tag([["the", "\u200b", "dog"]])
+    assert [word for word, _ in odd] == ["the", "\u200b", "dog"]
     run = tasks.load(trained("questions")[0])
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
     found = run.answer("how is the dog?", text)

@@ -15,7 +15,9 @@ DESCRIPTION = "Fine-tune a text encoder on classes or scores of texts or pairs o
 
 def _read(run: Any, line: str) -> Any:
     pairs = run.processor.settings.get("pairs")
-    return columns(line, "text1 and text2") if pairs or (pairs is None and "\t" in line) else line
+    # What a published folder was trained on it does not say. Two columns for a run of single texts are refused
+    # by `classify`.
+    return columns(line, "text1 and text2") if pairs or "\t" in line else line
 
 
 def _answer(run: TrainedClassifier, items: list[Any]) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     own: Arguments = parsed.own
     if planned(ENTRY, parsed, answers=own.text is not None or own.stdin):
         return
-    encoder_use.check(own)
+    encoder_use.check(own, own.text)
     task = parsed.config.task
     if own.text is not None or own.stdin:
         folder = own.weights or own.run_dir

@@ -42,41 +42,46 @@ class Use(NamedTuple):
     """How a trained encoder answers texts.
 
     Attributes:
-      kind: of the object that `load` gives.
+      kind: of the object that `load` gives, or several.
       does: in a word, for messages.
       read: from a line to an item.
       answer: from a run and items to an object each.
       line: an object as a person reads it.
     """
 
-    kind: type[TrainedEncoder]
+    kind: Any
     does: str
     read: Callable[[TrainedEncoder, str], Any]
-    answer: Callable[[Any, list[Any]], Sequence[dict[str, Any]]]
-    line: Callable[[dict[str, Any]], str]
+    answer: Callable[[Any, list[Any]], Sequence[Any]]
+    line: Callable[[Any], str]
 
 
-def check(own: Any) -> None:
+def check(own: Any, text: str | None, name: str = "text") -> None:
     """Checks the flags that contradict each other.
+
+    Args:
+      own: flags of the command.
+      text: that a trained run is given, or None.
+      name: of its flag.
 
     Raises:
       UserError: they do.
     """
-    if own.text is not None and own.stdin:
-        raise UserError("`text` and `stdin` contradict each other: give one of them")
-    if own.html is not None and own.text is None:
-        raise UserError("`html` shows the text of `text`: give one")
+    if text is not None and own.stdin:
+        raise UserError(f"`{name}` and `stdin` contradict each other: give one of them")
+    if own.html is not None and text is None:
+        raise UserError(f"`html` shows the text of `{name}`: give one")
     if own.html is not None:
         from transformer_jax.plotting.page import check_writable
 
         check_writable(own.html)
-    if own.text is not None:
-        if not own.text.strip():
-            raise UserError("`text` is empty: a text of no tokens has nothing to read")
+    if text is not None:
+        if not text.strip():
+            raise UserError(f"`{name}` is empty: a text of no tokens has nothing to read")
         try:
-            own.text.encode("utf-8")
+            text.encode("utf-8")
         except UnicodeEncodeError:
-            raise UserError("`text` is not UTF-8: convert it first") from None
+            raise UserError(f"`{name}` is not UTF-8: convert it first") from None
 
 
 def lines_of_stdin() -> Iterator[str]:
@@ -149,7 +154,7 @@ def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, d
     own: Arguments = parsed.own
     if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
-    check(own)
+    check(own, own.text)
     if own.text is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")

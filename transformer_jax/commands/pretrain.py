@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from transformer_jax.commands import encoder_use
+from transformer_jax.commands.encoder_use import Use
 from transformer_jax.commands.parsing import flag_value, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
-from transformer_jax.tasks import TASKS, load
+from transformer_jax.tasks import TASKS
 from transformer_jax.tasks.trained_encoders import TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.task import TaskEntry
 
@@ -29,8 +32,13 @@ class Arguments(PlanFlags):
     likeliest words; no training."""
     top: int = 5
     """With --fill: how many words for each mask."""
+    stdin: bool = False
+    """Fill the masks of each line of standard input, with the trained run in --run-dir."""
+    html: str | None = None
+    """With --fill: write all attention over the text, every layer and head, as an interactive page."""
     json: bool = False
-    """With --fill: print a JSON object for each mask. With --dry-run --topology: one object last."""
+    """With --fill or --stdin: print the words of each mask as JSON, a line each. With --dry-run --topology: one
+    object last."""
 
 
 def entry_of(argv: Sequence[str]) -> TaskEntry:
@@ -39,23 +47,16 @@ def entry_of(argv: Sequence[str]) -> TaskEntry:
     return TASKS["replaced_token_detection" if electra else "masked_language_modeling"]
 
 
-def fill(own: Arguments) -> None:
-    """Prints the likeliest words for each mask of a text.
+def _fill(top: int) -> Use:
+    """The words of each mask of texts."""
 
-    Raises:
-      UserError: no run, another kind of run, or a text without a mask.
-    """
-    assert own.fill is not None
-    if own.run_dir is None:
-        raise UserError("name the trained run with `run_dir`")
-    run = load(own.run_dir)
-    if not isinstance(run, TrainedMaskedLM | TrainedElectra):
-        raise UserError(f"{own.run_dir} holds a {type(run.model).__name__}, which fills nothing in")
-    for words in run.fill(own.fill, top=own.top):
-        if own.json:
-            print(json.dumps([word._asdict() for word in words], ensure_ascii=False))
-        else:
-            print("  ".join(f"{word.token} {word.probability:.3f}" for word in words))
+    def answer(run: TrainedMaskedLM | TrainedElectra, items: list[str]) -> list[Any]:
+        return [[word._asdict() for word in words] for text in items for words in run.fill(text, top=top)]
+
+    def line(found: list[dict[str, Any]]) -> str:
+        return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)
+
+    return Use((TrainedMaskedLM, TrainedElectra), "fill anything in", lambda run, line: line, answer, line)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pretrain") -> None:
@@ -64,10 +65,14 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     entry = entry_of(argv)
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
-    if planned(entry, parsed, answers=own.fill is not None):
+    if planned(entry, parsed, answers=own.fill is not None or own.stdin):
         return
-    if own.fill is not None:
-        fill(own)
+    encoder_use.check(own, own.fill, "fill")
+    if own.fill is not None or own.stdin:
+        if own.run_dir is None:
+            raise UserError("name the trained run with `run_dir`")
+        if is_first():
+            encoder_use.use(own, _fill(own.top), own.run_dir, own.fill)
         return
     parsed.execution.processes.join()
     task = parsed.config.task

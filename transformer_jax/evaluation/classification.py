@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -57,19 +57,28 @@ def number_scores(found: Sequence[float], expected: Sequence[float]) -> Iterator
         yield name, 0.0 if math.isnan(value) else 100 * value
 
 
+def are_entities(tags: Collection[str]) -> bool:
+    """Whether tags are B-, I- and O, of which the begin of an entity is one."""
+    begins = any(tag.startswith("B-") for tag in tags)
+    return begins and all(tag == "O" or tag[1:2] == "-" for tag in tags)
+
+
 def tag_scores(
-    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]
+    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], *, entities: bool
 ) -> Iterator[tuple[str, float]]:
     """Scores of tags of words.
 
+    Args:
+      found, expected: the tags of each text's words.
+      entities: see `are_entities`, of all tags that there are.
+
     Yields:
-      (name, value in percent): `accuracy` over words, and where tags are B-, I- and O `entity_f1`, of complete
-      entities.
+      (name, value in percent): `accuracy` over words, and with `entities` `entity_f1`, of complete entities; 0
+      where there are none.
     """
     pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
     yield "accuracy", 100 * sum(f == e for f, e in pairs) / max(1, len(pairs))
-    tags = {e for _, e in pairs}
-    if any(tag.startswith("B-") for tag in tags) and all(tag == "O" or tag[1:2] == "-" for tag in tags):
+    if entities:
         from seqeval.metrics import f1_score
 
         with warnings.catch_warnings():

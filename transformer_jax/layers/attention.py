@@ -114,6 +114,7 @@ def dot_product_attention(
         if kernel := kernel_for(implementation, T):
             refused = refusal(kernel, query, key, value, mask, bias, drops=drops, parts=parts)
             if refused is None:
+                assert not isinstance(mask, jax.Array), "kernels refuse it"
                 attend_by = ring_kernel_attention if parts > 1 else kernel_attention
                 return attend_by(kernel, query, key, value, mask=mask, scale=scale)
             if implementation == "fused" or refused.startswith(("head width", "dtype")):

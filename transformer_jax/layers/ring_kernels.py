@@ -72,7 +72,8 @@ class _Splash(NamedTuple):
         by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, key, value, output, gradient)]
         rows = None if segments is None else splash_segments(*segments, query.shape[0])
 
-        def one(query, key, value, output, gradient, logarithm, segments):
+        def one(*row: Any) -> Any:
+            query, key, value, output, gradient, logarithm, segments = row
             infos = kernel.dq_mask_info, kernel.dkv_mask_info
             kept = (query, key, value, segments, None, output, logarithm, *infos)
             return _splash_attention_bwd(**kernel.kwargs, res=kept, do=gradient)[3:6]

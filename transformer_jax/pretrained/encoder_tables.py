@@ -86,13 +86,19 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     if not (folder / "modules.json").is_file():
         return {}
     found: dict[str, Any] = {"normalise": False}
-    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-        kind = module["type"].rpartition(".")[2]
+    try:
+        modules = [
+            (module["type"].rpartition(".")[2], folder / module["path"])
+            for module in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder / 'modules.json'}: not modules with type and path ({error!r})") from None
+    for kind, path in modules:
         if kind == "Pooling":
-            described = read_json(folder / module["path"] / "config.json")
+            described = read_json(path / "config.json")
             asked = [name for name, on in described.items() if name.startswith("pooling_mode_") and on is True]
             if len(asked) != 1 or asked[0] not in _POOLINGS:
-                raise UserError(f"{folder / module['path']}: {', '.join(asked)} is not computed here")
+                raise UserError(f"{path}: {', '.join(asked)} is not computed here")
             found["pooling"] = _POOLINGS[asked[0]]
         elif kind == "Normalize":
             found["normalise"] = True

@@ -281,6 +281,10 @@ def prepare(
         if stored is not None:
             return EncoderTokenizer.from_files(stored)
         given = processor_of(starts)
+        if given is not None and config.task.tokenizer != PretrainingConfig.tokenizer:
+            raise UserError(
+                f"`tokenizer` {config.task.tokenizer}: a start brings its own, on which its parameters depend"
+            )
         return make_tokenizer(config, corpus) if given is None else given
 
     tokenizer = shared_processor(EncoderTokenizer, make)

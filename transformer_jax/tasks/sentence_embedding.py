@@ -21,7 +21,14 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import POOLINGS, TrainedEncoder, normalised, pooled, types_for
+from transformer_jax.tasks.trained_encoders import (
+    POOLINGS,
+    TrainedEncoder,
+    check_tokens,
+    normalised,
+    pooled,
+    types_for,
+)
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -161,7 +168,7 @@ class SentenceEmbedding(FineTuned):
         scored = "score" in splits[1].columns
         self.best = ("valid_spearman", "max") if scored else ("valid_accuracy", "max")
         super().__init__(config, splits, tokenizer, *rest)
-        first, second = (self._side(splits[0], name) for name in COLUMNS[:2])
+        first, second = (self._side(splits[0], name).examples for name in COLUMNS[:2])
         lengths = [len(example.tokens) for example in (*first, *second)]
         task: SentenceEmbeddingConfig = config.task
         batches = PairBatches(
@@ -170,14 +177,15 @@ class SentenceEmbedding(FineTuned):
         )  # fmt: skip
         self.batches = batches if self.batches._here is None else batches.share(self.batches._here)
 
-    def _side(self, data: Table, name: str) -> list[Example]:
+    def _side(self, data: Table, name: str) -> Encoded:
         encodings = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
-        return [Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {}) for e in encodings]
+        check_tokens(encodings, data.place)
+        examples = [Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {}) for e in encodings]
+        return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
 
     def encode(self, data: Table, *, training: bool) -> Encoded:
-        sides = [self._side(data, name) for name in COLUMNS[:2]]
-        limit = self.model_config.max_length
-        return Encoded([*sides[0], *sides[1]], sum(len(e.tokens) >= limit for side in sides for e in side))
+        first, second = (self._side(data, name) for name in COLUMNS[:2])
+        return Encoded([*first.examples, *second.examples], first.cut + second.cut)
 
     def outputs(self, model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         return vectors_of(model, batch, self._config.task.pooling)
@@ -221,7 +229,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         assert train is not None
         if "score" in train.columns:
             alike = [n for n, score in enumerate(train.columns["score"]) if float(score) >= task.least_score]
-            splits[0] = Table(train.path, {c: [v[n] for n in alike] for c, v in train.columns.items()})
+            splits[0] = train.taken(alike)
         if splits[0] is None or splits[0].rows < task.batch_size:
             raise UserError(
                 f"{train.path}: fewer pairs than `batch_size` {task.batch_size}: a batch compares its own texts"

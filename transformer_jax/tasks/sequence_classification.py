@@ -22,7 +22,7 @@ from transformer_jax.evaluation.classification import class_scores, label_set_sc
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedClassifier, types_for
+from transformer_jax.tasks.trained_encoders import TrainedClassifier, check_tokens, types_for
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -32,7 +32,7 @@ COLUMNS = ("sentence", "sentence1", "sentence2", "label", "labels", "score")
 _FEATURES = {
     "sentence": ("sentence", "text", "review", "description"),
     "sentence1": ("sentence1", "question1", "premise", "question"),
-    "sentence2": ("sentence2", "question2", "hypothesis"),
+    "sentence2": ("sentence2", "question2", "hypothesis", "passage"),
     "label": ("label",),
     "score": ("score",),
 }
@@ -127,10 +127,12 @@ def texts_of(table: Table) -> list[Any]:
       UserError: neither a sentence nor two, or a text of no tokens.
     """
     columns = table.columns
-    if "sentence1" in columns and "sentence2" in columns:
-        found: list[Any] = list(zip(columns["sentence1"], columns["sentence2"], strict=True))
-    elif single := next((columns[name] for name in ("sentence", "sentence1") if name in columns), None):
-        found = list(single)
+    # Some sets of pairs have a question and a sentence.
+    second = next((name for name in ("sentence2", "sentence") if name in columns), None)
+    if "sentence1" in columns and second is not None:
+        found: list[Any] = list(zip(columns["sentence1"], columns[second], strict=True))
+    elif second == "sentence":
+        found = list(columns["sentence"])
     else:
         raise UserError(f"{table.path}: no column sentence, or sentence1 and sentence2")
     for row, text in enumerate(found):
@@ -228,6 +230,7 @@ class SequenceClassification(FineTuned):
             raise UserError(f"{data.path}: {given}, where the training set has {trained}")
         targets = targets_of(data, self._target, self.processor.labels)
         encodings = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
+        check_tokens(encodings, data.place)
         examples = [
             Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {"target": target})
             for e, target in zip(encodings, targets, strict=True)
@@ -260,12 +263,6 @@ def read_tables(
     return fine_tuning.read_split(task, lambda path: read_table(path, known), joined)
 
 
-def rows_of(table: Table, rows: np.ndarray) -> Table:
-    """Some rows of a table."""
-    columns = {name: [values[n] for n in rows] for name, values in table.columns.items()}
-    return Table(table.path, columns)
-
-
 def groups_of(table: Table) -> np.ndarray:
     """(rows,) numbers of rows that are held out together: a sentence with its phrases."""
     columns = table.columns
@@ -278,8 +275,8 @@ def split_tables(task: FineTuningConfig, tables: Sequence[Table | None]) -> list
     assert train is not None
     if valid is None:
         kept, held = fine_tuning.held_out(groups_of(train), task.held_out)
-        train, valid = rows_of(train, kept), rows_of(train, held)
-    return [rows_of(train, fine_tuning.sampled(train.rows, task.examples)), valid, test]
+        train, valid = train.taken(kept), train.taken(held)
+    return [train.taken(fine_tuning.sampled(train.rows, task.examples)), valid, test]
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):

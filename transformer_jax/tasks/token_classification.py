@@ -16,12 +16,12 @@ from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation.classification import tag_scores
+from transformer_jax.evaluation.classification import are_entities, tag_scores
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import TrainedTagger, first_pieces, types_for
+from transformer_jax.tasks.trained_encoders import TrainedTagger, filler_of, first_pieces, types_for
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -116,7 +116,7 @@ class TokenClassification(FineTuned):
     ignored = {"target": _NONE}  # noqa: RUF012  a constant
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
-        entities = any(label.startswith("B-") for label in tokenizer.labels)
+        entities = are_entities(tokenizer.labels)
         self.best = ("valid_entity_f1", "max") if entities else ("valid_accuracy", "max")
         self._places: dict[str, list[dict[int, int]]] = {}
         super().__init__(config, splits, tokenizer, *rest)
@@ -147,15 +147,15 @@ class TokenClassification(FineTuned):
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         labels = self.processor.labels
-        # A word behind the model's limit, or without a piece, counts as the label that says the least.
-        filler = "O" if "O" in labels else labels[0]
+        # Of a word behind the model's limit, or without a piece.
+        filler = filler_of(labels)
         found, wanted = [], []
         rows = words_and_tags(self._data[name])
         for first, logits, (_, tags) in zip(self._places[name], outputs, rows, strict=True):
             chosen = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
             found.append([chosen.get(word, filler) for word in range(len(tags))])
             wanted.append(tags)
-        yield from tag_scores(found, wanted)
+        yield from tag_scores(found, wanted, entities=self.best[0] == "valid_entity_f1")
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):

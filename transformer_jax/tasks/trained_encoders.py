@@ -81,6 +81,21 @@ def check_texts(texts: Sequence[Any]) -> None:
                 raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
 
 
+def check_tokens(encodings: Sequence[Any], place: Callable[[int], str]) -> None:
+    """That every text has a token besides the special ones, and each text of a pair.
+
+    Args:
+      encodings: of `EncoderTokenizer.encode_batch`.
+      place: of a text by its number, for messages.
+
+    Raises:
+      UserError: a text without one, such as a zero-width space.
+    """
+    for number, encoding in enumerate(encodings):
+        if not set(range(encoding.n_sequences)) <= set(encoding.sequence_ids):
+            raise UserError(f"{place(number)}: a text of no tokens")
+
+
 def report_cut(encodings: Sequence[Any], limit: int) -> None:
     """Warns of texts that are longer than a model takes.
 
@@ -102,6 +117,11 @@ def first_pieces(word_ids: Sequence[int | None]) -> dict[int, int]:
       word_ids: for each token the number of its word, None of special tokens.
     """
     return {word: place for place, word in reversed(list(enumerate(word_ids))) if word is not None}
+
+
+def filler_of(labels: Sequence[str]) -> str:
+    """The tag of words that no piece stands for: the one that says the least."""
+    return "O" if "O" in labels else labels[0]
 
 
 class Filled(NamedTuple):
@@ -183,6 +203,7 @@ class TrainedEncoder(Trained):
         check_texts(texts)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
         found = self.processor.encode_batch(texts, max_length=limit, words=words)
+        check_tokens(found, lambda number: f"text {number + 1}")
         report_cut(found, limit)
         return [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in found]
 
@@ -378,7 +399,8 @@ class TrainedTagger(TrainedEncoder):
           texts: each a list of words, or a text that is cut at white space.
 
         Returns:
-          For each text (word, tag); words behind the model's limit are left out.
+          For each text (word, tag); words behind the model's limit are left out, and one without a piece has
+          the tag O, or the first.
 
         Raises:
           UserError: an empty text.
@@ -391,9 +413,11 @@ class TrainedTagger(TrainedEncoder):
         examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
         found = []
         for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
-            first = sorted(first_pieces(encoding.word_ids).items())
-            labels = self.processor.labels
-            found.append([(own[word], labels[int(logits[place].argmax())]) for word, place in first])
+            first, labels = first_pieces(encoding.word_ids), self.processor.labels
+            tags = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
+            read = 1 + max(tags, default=-1) if encoding.overflowing else len(own)
+            filler = filler_of(labels)
+            found.append([(word, tags.get(n, filler)) for n, word in enumerate(own[:read])])
         return found
 
 

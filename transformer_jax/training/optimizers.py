@@ -79,7 +79,8 @@ def _scaled_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
         if "blocks/" in name:
             depth = jnp.arange(layers - 1, -1, -1, dtype=update.dtype)
             return update * (decay**depth).reshape(-1, *[1] * (update.ndim - 1))
-        return update * decay**layers if "embedding" in name else update
+        # ELECTRA's projection belongs to its embeddings.
+        return update * decay**layers if "embedding" in name or "projection/" in name else update
 
     def apply(updates: Any, params: Any = None) -> Any:
         del params

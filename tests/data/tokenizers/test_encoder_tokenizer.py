@@ -49,6 +49,47 @@ def test_parity(tmp_path, settings):
     assert pair.type_ids == expected["token_type_ids"]
 
 
+def byte_level(folder):
+    """The files of a published RoBERTa's tokenizer, small."""
+    trained = EncoderTokenizer.byte_pairs(["a good film about bees", "good films, good bees"] * 3, 300)
+    described = json.loads(trained.files()["tokenizer.json"])["model"]
+    (folder / "vocab.json").write_text(json.dumps(described["vocab"]), encoding="utf-8")
+    merges = [" ".join(pair) for pair in described["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    return trained
+
+
+def test_a_byte_level_mask_takes_the_space_before_it(tmp_path):
+    trained = byte_level(tmp_path)
+    for tokenizer in (trained, EncoderTokenizer.open(tmp_path)):
+        assert pieces(tokenizer, "a good <mask> about") == ["<s>", "a", "Ġgood", "<mask>", "Ġabout", "</s>"]
+
+
+def test_byte_level_words_are_those_of_a_text(tmp_path):
+    tokenizer = byte_level(tmp_path)
+    for _ in range(2):  # what encodes words leaves texts as they were
+        (encoding,) = tokenizer.encode_batch([["good", "bees"]], max_length=9, words=True)
+        assert tokenizer.tokens(encoding.ids) == ["<s>", "Ġgood", "Ġbees", "</s>"]
+        assert encoding.word_ids == [None, 0, 1, None]
+        assert pieces(tokenizer, "good bees") == ["<s>", "good", "Ġbees", "</s>"]
+
+
+@pytest.mark.long
+def test_byte_level_parity(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+    byte_level(tmp_path)
+    ours = EncoderTokenizer.open(tmp_path)
+    # As the published folders describe it.
+    options = dict(mask_token=transformers.AddedToken("<mask>", lstrip=True, special=True))
+    theirs = transformers.RobertaTokenizer.from_pretrained(str(tmp_path), add_prefix_space=False, **options)
+    for text in ["a good film", "good <mask>, bees", " about  films", "naïve 中"]:
+        assert pieces(ours, text) == theirs.convert_ids_to_tokens(theirs(text)["input_ids"]), text
+    spaced = transformers.RobertaTokenizer.from_pretrained(str(tmp_path), add_prefix_space=True, **options)
+    words = ["good", "films", ",", "bees"]
+    (encoding,) = ours.encode_batch([words], max_length=99, words=True)
+    assert encoding.ids == spaced(words, is_split_into_words=True)["input_ids"]
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
 def test_trained_and_kept(kind):
     texts = ["the cat sees a big dog", "a dog sees the cats", "Ünder the bigger tree"] * 3

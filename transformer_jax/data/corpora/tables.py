@@ -31,10 +31,12 @@ class Table(NamedTuple):
     Attributes:
       path: of the file, for messages.
       columns: by name, a text for each row.
+      numbers: of the rows in the file, counted from 0; None: all of them in turn.
     """
 
     path: str
     columns: dict[str, list[str]]
+    numbers: Sequence[int] | None = None
 
     @property
     def rows(self) -> int:
@@ -43,7 +45,13 @@ class Table(NamedTuple):
 
     def place(self, row: int) -> str:
         """Where a row stands, for messages."""
-        return f"{self.path}, line {row + 2}"
+        return f"{self.path}, line {(row if self.numbers is None else self.numbers[row]) + 2}"
+
+    def taken(self, rows: Iterable[int]) -> Table:
+        """Some of its rows."""
+        rows = list(map(int, rows))
+        columns = {name: [values[n] for n in rows] for name, values in self.columns.items()}
+        return Table(self.path, columns, [n if self.numbers is None else self.numbers[n] for n in rows])
 
 
 def read_table(path: str, known: Sequence[str]) -> Table:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from tokenizers import (
+    AddedToken,
     Encoding,
     Tokenizer,
     decoders,
@@ -124,7 +125,7 @@ class EncoderTokenizer(TokenizerFile):
         _check_room(vocab_size, 261)
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
         # The order of fairseq, in which the padding id is 1.
-        names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        names = ["<s>", "<pad>", "</s>", "<unk>", _BYTE_LEVEL_MASK]
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=names,
@@ -239,6 +240,10 @@ class EncoderTokenizer(TokenizerFile):
           An encoding each, with `ids`, `type_ids`, `word_ids`, `offsets`, `sequence_ids`, `overflowing`.
         """
         self._tokenizer.enable_truncation(max_length, stride=stride, strategy=cut)
+        plain = self._tokenizer.pre_tokenizer
+        if words and isinstance(plain, pre_tokenizers.ByteLevel):
+            # In a text every word but the first has a space before it, which is part of its pieces.
+            self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         try:
             found = []
             for begin in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -247,6 +252,7 @@ class EncoderTokenizer(TokenizerFile):
             return found
         finally:
             self._tokenizer.no_truncation()
+            self._tokenizer.pre_tokenizer = plain
 
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token ids; special tokens are left out unless asked for."""
@@ -277,6 +283,10 @@ class EncoderTokenizer(TokenizerFile):
             fields["label2id"] = {label: n for n, label in enumerate(self.labels)}
         described = {_PUBLISHED[kind]: name for kind, name in self.names.items()}
         return fields, {"tokenizer_class": "PreTrainedTokenizerFast", **described}
+
+
+# The mask of a byte-level vocabulary takes the space before it, which is part of the word that it stands for.
+_BYTE_LEVEL_MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def _check_room(vocab_size: int, least: int) -> None:
@@ -346,7 +356,7 @@ def _read_byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenize
     tokenizer = Tokenizer(model)
     _make_byte_level(tokenizer)
     known = [name for names in _NAMES.values() for name in names if tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens(known)
+    tokenizer.add_special_tokens([_BYTE_LEVEL_MASK if name == "<mask>" else name for name in known])
     if {"<s>", "</s>"} <= set(known):
         tokenizer.post_processor = _roberta_template(tokenizer)
     return tokenizer
