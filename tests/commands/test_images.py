@@ -105,6 +105,8 @@ def test_pretraining_and_probes(data, tmp_path):
         results = json.loads((folder / "results.json").read_text())
         assert 0 <= results["knn_accuracy"] <= 100
         assert ("teacher_entropy" in results) == (method == "dino")
+        assert ("prototype_entropy" in results) == (method == "dino")
+        assert {"pixels_knn_accuracy", "untrained_knn_accuracy"} <= set(results)
     start = ("--start-from", tmp_path / "dino", "--data", data, "--test", data)
     ended = call(classify_images.main, *start, "--probe", "knn", "--run-dir", tmp_path / "knn")
     assert ended.returncode == 0, ended.stderr
@@ -140,7 +142,7 @@ def test_images_that_cannot_be_trained_on(data, tmp_path):
     refused(data, "the class 'three' was not in training", test=written(tmp_path / "other", ("one", "three")))
     empty = written(tmp_path / "empty")
     (empty / "three").mkdir()
-    refused(empty, "the class folder 'three' is empty")
+    refused(empty, "the class folder 'three' has no images")
     damaged = written(tmp_path / "damaged")
     (damaged / "one" / "x.png").write_bytes(b"")
     refused(damaged, "one/x.png: a file of no bytes")

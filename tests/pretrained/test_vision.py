@@ -9,9 +9,11 @@ from flax import nnx
 
 import transformer_jax
 from transformer_jax import pretrained
+from transformer_jax.data.corpora.images import open_images
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
-from transformer_jax.models.vit import ViTClassifier, ViTConfig
+from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
 from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.tasks.image_data import normalised_images
 
@@ -130,9 +132,9 @@ def arrays_of(model: ViTClassifier) -> dict[str, np.ndarray]:
     return found
 
 
-def random_model(config) -> ViTClassifier:
+def random_model(config, module=ViTClassifier):
     rng = np.random.default_rng(3)
-    model = ViTClassifier(config, rngs=nnx.Rngs(0))
+    model = module(config, rngs=nnx.Rngs(0))
     leaves = {
         n: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32) for n, x in named_leaves(model).items()
     }
@@ -154,29 +156,41 @@ def test_original_arrays_are_read(tmp_path):
         pretrained.load(tmp_path / "other.npz")
 
 
-def test_timm_names_are_read(tmp_path):
+@pytest.mark.parametrize("dinov2", [False, True])
+def test_timm_names_are_read(tmp_path, dinov2):
     """qkv in one tensor, `ls1.gamma`, `dist_token`: against the same parameters under transformers' names."""
     from safetensors.numpy import save_file
 
-    config = ViTConfig.preset("ti16", classes=7, image_size=32, distillation=True, distillation_head=True)
-    model = random_model(config)
+    if dinov2:
+        model = random_model(ViTConfig.preset("s16", patch_size=14, image_size=28, layer_scale=1e-5), ViT)
+    else:
+        sizes = dict(classes=7, image_size=32, distillation=True, distillation_head=True)
+        model = random_model(ViTConfig.preset("ti16", **sizes))
+    config, size = model.config, model.config.image_size
     leaves = {n.removeprefix("encoder/"): np.asarray(x) for n, x in named_leaves(model).items()}
     width = config.width
     tensors = {
         "patch_embed.proj.weight": leaves["patches/projection/kernel"]
-        .reshape(16, 16, 3, width)
+        .reshape(config.patch_size, config.patch_size, 3, width)
         .transpose(3, 2, 0, 1),
         "patch_embed.proj.bias": leaves["patches/projection/bias"],
         "cls_token": leaves["class_token"][None],
-        "dist_token": leaves["distillation_token"][None],
         "pos_embed": leaves["positions/table/embedding"][None],
         "norm.weight": leaves["norm/scale"],
         "norm.bias": leaves["norm/bias"],
-        "head.weight": leaves["head/kernel"].T,
-        "head.bias": leaves["head/bias"],
-        "head_dist.weight": leaves["distillation_head/kernel"].T,
-        "head_dist.bias": leaves["distillation_head/bias"],
     }
+    if dinov2:
+        for number, kind in enumerate(("attention", "feed_forward"), 1):
+            scales = leaves[f"blocks/{kind}_scale"]
+            tensors |= {f"blocks.{n}.ls{number}.gamma": scale for n, scale in enumerate(scales)}
+    else:
+        tensors |= {
+            "dist_token": leaves["distillation_token"][None],
+            "head.weight": leaves["head/kernel"].T,
+            "head.bias": leaves["head/bias"],
+            "head_dist.weight": leaves["distillation_head/kernel"].T,
+            "head_dist.bias": leaves["distillation_head/bias"],
+        }
     for layer in range(config.layers):
         own = {n.removeprefix("blocks/"): x[layer] for n, x in leaves.items() if n.startswith("blocks/")}
         block = f"blocks.{layer}."
@@ -199,16 +213,20 @@ def test_timm_names_are_read(tmp_path):
         }
     save_file({n: np.ascontiguousarray(x) for n, x in tensors.items()}, tmp_path / "model.safetensors")
     described = {
-        "architecture": "deit_tiny_distilled_patch16_224", "num_classes": 7,
+        "architecture": "vit_small_patch14_dinov2" if dinov2 else "deit_tiny_distilled_patch16_224",
+        "num_classes": 0 if dinov2 else 7,
         "pretrained_cfg": {
-            "input_size": [3, 32, 32], "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2], "crop_pct": 0.8,
+            "input_size": [3, size, size], "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2], "crop_pct": 0.8,
         },
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(described))
     read, processor = pretrained.load(tmp_path)
-    assert (processor.resized, processor.mean) == (40, (0.4, 0.5, 0.6))
-    images = pictures(32, 32)
-    np.testing.assert_allclose(read(jnp.asarray(images)), model(jnp.asarray(images)), atol=1e-5)
+    assert (processor.resized, processor.mean) == (int(size / 0.8), (0.4, 0.5, 0.6))
+    images = jnp.asarray(pictures(size, size))
+    if dinov2:
+        np.testing.assert_allclose(read.hidden_states(images), model.hidden_states(images), atol=1e-4)
+    else:
+        np.testing.assert_allclose(read(images), model(images), atol=1e-5)
 
 
 def test_weights_of_another_patch_size_are_refused(tmp_path):
@@ -233,6 +251,11 @@ def test_real_post_norm_weights(shared):
         images, logits = expected["images"], expected["logits"]
     mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     np.testing.assert_allclose(model(normalised_images(images, mean, std)), logits, atol=1e-4)
+    # On the true pixels of CIFAR-10's test images.
+    test = open_images(str(shared / "data" / "cifar10" / "test_true.tar.xz"))
+    runner = ImageRunner(lambda m, x: m(normalised_images(x, mean, std)))
+    found = runner(runner.prepared(model), test).argmax(axis=1)
+    assert round(100 * float((found == test.labels).mean()), 2) == 73.72
 
 
 def post_norm_model(tensors) -> ViTClassifier:

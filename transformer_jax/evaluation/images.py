@@ -60,21 +60,22 @@ def _nearest(
     return (jnp.exp(values / temperature)[..., None] * votes[places]).sum(axis=1)
 
 
-def knn_accuracy(
+def knn_votes(
     features: np.ndarray,
     labels: np.ndarray,
     queries: np.ndarray,
-    wanted: np.ndarray,
+    classes: int,
     *,
     k: int = 20,
     temperature: float = 0.07,
-) -> float:
-    """Accuracy in percent of the weighted nearest neighbours (Wu et al. 2018, section 3.4): each of the k
-    nearest by cosine votes for its class with exp(similarity / temperature).
+) -> np.ndarray:
+    """The votes (M, C) for each class (Wu et al. 2018, section 3.4): each of the k nearest by cosine votes for
+    its class with exp(similarity / temperature).
 
     Args:
       features: (N, D) of the known images; labels (N,).
-      queries: (M, D) of the images that are classified; wanted (M,) are their labels.
+      queries: (M, D) of the images that are classified.
+      classes: C.
       k: neighbours, at most N.
       temperature: of the weights.
     """
@@ -84,17 +85,26 @@ def knn_accuracy(
         return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
     known, asked = unit(features), unit(queries)
-    votes = np.eye(int(max(labels.max(), wanted.max())) + 1, dtype=np.float32)[labels]
-    k, right = min(k, len(known)), 0
+    votes = np.eye(classes, dtype=np.float32)[labels]
+    k, found = min(k, len(known)), []
     for begin in range(0, len(asked), 1_000):
         # A last part that is shorter is filled up, so that one shape is compiled.
         part = np.resize(asked[begin : begin + 1_000], (min(1_000, len(asked)), asked.shape[1]))
-        own = wanted[begin : begin + 1_000]
-        found = np.asarray(_nearest(part, known, votes, k=k, temperature=temperature)).argmax(axis=1)[
-            : len(own)
-        ]
-        right += int((found == own).sum())
-    return 100 * right / len(asked)
+        found.append(np.asarray(_nearest(part, known, votes, k=k, temperature=temperature)))
+    return np.concatenate(found)[: len(asked)]
+
+
+def knn_accuracy(
+    features: np.ndarray, labels: np.ndarray, queries: np.ndarray, expected: np.ndarray, *, k: int = 20
+) -> float:
+    """Accuracy in percent of the classes with the most votes; see `knn_votes`.
+
+    Args:
+      features, labels, queries, k: see there.
+      expected: (M,) true classes of the queries.
+    """
+    votes = knn_votes(features, labels, queries, int(max(labels.max(), expected.max())) + 1, k=k)
+    return 100 * float((votes.argmax(axis=1) == expected).mean())
 
 
 def feature_spread(features: np.ndarray) -> float:

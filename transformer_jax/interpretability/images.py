@@ -20,6 +20,7 @@ class AttentionMaps(NamedTuple):
       prefix: number of tokens in front of the patches: class tokens and registers.
       grid: (rows, columns) of the patches.
       states: (T, D) float32, behind the last block.
+      class_token: whether the first token is one that stands for the image.
     """
 
     pixels: np.ndarray
@@ -27,6 +28,7 @@ class AttentionMaps(NamedTuple):
     prefix: int
     grid: tuple[int, int]
     states: np.ndarray
+    class_token: bool = True
 
     def heads(self, layer: int = -1) -> np.ndarray:
         """What the first token attends to, by head: (H, rows, columns); of a model without one, the mean over
@@ -42,7 +44,7 @@ class AttentionMaps(NamedTuple):
         if not -layers <= layer < layers:
             raise UserError(f"layer {layer} of {layers}: layers are counted from 0")
         own = self.weights[layer][:, :, self.prefix :]
-        rows = own[:, 0] if self.prefix else own.mean(axis=1)
+        rows = own[:, 0] if self.prefix and self.class_token else own[:, self.prefix :].mean(axis=1)
         return rows.reshape(len(rows), *self.grid)
 
     def masks(self, share: float = 0.6, layer: int = -1) -> np.ndarray:
@@ -72,7 +74,7 @@ class AttentionMaps(NamedTuple):
         """Attention followed through all layers from the first token to the patches, (rows, columns) (Abnar &
         Zuidema 2020); of a model without one, the mean over all patches."""
         rolled = rollout(self.weights)[-1]
-        row = rolled[0] if self.prefix else rolled.mean(axis=0)
+        row = rolled[0] if self.prefix and self.class_token else rolled[self.prefix :].mean(axis=0)
         return row[self.prefix :].reshape(self.grid)
 
     def components(self, count: int = 3) -> np.ndarray:
@@ -105,4 +107,5 @@ def attention_maps(trained: Any, image: Any) -> AttentionMaps:
     states, weights = encoder.hidden_states(trained.normalised(pixels[None]), return_weights=True)
     grid = encoder.patches.grid(*pixels.shape[:2])
     own = np.asarray(weights[0], np.float32), np.asarray(states[0].astype(jnp.float32))
-    return AttentionMaps(pixels, own[0], encoder.config.prefix, grid, own[1])
+    config = encoder.config
+    return AttentionMaps(pixels, own[0], config.prefix, grid, own[1], config.has_class_token)

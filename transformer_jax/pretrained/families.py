@@ -13,7 +13,7 @@ from transformer_jax.pretrained.family import Family
 from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
 from transformer_jax.pretrained.roberta import ROBERTA
-from transformer_jax.pretrained.timm_vit import TIMM
+from transformer_jax.pretrained.timm_vit import TIMM, TIMM_ENCODER, has_classes
 from transformer_jax.pretrained.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 
 # By model type, its classes; the first is taken where a file names none.
@@ -36,7 +36,7 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     """
     name = config.get("model_type")
     if name is None and "architecture" in config:
-        return TIMM  # whose files name a model of timm
+        return TIMM if has_classes(config) else TIMM_ENCODER  # whose files name a model of timm
     if name not in FAMILIES:
         raise UserError(
             f"config.json: unknown architecture, model_type is {name!r}: known are {', '.join(FAMILIES)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_jax.data.tokenizers.image_processor import RESAMPLING, ImageProcessor
 from transformer_jax.errors import UserError
-from transformer_jax.models.vit import ViTClassifier, ViTConfig
+from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
 from transformer_jax.pretrained.encoder_tables import linear, norm
 from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.vit import embeddings
@@ -62,15 +62,21 @@ def _processor(folder: pathlib.Path, described: Mapping[str, Any]) -> ImageProce
     )  # fmt: skip
 
 
-def _table() -> tuple[Tensor, ...]:
-    theirs, ours = "blocks.{layer}", "encoder/blocks"
+def has_classes(described: Mapping[str, Any]) -> bool:
+    """Whether a file of timm has a classifier; DINO's and DINOv2's have none."""
+    return _config(described).classes > 0
+
+
+def _table(prefix: str) -> tuple[Tensor, ...]:
+    """Rows of an encoder whose parameters' names begin with a prefix."""
+    theirs, ours = "blocks.{layer}", f"{prefix}blocks"
     joined = tuple(f"{ours}/self_attention/{name}" for name in ("query", "key", "value"))
     rows = [
         *embeddings(
-            "encoder/", patches="patch_embed.proj", tokens={"cls_token": "class_token"}, positions="pos_embed"
+            prefix, patches="patch_embed.proj", tokens={"cls_token": "class_token"}, positions="pos_embed"
         ),
-        Tensor("dist_token", ("encoder/distillation_token",), in_config="distillation", layout="tokens"),
-        *norm("norm", "encoder/norm"),
+        Tensor("dist_token", (f"{prefix}distillation_token",), in_config="distillation", layout="tokens"),
+        *norm("norm", f"{prefix}norm"),
         *norm(f"{theirs}.norm1", f"{ours}/self_attention_norm"),
         *norm(f"{theirs}.norm2", f"{ours}/feed_forward_norm"),
         Tensor(f"{theirs}.attn.qkv.weight", tuple(f"{one}/kernel" for one in joined), transposed=True),
@@ -80,22 +86,21 @@ def _table() -> tuple[Tensor, ...]:
         *linear(f"{theirs}.mlp.fc2", f"{ours}/feed_forward/contract"),
         Tensor(f"{theirs}.ls1.gamma", (f"{ours}/attention_scale",), in_config="layer_scale"),
         Tensor(f"{theirs}.ls2.gamma", (f"{ours}/feed_forward_scale",), in_config="layer_scale"),
-        *linear("head", "head"),
-        *linear("head_dist", "distillation_head", in_config="distillation_head"),
     ]
     return tuple(rows)
 
 
+_COMMON: dict[str, Any] = dict(
+    model_type="timm", architecture="timm", config=_config, describe=lambda config: {}, prefix="", head=None,
+    passed_over="", processor=_processor, written=False,
+)  # fmt: skip
 TIMM = Family(
-    model_type="timm",
-    architecture="timm",
     module=ViTClassifier,
-    config=_config,
-    describe=lambda config: {},
-    table=_table(),
-    prefix="",
-    head=None,
-    passed_over="",
-    processor=_processor,
-    written=False,
+    table=(
+        *_table("encoder/"),
+        *linear("head", "head"),
+        *linear("head_dist", "distillation_head", in_config="distillation_head"),
+    ),
+    **_COMMON,
 )
+TIMM_ENCODER = Family(module=ViT, table=_table(""), **_COMMON)

@@ -140,6 +140,7 @@ def probe(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1_000
     return dataclasses.replace(
         config,
         task=dataclasses.replace(config.task, crop=1.0, smoothing=0.0, batch_size=256),
+        model=dataclasses.replace(config.model, dropout=0.0, stochastic_depth=0.0),
         optimization=_optimization(steps, learning_rate=3e-3, weight_decay=0.0),
         trainable="(distillation_)?head/.*",
         recipe="probe",

@@ -246,7 +246,7 @@ def make_processor(config: RunConfig, labels: Sequence[str], starts: Sequence[An
     if not isinstance(given, ImageProcessor):
         return ImageProcessor(**own)
     resized = max(size, round(given.resized * size / given.size))
-    return dataclasses.replace(given, **own, resized=resized if given.resize == "shortest" else 0)
+    return dataclasses.replace(given, **own, resized=0 if given.resize == "squash" else resized)
 
 
 def processor_in(folder: str) -> ImageProcessor | None:

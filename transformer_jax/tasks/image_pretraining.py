@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.image_batches import ImageBatches, Views
@@ -97,7 +98,10 @@ class ImagePretraining:
         self.processor, self._mesh, self._task, self._objective = processor, mesh, task, objective
         self.files: Files = {}
         self.fingerprint = image_data.fingerprint_of(splits)
+        self._seed = config.seed
         train = image_data.kept_if_small(splits.train, None)
+        # Noted before images are decoded once more in the processor's size.
+        notes = [image_data.converted_note(splits.train)]
         batches = ImageBatches(
             train, task.batch_size, config.seed, views=self.views(config),
             workers=image_data.workers_of(task, train),
@@ -107,9 +111,9 @@ class ImagePretraining:
         )
         self._splits = {"train": splits.train, "valid": splits.valid, **splits.tests}
         self._images = {name: image_data.kept_if_small(own, processor) for name, own in self._splits.items()}
-        for own in self._splits.values():
-            if line := image_data.converted_note(own):
-                note(line)
+        notes += [image_data.converted_note(own) for name, own in self._splits.items() if name != "train"]
+        for line in filter(None, notes):
+            note(line)
         self._runner = ImageRunner(self._vectors, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
         self.about = f"{task.batch_size} images a batch, {epochs:.1f} epochs"
@@ -153,20 +157,47 @@ class ImagePretraining:
         tests = [name for name in self._splits if name not in ("train", "valid")] or ["valid"]
         encoder = getattr(kept_model, "encoder", kept_model)
         known, labels = self.vectors(encoder, "train"), self._splits["train"].labels
-        accuracy, spread = {}, {}
+        accuracy, spread, others = {}, {}, {}
         for name in tests:
             asked = self.vectors(encoder, name)
             accuracy[name] = knn_accuracy(known, labels, asked, self._splits[name].labels, k=task.neighbours)
             spread[name] = feature_spread(asked)
+            others[name] = dict(self._without_training(encoder, name))
         one = len(tests) == 1
         results: dict[str, Any] = {
             "knn_accuracy": accuracy[tests[0]] if one else accuracy,
             "feature_spread": spread[tests[0]] if one else spread,
+            **{
+                kind: others[tests[0]][kind] if one else {name: others[name][kind] for name in tests}
+                for kind in others[tests[0]]
+            },
             "images_per_second": totals.weight / max(totals.seconds, 1e-9),
             **dict(self.further(kept_model, tests[0])),
         }
-        shown = [f"{name:<12} k-NN accuracy {accuracy[name]:.2f}, spread {spread[name]:.3f}" for name in tests]
+        shown = [
+            f"{name:<12} k-NN accuracy {accuracy[name]:.2f}, spread {spread[name]:.3f}; "
+            + ", ".join(f"{kind.removesuffix('_knn_accuracy')} {own:.2f}" for kind, own in others[name].items())
+            for name in tests
+        ]
         return results, shown
+
+    def _without_training(self, encoder: Any, name: str) -> Iterator[tuple[str, float]]:
+        """The k-NN accuracy of what features are compared with: an encoder that is not trained, and pixels as
+        they are where those of all images fit into a gigabyte."""
+        train, asked = self._splits["train"], self._splits[name]
+
+        def accuracy(known: np.ndarray, queries: np.ndarray) -> float:
+            k = self._task.neighbours
+            return knn_accuracy(known, train.labels, queries, asked.labels, k=k)
+
+        fresh = type(encoder)(encoder.config, rngs=nnx.Rngs(self._seed), compute=encoder.compute)
+        yield "untrained_knn_accuracy", accuracy(self.vectors(fresh, "train"), self.vectors(fresh, name))
+        if 4 * len(train) * self._images["train"][0].size <= 2**30:
+            known, queries = (
+                np.stack([self._images[own][n] for n in range(len(self._images[own]))]).astype(np.float32) / 255
+                for own in ("train", name)
+            )
+            yield "pixels_knn_accuracy", accuracy(known, queries)
 
 
 def abstract_images(config: RunConfig, **shapes: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:

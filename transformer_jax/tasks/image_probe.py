@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation.images import feature_spread, knn_accuracy
+from transformer_jax.evaluation.images import feature_spread, image_scores, knn_votes
 from transformer_jax.tasks import image_data, load
 from transformer_jax.tasks.trained_images import TrainedImageEncoder
 from transformer_jax.training.config import RunConfig
@@ -42,18 +42,25 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     splits = image_data.open_splits(config.task)
     tests = splits.tests or {"valid": splits.valid}
     known = trained.embed_images(splits.train)
-    images, accuracy, spread = len(splits.train), {}, {}
+    images, scores, spread = len(splits.train), {}, {}
     for name, own in tests.items():
         asked = trained.embed_images(own)
         images += len(own)
-        accuracy[name] = knn_accuracy(known, splits.train.labels, asked, own.labels, k=neighbours)
+        votes = knn_votes(known, splits.train.labels, asked, len(own.classes), k=neighbours)
+        scores[name] = dict(image_scores(votes, own.labels))
         spread[name] = feature_spread(asked)
     first = next(iter(tests))
     seconds = time.perf_counter() - began
+
+    def of_tests(values: dict[str, float]) -> Any:
+        return values if len(tests) > 1 else values[first]
+
+    top1, top5 = ({name: own[metric] for name, own in scores.items()} for metric in ("top1", "top5"))
     results: dict[str, Any] = {
-        "knn_accuracy": accuracy if len(tests) > 1 else accuracy[first],
-        "top1": accuracy if len(tests) > 1 else accuracy[first],
-        "feature_spread": spread if len(tests) > 1 else spread[first],
+        "knn_accuracy": of_tests(top1),
+        "top1": of_tests(top1),
+        "top5": of_tests(top5),
+        "feature_spread": of_tests(spread),
         "parameters": trained.encoder.parameter_count,
         "images_per_second": images / seconds,
         "seconds": seconds,
@@ -61,4 +68,4 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "results.json", results)
-    return [f"{name:<12} k-NN accuracy {accuracy[name]:.2f}" for name in tests]
+    return [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]

@@ -239,20 +239,27 @@ class SelfDistillationTask(ImagePretraining):
         )
         return CropViews(size, small, (first, second), part, task.parts)
 
-    def teacher_entropy(self, teacher: Any, name: str) -> float:
-        """Mean entropy in nats of the teacher's outputs for a split's images, centred by their mean and
-        sharpened: 0 and the logarithm of the number of prototypes are the two kinds of collapse."""
-        task, processor = self._task, self.processor
-        assert isinstance(task, SelfDistillationConfig)
-        runner = ImageRunner(
-            lambda m, x: m(normalised_images(x, processor.mean, processor.std)), mesh=self._mesh
-        )
-        outputs = jnp.asarray(runner(teacher, self._images[name]))
-        logs = jax.nn.log_softmax((outputs - outputs.mean(axis=0)) / task.teacher_temperature)
-        return float(-(jnp.exp(logs) * logs).sum(axis=-1).mean())
+    @functools.cached_property
+    def _prototypes(self) -> ImageRunner:
+        processor = self.processor
+        return ImageRunner(lambda m, x: m(normalised_images(x, processor.mean, processor.std)), mesh=self._mesh)
 
     def further(self, kept: Any, name: str) -> Iterator[tuple[str, float]]:
-        yield "teacher_entropy", self.teacher_entropy(kept, name)
+        """The entropy in nats of the teacher's outputs for a split's images, centred by their mean and
+        sharpened: its mean over the images, and that of the mean output.
+
+        The two are the same where all images have the same output, which is collapse.
+        """
+        task = self._task
+        assert isinstance(task, SelfDistillationConfig)
+        outputs = jnp.asarray(self._prototypes(kept, self._images[name]))
+        shares = jax.nn.softmax((outputs - outputs.mean(axis=0)) / task.teacher_temperature)
+
+        def entropy(p: jax.Array) -> jax.Array:
+            return -(p * jnp.log(jnp.maximum(p, 1e-30))).sum(axis=-1)
+
+        yield "teacher_entropy", float(entropy(shares).mean())
+        yield "prototype_entropy", float(entropy(shares.mean(axis=0)))
 
 
 def prepare(config, objective, **options):

@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import pickle
 import tarfile
 import zipfile
 
@@ -195,10 +196,20 @@ def test_folders_and_archives_that_cannot_be_used(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no images; their names end in")
     (folder / "train" / "fish").mkdir()
-    refused(folder, "the class folder 'fish' is empty")
-    refused(archives(folder)[".tar.xz"], "the class folder 'train/fish' is empty")
-    refused(archives(folder)[".zip"], "the class folder 'train/fish' is empty")
+    refused(folder, "the class folder 'train/fish' has no images")
+    refused(archives(folder)[".tar.xz"], "the class folder 'train/fish' has no images")
+    refused(archives(folder)[".zip"], "the class folder 'train/fish' has no images")
+    (folder / "train" / "fish" / "notes.txt").write_text("no image")
+    refused(folder, "the class folder 'train/fish' has no images")
+    (folder / "train" / "fish" / "notes.txt").unlink()
     (folder / "train" / "fish").rmdir()
+    (folder / "stray.png").write_bytes(encoded(picture()))
+    refused(folder, "stray.png lies beside the class folders")
+    (folder / "stray.png").unlink()
+    (tmp_path / "empty.npz").write_bytes(b"")
+    refused(tmp_path / "empty.npz", "no .npz file that can be read")
+    with pytest.raises(UserError, match=r"no \.npz file that can be read"):
+        splits_of(str(tmp_path / "empty.npz"))
     (folder / "test" / "cat").mkdir(parents=True)
     (folder / "test" / "cat" / "0.png").write_bytes(encoded(picture()))
     refused(folder, "holds test, train side by side")
@@ -214,6 +225,52 @@ def test_folders_and_archives_that_cannot_be_used(folder, tmp_path):
         with zipfile.ZipFile(tmp_path / "out.zip", "w") as file:
             file.writestr(name, b"")
         refused(tmp_path / "out.zip", "leads out of the archive")
+
+
+def test_a_test_set_may_have_one_class(folder):
+    (folder / "test" / "dog").mkdir(parents=True)
+    (folder / "test" / "dog" / "0.png").write_bytes(encoded(picture()))
+    found = open_images(str(folder / "test"), classes=("cat", "dog"))
+    assert found.labels.tolist() == [1]
+    with pytest.raises(UserError, match="all images are in one folder"):
+        open_images(str(folder / "test"))
+
+
+def test_labels_of_no_class_are_refused():
+    pixels = np.zeros((2, 3, 3, 3), np.uint8)
+    with pytest.raises(UserError, match="set: labels from -1 to 1, where there are 2 classes"):
+        images.ImageSet("set", ["a", "b"], np.array([-1, 1]), ["no", "yes"], pixels)
+
+
+def test_a_zip_file_is_opened_once_and_read_by_other_processes(folder, monkeypatch):
+    found = open_images(archives(folder)[".zip"])
+    opened = []
+    plain = zipfile.ZipFile
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *a: opened.append(a) or plain(*a))
+    expected = [found[n] for n in range(6)]
+    assert len(opened) == 1
+    again = pickle.loads(pickle.dumps(found.source))
+    for number, own in enumerate(expected):
+        np.testing.assert_array_equal(decoded(again[number], "")[0], own)
+
+
+def test_members_that_are_damaged_or_too_large(folder, monkeypatch):
+    path = pathlib.Path(archives(folder)[".zip"])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("cat/a.png", "dog/b.png"):
+            file.writestr(name, encoded(picture(size=(50, 40))))
+        begin = file.getinfo("dog/b.png").header_offset + 30 + len("dog/b.png")
+    content = bytearray(path.read_bytes())
+    content[begin : begin + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    found = open_images(str(path))
+    assert found[0].shape == (40, 50, 3)
+    with pytest.raises(UserError, match=r"dog/b\.png: cannot be read"):
+        found[1]
+    monkeypatch.setattr(images, "LARGEST_FILE", 100)
+    for place in archives(folder).values():
+        with pytest.raises(UserError, match=r"png: [\d,]+ bytes, more than the 100"):
+            open_images(place)
 
 
 def test_a_damaged_member_is_named(folder):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import struct
 import warnings
+import zlib
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,10 @@ from transformer_jax.errors import UserError
 
 # Pixels of the largest image that is decoded: a file of a few kilobytes can say that it has billions.
 LARGEST = 100_000_000
+# What Pillow raises on damaged files.
+_DAMAGED = (
+    OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, struct.error, zlib.error, MemoryError
+)  # fmt: skip
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
 
@@ -49,7 +55,7 @@ def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
             if width * height > LARGEST:
                 raise Image.DecompressionBombError
             return as_rgb(image)
-    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError) as error:
+    except _DAMAGED as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{name}: no image that can be read ({reason}); the file is cut short or damaged"
@@ -69,8 +75,8 @@ def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
         return np.asarray(image), what
     if mode.startswith("I") or mode == "F":
         values = np.asarray(image, np.float64)
-        # 16-bit files come as "I;16" or as "I"; 8-bit values in them stay what they are.
-        top = 65_535 if values.max(initial=0) > 255 else 255
+        # 16-bit files come as "I;16" or as "I"; in the latter 8-bit values stay what they are.
+        top = 65_535 if mode.startswith("I;16") or values.max(initial=0) > 255 else 255
         grey = np.clip(values / top * 255, 0, 255).round().astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2), what or "16-bit"
     transparent = mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
@@ -99,7 +105,10 @@ def image_array(image: Any, name: str = "the image") -> np.ndarray:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if isinstance(image, Image.Image):
-        return as_rgb(image)[0]
+        try:
+            return as_rgb(image)[0]
+        except _DAMAGED as error:
+            raise UserError(f"{name}: no image that can be read ({error})") from None
     array = np.asarray(image)
     if array.dtype != np.uint8:
         raise UserError(f"{name} is an array of {array.dtype}: give uint8, from 0 to 255")

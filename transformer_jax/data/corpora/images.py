@@ -9,6 +9,7 @@ import pathlib
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ from transformer_jax.errors import UserError
 
 # Names of folders that hold splits: two of them side by side are no classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+# Bytes of an image's file at most: an archive of a few kilobytes can say that it holds a terabyte.
+LARGEST_FILE = 2**30
+_BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 _NUMBERED = re.compile(r"\d+_(.+)")
 
 
@@ -62,19 +66,24 @@ class _TarParts:
 
 
 class _ZipMembers:
-    """Members of a zip file."""
+    """Members of a zip file, which each process opens once: its list of names is read as a whole."""
 
     def __init__(self, path: pathlib.Path, names: Sequence[str]):
         self._path, self._names = path, list(names)
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, number: int) -> bytes:
         try:
-            with zipfile.ZipFile(self._path) as file:
-                return file.read(self._names[number])
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            if self._opened is None or self._opened[0] != os.getpid():
+                self._opened = os.getpid(), zipfile.ZipFile(self._path)
+            return self._opened[1].read(self._names[number])
+        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
             raise UserError(f"{self._path}/{self._names[number]}: cannot be read ({error})") from None
 
 
@@ -101,6 +110,9 @@ class ImageSet:
       classes: their names.
       source: see `Source`.
 
+    Raises:
+      UserError: a label that is of no class.
+
     Attributes:
       converted: how many of the images that were decoded so far were of which other kind, see `decoded`.
     """
@@ -110,6 +122,11 @@ class ImageSet:
     ):
         self.where, self.names, self.source = where, list(names), source
         self.labels, self.classes = np.asarray(labels, np.int32), tuple(classes)
+        if len(labels) and not 0 <= self.labels.min() <= self.labels.max() < len(classes):
+            raise UserError(
+                f"{where}: labels from {self.labels.min()} to {self.labels.max()}, where there are "
+                f"{len(classes)} classes"
+            )
         self.converted: collections.Counter[str] = collections.Counter()
 
     def __len__(self) -> int:
@@ -231,15 +248,15 @@ def open_images(
     else:
         place = pathlib.Path(path)
         if place.is_dir():
-            found = _of_folder(place)
+            found = _of_folder(place, classes)
         elif not place.is_file():
             raise UserError(f"{path}: no such folder or archive of images")
         elif place.suffix == ".npz":
             found = _of_npz(place, split)
         elif zipfile.is_zipfile(place):
-            found = _of_zip(place)
+            found = _of_zip(place, classes)
         else:
-            found = _of_tar(place)
+            found = _of_tar(place, classes)
     return found if classes is None else found.with_classes(classes)
 
 
@@ -247,16 +264,21 @@ def splits_of(path: str) -> tuple[str, ...]:
     """The splits that one .npz file holds, ("train", "test"); empty for everything else."""
     if not path.endswith(".npz") or not pathlib.Path(path).is_file():
         return ()
-    with np.load(path) as file:
-        return tuple(split for split in ("train", "test") if f"x_{split}" in file.files)
+    try:
+        with np.load(path) as file:
+            return tuple(split for split in ("train", "test") if f"x_{split}" in file.files)
+    except _BAD_ARRAYS as error:
+        raise UserError(f"{path}: no .npz file that can be read ({error})") from None
 
 
-def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[str] = ()) -> ImageSet:
-    """The set of files whose folders are their classes."""
+def _labelled(
+    where: str, names: Sequence[str], source: Source, empty: Iterable[str], known: Sequence[str] | None
+) -> ImageSet:
+    """The set of files whose folders are their classes; `known` are those of training, if there was one."""
     if not names:
         raise UserError(f"{where}: no images; their names end in .jpg, .png, .webp ...")
     for folder in sorted(empty):
-        raise UserError(f"{where}: the class folder {folder!r} is empty: add images, or remove it")
+        raise UserError(f"{where}: the class folder {folder!r} has no images: add some, or remove it")
     parents = [name.rpartition("/")[0] for name in names]
     above = {parent.rpartition("/")[0].rpartition("/")[2].lower() for parent in parents}
     if len(above & _SPLITS) > 1:
@@ -264,7 +286,11 @@ def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[
             f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and "
             "another as `test`"
         )
-    if len(set(parents)) == 1:
+    alone = [name for name, parent in zip(names, parents, strict=True) if not parent]
+    if alone and len(alone) < len(names):
+        raise UserError(f"{where}: {alone[0]} lies beside the class folders: put it into one, or remove it")
+    # One folder may be one class of those that training has.
+    if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in (known or ()):
         found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
         if not all(found):
             raise UserError(
@@ -278,17 +304,16 @@ def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[
     return ImageSet(where, names, np.array([numbers[name] for name in own]), classes, source)
 
 
-def _of_folder(folder: pathlib.Path) -> ImageSet:
+def _of_folder(folder: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [path for path in files if is_image_name(path.relative_to(folder).as_posix())]
-    with_images = {path.parent for path in files}
-    empty = [
-        path.name
+    names = [path.relative_to(folder).as_posix() for path in files]
+    folders = [
+        path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
-        if path.is_dir() and path not in with_images and not path.name.startswith((".", "__MACOSX"))
-        and path.parent in {other.parent for other in with_images} and not any(path.iterdir())
-    ]  # fmt: skip
-    return _labelled(str(folder), [f.relative_to(folder).as_posix() for f in files], _Files(files), empty)
+        if path.is_dir() and not path.name.startswith((".", "__MACOSX"))
+    ]
+    return _labelled(str(folder), names, _Files(files), _empty_folders(folders, names), known)
 
 
 def _check_inside(where: str, names: Iterable[str]) -> None:
@@ -298,7 +323,12 @@ def _check_inside(where: str, names: Iterable[str]) -> None:
             raise UserError(f"{where}: the name {name!r} leads out of the archive: it is not read")
 
 
-def _of_tar(path: pathlib.Path) -> ImageSet:
+def _check_size(name: str, size: int) -> None:
+    if size > LARGEST_FILE:
+        raise UserError(f"{name}: {size:,} bytes, more than the {LARGEST_FILE:,} of an image's file")
+
+
+def _of_tar(path: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
     names: list[str] = []
     contents: list[bytes] = []
     places: list[tuple[int, int]] = []
@@ -313,6 +343,7 @@ def _of_tar(path: pathlib.Path) -> ImageSet:
                     folders.add(member.name.rstrip("/"))
                 if not member.isfile() or not is_image_name(member.name):
                     continue
+                _check_size(f"{path}/{member.name}", member.size)
                 names.append(member.name)
                 if plain:
                     places.append((member.offset_data, member.size))
@@ -321,11 +352,12 @@ def _of_tar(path: pathlib.Path) -> ImageSet:
                     contents.append(b"" if opened is None else opened.read())
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise UserError(f"{path}: no archive that can be read ({error})") from None
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  zlib, lzma and bz2 have errors of their own
         raise UserError(f"{path}: no archive that can be read ({type(error).__name__}: {error})") from None
-    return _labelled(
-        str(path), names, _TarParts(path, places) if plain else contents, _empty_folders(folders, names)
-    )
+    source: Source = _TarParts(path, places) if plain else contents
+    return _labelled(str(path), names, source, _empty_folders(folders, names), known)
 
 
 def _is_plain_tar(path: pathlib.Path) -> bool:
@@ -348,16 +380,20 @@ def _empty_folders(folders: Iterable[str], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _of_zip(path: pathlib.Path) -> ImageSet:
+def _of_zip(path: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
     try:
         with zipfile.ZipFile(path) as file:
-            every = file.namelist()
+            members = file.infolist()
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: no archive that can be read ({error})") from None
+    every = [member.filename for member in members]
     _check_inside(str(path), every)
+    for member in members:
+        if is_image_name(member.filename):
+            _check_size(f"{path}/{member.filename}", member.file_size)
     names = [name for name in every if is_image_name(name)]
     folders = [name.rstrip("/") for name in every if name.endswith("/") and "__MACOSX" not in name]
-    return _labelled(str(path), names, _ZipMembers(path, names), _empty_folders(folders, names))
+    return _labelled(str(path), names, _ZipMembers(path, names), _empty_folders(folders, names), known)
 
 
 def _of_npz(path: pathlib.Path, split: str) -> ImageSet:
@@ -373,7 +409,7 @@ def _of_npz(path: pathlib.Path, split: str) -> ImageSet:
                 )
             images, labels = file[first], file[second].reshape(-1)
             named = [str(name) for name in file["classes"]] if "classes" in there else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except _BAD_ARRAYS as error:
         raise UserError(f"{path}: no .npz file that can be read ({error})") from None
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise UserError(

@@ -15,6 +15,7 @@ from transformer_jax.data.corpora.image_files import image_array
 from transformer_jax.errors import UserError
 
 FILE = "preprocessor_config.json"
+_PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "square": "DeiTImageProcessor"}
 # Pillow's numbers, which published files hold.
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
@@ -25,15 +26,16 @@ class ImageProcessor:
 
     Attributes:
       size: height and width in pixels that a model is given.
-      resize: "squash" to size x size; "shortest" side to `resized` and the middle of size x size cut out.
-      resized: of "shortest"; the part that is cut out is `size` / `resized` of it.
+      resize: "squash" to size x size; "shortest" side to `resized`, or "square" to `resized` x `resized`, and
+        the middle of size x size cut out.
+      resized: of "shortest" and "square"; the part that is cut out is `size` / `resized` of it.
       resampling: a key of `RESAMPLING`.
       mean, std: of each channel, subtracted from and dividing values between 0 and 1.
       labels: names of the classes in the order of their numbers; empty for an encoder alone.
     """
 
     size: int
-    resize: Literal["squash", "shortest"] = "squash"
+    resize: Literal["squash", "shortest", "square"] = "squash"
     resized: int = 0
     resampling: str = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -43,7 +45,7 @@ class ImageProcessor:
     FILES: ClassVar[tuple[str, ...]] = (FILE, "labels.json")
 
     def __post_init__(self) -> None:
-        if self.size < 1 or (self.resize == "shortest" and self.resized < self.size):
+        if self.size < 1 or (self.resize != "squash" and self.resized < self.size):
             raise UserError(
                 f"an image processor of size {self.size} and resized {self.resized} cuts nothing out"
             )
@@ -67,9 +69,10 @@ class ImageProcessor:
         picture = Image.fromarray(array)
         if self.resize == "squash":
             return np.asarray(picture.resize((self.size, self.size), sampled))
-        scale = self.resized / min(height, width)
-        # As published processors do: the longer side is rounded down.
-        sides = [self.resized if side == min(height, width) else int(scale * side) for side in (height, width)]
+        sides = [self.resized, self.resized]
+        if self.resize == "shortest":
+            # As published processors do: the longer side is rounded down.
+            sides = [int(self.resized * side / min(height, width)) for side in (height, width)]
         picture = picture.resize((sides[1], sides[0]), sampled)
         top, left = ((side - self.size) // 2 for side in sides)
         return np.asarray(picture.crop((left, top, left + self.size, top + self.size)))
@@ -90,8 +93,11 @@ class ImageProcessor:
         """What a published `preprocessor_config.json` says."""
         square = {"height": self.size, "width": self.size}
         sizes: dict[str, Any] = {"size": square, "do_center_crop": False}
-        if self.resize == "shortest":
-            sizes = {"size": {"shortest_edge": self.resized}, "crop_size": square, "do_center_crop": True}
+        if self.resize != "squash":
+            resized: dict[str, int] = {"shortest_edge": self.resized}
+            if self.resize == "square":
+                resized = {"height": self.resized, "width": self.resized}
+            sizes = {"size": resized, "crop_size": square, "do_center_crop": True}
         return {
             "do_resize": True, **sizes, "resample": RESAMPLING[self.resampling], "do_rescale": True,
             "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": list(self.mean),
@@ -104,8 +110,7 @@ class ImageProcessor:
         if self.labels:
             fields["id2label"] = {str(n): label for n, label in enumerate(self.labels)}
             fields["label2id"] = {label: n for n, label in enumerate(self.labels)}
-        kind = "BitImageProcessor" if self.resize == "shortest" else "ViTImageProcessor"
-        return fields, {"image_processor_type": kind, **self.described()}
+        return fields, {"image_processor_type": _PUBLISHED[self.resize], **self.described()}
 
     def files(self) -> dict[str, bytes]:
         """Its files by name, as a run folder keeps them."""
@@ -153,9 +158,12 @@ class ImageProcessor:
         crop = described.get("crop_size")
         if described.get("do_center_crop") and crop is not None:
             own["size"] = _square(crop)
-            shortest = given.get("shortest_edge") if isinstance(given, Mapping) else given
-            # A published square that is cut at once is a resize to that square, and a middle of it.
-            own |= {"resize": "shortest", "resized": int(shortest or _square(given))}
+            shortest = isinstance(given, Mapping) and "shortest_edge" in given
+            if not isinstance(given, Mapping):
+                # Old files give a number, which processors read as a square or as the shortest side.
+                kind = described.get("image_processor_type", described.get("feature_extractor_type", ""))
+                shortest = not str(kind).startswith(("ViT", "DeiT"))
+            own |= {"resize": "shortest" if shortest else "square", "resized": _square(given)}
         elif given is not None and described.get("do_resize", True):
             own["size"] = _square(given)
         if described.get("do_normalize", True):

@@ -1,0 +1,55 @@
+"""Images in a model's size against `transformers`' processors that use Pillow."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+
+SETTINGS = {
+    "ViTImageProcessorPil": {"size": {"height": 23, "width": 23}},
+    "DeiTImageProcessorPil": {"size": {"height": 31, "width": 31}, "crop_size": 23, "do_center_crop": True},
+    "BitImageProcessorPil": {"size": {"shortest_edge": 31}, "crop_size": 23, "do_center_crop": True},
+}
+
+
+def picture(height, width):
+    rng = np.random.default_rng(height * width)
+    small = rng.integers(256, size=(9, 7, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("shape", [(40, 40), (55, 110), (61, 37), (24, 90)])
+def test_parity(name, shape):
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+    theirs = getattr(transformers, name)(**SETTINGS[name])
+    described = theirs.to_dict()
+    ours = ImageProcessor.of(described)
+    image = picture(*shape)
+    expected = theirs(Image.fromarray(image), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    pixels = ours.pixels(image)
+    found = (pixels / 255 - np.array(ours.mean)) / np.array(ours.std)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_middle_is_cut_out_of_a_square_or_of_the_shortest_side():
+    wide = np.zeros((40, 80, 3), np.uint8)
+    wide[:, 60:] = 255
+    square = ImageProcessor(20, resize="square", resized=40, resampling="nearest")
+    shortest = ImageProcessor(20, resize="shortest", resized=40, resampling="nearest")
+    # Squashed, a quarter of the width is white and half of that is cut away; else all of it lies outside.
+    assert square.pixels(wide)[0, :, 0].tolist() == [0] * 20
+    assert ImageProcessor(40, resampling="nearest").pixels(wide)[0, :, 0].tolist() == [0] * 30 + [255] * 10
+    assert shortest.pixels(wide)[0, :, 0].tolist() == [0] * 20
+    for one in (square, shortest):
+        assert ImageProcessor.of(one.described()) == one
+
+
+@pytest.mark.parametrize(
+    ("kind", "resize"), [("ViTFeatureExtractor", "square"), ("BitImageProcessor", "shortest"), ("", "shortest")]
+)
+def test_a_size_that_is_a_number_means_what_its_processor_makes_of_it(kind, resize):
+    described = {"size": 256, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": kind}
+    assert ImageProcessor.of(described).resize == resize
