@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_long
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.sharding import model_shardings, rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -97,7 +98,7 @@ CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, acti
                padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", others_long(NAMES, "bert"))
 def test_every_field_of_a_config_matters(name):
     """A change shows in the parameters, in the output, or for rates of dropout in the output with a key."""
     tokens, _, mask = inputs(name)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
 from transformer_jax.errors import UserError
@@ -115,7 +116,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label", "tags", "questions", "vectors"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     found = losses(folder)
@@ -138,7 +139,7 @@ def test_it_is_trained(case, trained):
     assert len(read_metrics(folder)) >= 4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label"))
 def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -159,7 +160,7 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     assert measured == {name: again[name] for name in measured}
 
 
-@pytest.mark.parametrize("case", [*PRETRAINING, "label", "tags"])
+@pytest.mark.parametrize("case", others_long([*PRETRAINING, "label", "tags"], "electra"))
 def test_eight_devices_learn_the_same(case, data, trained, tmp_path):
     train(config_of(case, data), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)

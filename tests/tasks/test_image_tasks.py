@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cases import others_long
 from transformer_jax import pretrained, tasks
 from transformer_jax.data.corpora.images import digits
 from transformer_jax.errors import UserError
@@ -77,7 +78,7 @@ def test_it_is_trained(case, trained):
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "dino"))
 def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -98,13 +99,13 @@ def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     assert measured == {name: again[name] for name in measured}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "classes"))
 def test_eight_devices_learn_the_same(case, trained, tmp_path):
     train(config_of(case), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
 
 
-@pytest.mark.parametrize("case", ["classes", "dino"])
+@pytest.mark.parametrize("case", others_long(["classes", "dino"], "dino"))
 def test_micro_batches_learn_the_same(case, trained, tmp_path):
     """Of DINO too: its centre and teacher move once a step."""
     train(config_of(case, accumulation=2, steps=10, schedule="constant"), tmp_path / "two")

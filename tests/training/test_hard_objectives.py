@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
+from tests.cases import others_long
 from tests.tasks import toy_classification as toy
 from transformer_jax import tasks
 from transformer_jax.errors import UserError
@@ -163,7 +164,7 @@ def test_a_skipped_step_keeps_the_teacher():
 DISTILLED = toy.ENTRY._replace(objective=lambda config, model_config: Distillation())
 
 
-@pytest.mark.parametrize("mesh", [None, "data=2,fsdp=2,tensor=2"])
+@pytest.mark.parametrize("mesh", others_long([None, "data=2,fsdp=2,tensor=2"], None))
 def test_a_run_with_a_teacher_resumes_and_keeps_the_teacher(tmp_path, mesh):
     config, execution = toy.small(steps=10), driver.Execution(mesh=mesh)
     driver.train(DISTILLED, config, tmp_path / "whole", execution=execution)

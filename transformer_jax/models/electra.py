@@ -10,7 +10,7 @@ from flax import nnx
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.embedding import count_without_padding
 from transformer_jax.layers.feed_forward import ACTIVATIONS
-from transformer_jax.layers.neighbour_start import add_identity
+from transformer_jax.layers.mimetic_initialization import add_identity
 from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import (
     EncoderWithHead,

@@ -12,7 +12,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.feed_forward import ACTIVATIONS
-from transformer_jax.layers.neighbour_start import add_identity
+from transformer_jax.layers.mimetic_initialization import add_identity
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.models.text_encoder import TextEncoder, dense
 

@@ -16,7 +16,7 @@ from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.fusion_barrier import materialised
-from transformer_jax.layers.neighbour_start import add_identity, attend_to_neighbours, sinusoids
+from transformer_jax.layers.mimetic_initialization import add_identity, attend_to_neighbours, sinusoids
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_schemes import LearnedPositions
 from transformer_jax.layers.positions import segment_positions

@@ -12,7 +12,7 @@ from transformer_jax.layers.self_attention import SelfAttention
 # The largest logit of a head at first, at the token that it attends to: of 128 tokens it gets about half of
 # the weight, the tokens beside it most of the rest.
 _PEAK = 7.0
-# How far heads look: one token back, one ahead, two back, two ahead, and so on, over the heads of all layers.
+# How far heads attend: one token back, one ahead, two back, two ahead, and so on, over the heads of all layers.
 _OFFSETS = (-1, 1, -2, 2)
 
 
@@ -33,7 +33,7 @@ def sinusoids(rows: int, width: int, std: float) -> jax.Array:
     return jnp.asarray(table * math.sqrt(2) * std, jnp.float32)
 
 
-def _looking(
+def _query_and_key_kernels(
     layers: int, width: int, heads: int, head_width: int, embedding_width: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Query and key kernels (L, D, H, K) whose products peak at each head's offset."""
@@ -83,7 +83,7 @@ def attend_to_neighbours(attention: SelfAttention, embedding_width: int, key: ja
     L, D, H, K = attention.query.kernel[...].shape
     if attention.key.kernel[...].shape != (L, D, H, K):
         raise ValueError("neighbours are found by as many heads of keys as of queries")
-    queries, keys = _looking(L, D, H, K, embedding_width)
+    queries, keys = _query_and_key_kernels(L, D, H, K, embedding_width)
     order = jax.vmap(lambda one: jax.random.permutation(one, D))(jax.random.split(key, L))
     # Where heads are narrower together than the states, what is left over is handed on by none.
     shares = jax.nn.one_hot(order, H * K)

@@ -1,0 +1,18 @@
+"""Which of a test's cases everybody runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def others_long(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """The cases, of which all but `kept` are marked long."""
+    return [
+        case
+        if case in kept
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        for case in cases
+    ]
