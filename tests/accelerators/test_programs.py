@@ -61,11 +61,6 @@ def config(name):
             width=128, heads=4, feed_forward=256, layers=2, batch_size=16, prototypes=64, part_size=32,
             dtype="bfloat16",
         )  # fmt: skip
-    if name == "roberta":
-        return configure(
-            "masked_language_modeling", "text", model=name, context=128, batch_size=16, vocab_size=300,
-            width=128, heads=4, feed_forward=256, layers=2, attention_dropout=0.0, dtype="bfloat16",
-        )  # fmt: skip
     if name == "vit":
         return configure(
             "image_classification", "images", preset="mini", image_size=64, patch_size=4, pooling="mean",
@@ -98,9 +93,7 @@ def sizes(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize(
-    "name", ["transformer", "gpt", "llama", "lstm", "bahdanau", "roberta", "electra", "vit", "dino"]
-)
+@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "bahdanau", "electra", "vit", "dino"])
 def test_a_training_step(name, topology):
     mesh = {"v5e:2x2": "fsdp=2,tensor=2", "h100:2": "fsdp=2"}[topology]
     report = step(name, topology, mesh)

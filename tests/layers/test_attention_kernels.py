@@ -13,8 +13,9 @@ from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.layers import attention_kernels, visibility
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.attention_kernels import kernel_attention, refusal
+from transformer_jax.layers.chunked_attention import Ring
 from transformer_jax.layers.kernel_mask import KernelMask
-from transformer_jax.layers.ring_kernels import ring_kernel_attention
+from transformer_jax.layers.ring_kernels import _Cudnn, _How, ring_kernel_attention
 
 SEGMENTS = jnp.asarray([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]])
 VALID = SEGMENTS != 0
@@ -188,6 +189,47 @@ def test_the_tpu_kernel_over_a_ring_equals_the_plain_form(rng, name):
     if name == "unseen":
         np.testing.assert_array_equal(found[0, 100:], 0.0)
         np.testing.assert_array_equal(gradients[0][0, 100:], 0.0)
+
+
+def test_a_ring_of_packed_rows_over_two_axes(rng):
+    """Documents of one row stand for all, rows are sharded over data."""
+    segments = jnp.asarray(np.sort(rng.integers(1, 4, (1, 256)), axis=1))
+    mask = visibility.causal(256, 256) & visibility.same_segment(segments, segments)
+    given = [jnp.asarray(rng.normal(size=(4, 256, 2, 8)), jnp.float32) for _ in range(3)]
+    with on_mesh(make_mesh("data=2,sequence=2,tensor=2")):
+        found = jax.jit(
+            functools.partial(ring_kernel_attention, "splash", mask=mask, scale=0.3, interpret=True)
+        )(*given)
+    expected = dot_product_attention(*given, mask=mask, scale=0.3, implementation="plain")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("band", [(None, 0), (-5, 0), (-3, 2), (None, None), (-20, 9)])
+def test_bands_of_a_rings_turns_are_those_of_the_mask(band):
+    """Of 4 parts of 4 places: what a kernel shows in each turn, against the mask of all 16 places."""
+    parts, T = 4, 4
+    how = _How(_Cudnn(1.0), Ring("sequence", parts), band)
+    query = jax.ShapeDtypeStruct((1, T, 1, 8), jnp.bfloat16)
+    distance = np.arange(parts * T)[None, :] - np.arange(parts * T)[:, None]
+    lowest, highest = (-99 if band[0] is None else band[0]), (99 if band[1] is None else band[1])
+    expected = (distance >= lowest) & (distance <= highest)
+    local = np.arange(T)[None, :] - np.arange(T)[:, None]
+    for own in range(parts):
+        for turn in range(parts):
+            part = (own - turn) % parts
+            chosen = how.local_bands(turn, T, T)[0 if own >= turn else 1]
+            shown = np.zeros((T, T), bool)
+            if chosen is not None:
+                settings = _Cudnn(1.0)._mask(query, query, chosen, None)
+                shown = np.ones((T, T), bool)
+                if settings["bias"] is not None:
+                    shown &= np.asarray(settings["bias"][0, 0] == 0)
+                if "CAUSAL" in settings["mask_type"].name:
+                    shown &= local <= 0
+                if settings["sliding_window_length"] is not None:
+                    shown &= local > -settings["sliding_window_length"]
+            own_rows, keys = slice(own * T, own * T + T), slice(part * T, part * T + T)
+            np.testing.assert_array_equal(shown, expected[own_rows, keys])
 
 
 def test_a_ring_takes_kernels_by_the_lengths_of_its_parts():

@@ -31,7 +31,7 @@ class Arguments(PlanFlags):
     """A text with [MASK] (or <mask>) for the trained run, or published folder, in --run-dir: print the
     likeliest words; no training."""
     top: int = 5
-    """With --fill: how many words for each mask."""
+    """With --fill or --stdin: how many words for each mask."""
     stdin: bool = False
     """Fill the masks of each line of standard input, with the trained run in --run-dir."""
     html: str | None = None

@@ -74,7 +74,7 @@ def keep_programs(run_dir: pathlib.Path) -> None:
     environment names with JAX_COMPILATION_CACHE_DIR stays.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
-        jax.config.update("jax_compilation_cache_dir", str(str(run_dir.absolute().parent / ".programs")))
+        jax.config.update("jax_compilation_cache_dir", str(run_dir.absolute().parent / ".programs"))
 
 
 def fake_devices(mesh: str | None) -> Mesh | None:

@@ -32,7 +32,8 @@ from transformer_jax.layers.named_points import KERNEL_RESULTS, named
 from transformer_jax.layers.ring_attention import ring_size
 from transformer_jax.layers.visibility import Visibility
 
-# The logarithm of a query that has seen no key; a kernel's own is lower or not a number.
+# The logarithm of a query that has seen no key. A kernel's own is lower, infinite or not a number; in float16
+# it is about -32,000, which weighs nothing beside that of a query that has seen a key.
 _NOTHING = -1e30
 
 Band = tuple[int | None, int | None]
@@ -174,7 +175,7 @@ def _forward(how: _How, query, key, value, segments: Segments):
         with jax.named_scope(band_scope(*band)):
             output, logarithm = how.kernel.forward(query, key, value, band, _pair(segments, own))
         # Queries that see nothing of this part have no numbers, or those of a mean over all of its keys.
-        some = logarithm > _NOTHING
+        some = jnp.abs(logarithm) < -_NOTHING
         logarithm = jnp.where(some, logarithm, _NOTHING)
         output = jnp.where(_as_rows(some), output, 0)
         before, logarithm_before = sums
@@ -244,8 +245,8 @@ def ring_kernel_attention(
 ) -> jax.Array:
     """`kernel_attention` over the axis `sequence` of the program's mesh, which divides T and S.
 
-    The turns of the ring are not in a loop, since the kernel of each has a band of its own; a device skips the
-    parts that its queries do not see.
+    The turns of the ring are not in a loop, since the kernel of each has a band of its own; a device skips
+    parts whose keys all lie outside its band.
 
     Args and returns: see there.
     """

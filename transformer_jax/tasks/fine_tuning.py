@@ -188,9 +188,16 @@ def held_out(groups: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     if len(numbers) < 2:
         groups = numbers = np.arange(len(groups))
         counts = np.ones_like(groups)
-    order = np.random.default_rng(0).permutation(len(numbers))
-    fit = int((np.cumsum(counts[order]) <= round(share * len(groups))).sum())
-    held = np.isin(groups, numbers[order[: min(len(numbers) - 1, max(1, fit))]])
+    left, taken = max(1, round(share * len(groups))), []
+    for place in np.random.default_rng(0).permutation(len(numbers)):
+        if counts[place] <= left:
+            taken.append(place)
+            left -= counts[place]
+        if not left:
+            break
+    # At least the smallest group is held out, and at least one is trained on.
+    taken = (taken or [counts.argmin()])[: len(numbers) - 1]
+    held = np.isin(groups, numbers[taken])
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -157,12 +157,12 @@ class ImagePretraining:
         tests = [name for name in self._splits if name not in ("train", "valid")] or ["valid"]
         encoder = getattr(kept_model, "encoder", kept_model)
         known, labels = self.vectors(encoder, "train"), self._splits["train"].labels
-        accuracy, spread, others = {}, {}, {}
+        accuracy, spread = {}, {}
+        others = self._without_training(encoder, tests)
         for name in tests:
             asked = self.vectors(encoder, name)
             accuracy[name] = knn_accuracy(known, labels, asked, self._splits[name].labels, k=task.neighbours)
             spread[name] = feature_spread(asked)
-            others[name] = dict(self._without_training(encoder, name))
         one = len(tests) == 1
         results: dict[str, Any] = {
             "knn_accuracy": accuracy[tests[0]] if one else accuracy,
@@ -181,23 +181,32 @@ class ImagePretraining:
         ]
         return results, shown
 
-    def _without_training(self, encoder: Any, name: str) -> Iterator[tuple[str, float]]:
-        """The k-NN accuracy of what features are compared with: an encoder that is not trained, and pixels as
-        they are where those of all images fit into a gigabyte."""
-        train, asked = self._splits["train"], self._splits[name]
+    def _without_training(self, encoder: Any, tests: Sequence[str]) -> dict[str, dict[str, float]]:
+        """By test set the k-NN accuracies that features are compared with: of the same encoder before training,
+        and of pixels as they are, where those of all training images fit into a gigabyte."""
+        labels, k = self._splits["train"].labels, self._task.neighbours
 
-        def accuracy(known: np.ndarray, queries: np.ndarray) -> float:
-            k = self._task.neighbours
-            return knn_accuracy(known, train.labels, queries, asked.labels, k=k)
+        def before_training() -> Any:
+            return type(encoder)(encoder.config, rngs=nnx.Rngs(self._seed), compute=encoder.compute)
 
-        fresh = type(encoder)(encoder.config, rngs=nnx.Rngs(self._seed), compute=encoder.compute)
-        yield "untrained_knn_accuracy", accuracy(self.vectors(fresh, "train"), self.vectors(fresh, name))
-        if 4 * len(train) * self._images["train"][0].size <= 2**30:
-            known, queries = (
-                np.stack([self._images[own][n] for n in range(len(self._images[own]))]).astype(np.float32) / 255
-                for own in ("train", name)
-            )
-            yield "pixels_knn_accuracy", accuracy(known, queries)
+        fresh = jax.jit(before_training, out_shardings=jax.tree.map(lambda x: x.sharding, encoder))()
+
+        def pixels(name: str) -> np.ndarray:
+            images = self._images[name]
+            return np.stack([images[n] for n in range(len(images))]).astype(np.float32) / 255
+
+        kinds: dict[str, Callable[[str], np.ndarray]] = {
+            "untrained_knn_accuracy": lambda name: self.vectors(fresh, name)
+        }
+        if 4 * len(labels) * self._images["train"][0].size <= 2**30:
+            kinds["pixels_knn_accuracy"] = pixels
+        found: dict[str, dict[str, float]] = {name: {} for name in tests}
+        for kind, features in kinds.items():
+            known = features("train")
+            for name in tests:
+                expected = self._splits[name].labels
+                found[name][kind] = knn_accuracy(known, labels, features(name), expected, k=k)
+        return found
 
 
 def abstract_images(config: RunConfig, **shapes: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -264,7 +264,7 @@ def read_tables(
 
 
 def groups_of(table: Table) -> np.ndarray:
-    """(rows,) numbers of rows that are held out together: a sentence with its phrases."""
+    """(rows,) numbers of rows that are held out together: of one sentence, and of its phrases."""
     columns = table.columns
     return group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(table.rows)
 

@@ -198,7 +198,7 @@ class TrainedEncoder(Trained):
           max_length: None is the model's limit.
 
         Raises:
-          UserError: see `check_texts`.
+          UserError: see `check_texts` and `check_tokens`.
         """
         check_texts(texts)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)

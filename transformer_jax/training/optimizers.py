@@ -74,13 +74,15 @@ def _scaled_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
     """Scales each update by the depth of its parameter."""
     leaves = named_leaves(model)
     layers = max((x.shape[0] for name, x in leaves.items() if "blocks/" in name), default=0)
+    # In front of the first block: tables, patches, and what widens ELECTRA's embeddings.
+    encoder = "encoder/" if any(name.startswith("encoder/") for name in leaves) else ""
+    lowest = ("embedding", "patches/", f"{encoder}projection/")
 
     def scaled(name: str, update: Any) -> Any:
         if "blocks/" in name:
             depth = jnp.arange(layers - 1, -1, -1, dtype=update.dtype)
             return update * (decay**depth).reshape(-1, *[1] * (update.ndim - 1))
-        # ELECTRA's projection belongs to its embeddings.
-        return update * decay**layers if "embedding" in name or "projection/" in name else update
+        return update * decay**layers if any(part in name for part in lowest) else update
 
     def apply(updates: Any, params: Any = None) -> Any:
         del params

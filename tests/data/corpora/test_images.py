@@ -206,6 +206,12 @@ def test_folders_and_archives_that_cannot_be_used(folder, tmp_path):
     (folder / "stray.png").write_bytes(encoded(picture()))
     refused(folder, "stray.png lies beside the class folders")
     (folder / "stray.png").unlink()
+    (folder / "train" / "cover.png").write_bytes(encoded(picture()))
+    refused(folder, "train/cover.png lies beside the class folders")
+    (folder / "train" / "cover.png").unlink()
+    (folder / "train" / "@eaDir").mkdir()
+    assert open_images(str(folder)).classes == ("cat", "dog")
+    (folder / "train" / "@eaDir").rmdir()
     (tmp_path / "empty.npz").write_bytes(b"")
     refused(tmp_path / "empty.npz", "no .npz file that can be read")
     with pytest.raises(UserError, match=r"no \.npz file that can be read"):

@@ -39,6 +39,18 @@ def test_a_group_is_held_out_as_one():
     assert np.all(np.diff(held) > 0)
 
 
+def test_a_large_group_leaves_room_for_others():
+    """The one of 300 rows does not fit into 100 of 1,000."""
+    for seed in range(20):
+        groups = np.random.default_rng(seed).permutation([0] * 300 + list(range(1, 701)))
+        _, held = held_out(groups, 0.1)
+        assert len(held) == 100
+        assert not np.any(groups[held] == 0)
+    # Where none fits, the smallest is held out.
+    _, held = held_out(np.array([0] * 30 + [1] * 20), 0.1)
+    assert len(held) == 20
+
+
 def test_rows_of_their_own_are_held_out_to_the_row():
     kept, held = held_out(np.arange(100), 0.1)
     order = np.random.default_rng(0).permutation(100)

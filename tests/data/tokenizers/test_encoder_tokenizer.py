@@ -1,5 +1,6 @@
 """The encoders' tokenizers, against pieces by hand and against those of `transformers`."""
 
+import concurrent.futures
 import json
 
 import numpy as np
@@ -72,6 +73,19 @@ def test_byte_level_words_are_those_of_a_text(tmp_path):
         assert tokenizer.tokens(encoding.ids) == ["<s>", "Ġgood", "Ġbees", "</s>"]
         assert encoding.word_ids == [None, 0, 1, None]
         assert pieces(tokenizer, "good bees") == ["<s>", "good", "Ġbees", "</s>"]
+
+
+def test_words_and_texts_are_encoded_at_once(tmp_path):
+    tokenizer = byte_level(tmp_path)
+
+    def encode(words):
+        text = ["good", "bees"] if words else "good bees"
+        return [tokenizer.encode_batch([text], max_length=9, words=words)[0].ids for _ in range(50)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(encode, [True, False] * 4))
+    assert all(own == found[n % 2] for n, own in enumerate(found))
+    assert pieces(tokenizer, "good bees") == ["<s>", "good", "Ġbees", "</s>"]
 
 
 @pytest.mark.long

@@ -36,12 +36,12 @@ def test_parity(name, shape):
 
 def test_the_middle_is_cut_out_of_a_square_or_of_the_shortest_side():
     wide = np.zeros((40, 80, 3), np.uint8)
-    wide[:, 60:] = 255
+    wide[:, 50:] = 255
     square = ImageProcessor(20, resize="square", resized=40, resampling="nearest")
     shortest = ImageProcessor(20, resize="shortest", resized=40, resampling="nearest")
-    # Squashed, a quarter of the width is white and half of that is cut away; else all of it lies outside.
-    assert square.pixels(wide)[0, :, 0].tolist() == [0] * 20
-    assert ImageProcessor(40, resampling="nearest").pixels(wide)[0, :, 0].tolist() == [0] * 30 + [255] * 10
+    # Of 40 squashed columns the last 15 are white, and 10 are cut off at each side; unsquashed, columns 30 to
+    # 50 of 80 are left.
+    assert square.pixels(wide)[0, :, 0].tolist() == [0] * 15 + [255] * 5
     assert shortest.pixels(wide)[0, :, 0].tolist() == [0] * 20
     for one in (square, shortest):
         assert ImageProcessor.of(one.described()) == one

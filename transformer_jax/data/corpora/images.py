@@ -83,7 +83,7 @@ class _ZipMembers:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), zipfile.ZipFile(self._path)
             return self._opened[1].read(self._names[number])
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
             raise UserError(f"{self._path}/{self._names[number]}: cannot be read ({error})") from None
 
 
@@ -286,8 +286,9 @@ def _labelled(
             f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and "
             "another as `test`"
         )
-    alone = [name for name, parent in zip(names, parents, strict=True) if not parent]
-    if alone and len(alone) < len(names):
+    above_others = {str(folder) for parent in set(parents) for folder in pathlib.PurePosixPath(parent).parents}
+    alone = [name for name, parent in zip(names, parents, strict=True) if (parent or ".") in above_others]
+    if alone and len(set(parents)) > 1:
         raise UserError(f"{where}: {alone[0]} lies beside the class folders: put it into one, or remove it")
     # One folder may be one class of those that training has.
     if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in (known or ()):
@@ -311,7 +312,7 @@ def _of_folder(folder: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
     folders = [
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
-        if path.is_dir() and not path.name.startswith((".", "__MACOSX"))
+        if path.is_dir() and not path.name.startswith((".", "@", "__MACOSX"))
     ]
     return _labelled(str(folder), names, _Files(files), _empty_folders(folders, names), known)
 

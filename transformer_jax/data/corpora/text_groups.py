@@ -8,6 +8,8 @@ import numpy as np
 
 # Words of the longest text that may be a part of another one.
 _LONGEST_PART = 64
+# Of the longest text whose parts are looked for: every stretch of words is looked up.
+_LONGEST_HEAD = 256
 
 
 def group_numbers(texts: Sequence[str]) -> np.ndarray:
@@ -15,7 +17,7 @@ def group_numbers(texts: Sequence[str]) -> np.ndarray:
 
     Sets of sentences with their phrases have such groups (GLUE's SST-2 names each phrase of a treebank as an
     example). A text that is part of several longer ones belongs to the longest of them, the first if several
-    are as long.
+    are as long. Texts of more than 256 words have a group of their own, without parts.
     """
     words = [tuple(text.split()) for text in texts]
     rows: dict[tuple[str, ...], list[int]] = {}
@@ -28,7 +30,7 @@ def group_numbers(texts: Sequence[str]) -> np.ndarray:
         if found[number] >= 0:
             continue
         found[rows[head]] = number
-        for length in lengths:
+        for length in lengths if len(head) <= _LONGEST_HEAD else ():
             for begin in range(len(head) - length + 1):
                 part = rows.get(head[begin : begin + length])
                 if part is not None and found[part[0]] < 0:

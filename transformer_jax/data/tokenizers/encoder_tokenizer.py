@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -239,20 +240,26 @@ class EncoderTokenizer(TokenizerFile):
         Returns:
           An encoding each, with `ids`, `type_ids`, `word_ids`, `offsets`, `sequence_ids`, `overflowing`.
         """
-        self._tokenizer.enable_truncation(max_length, stride=stride, strategy=cut)
-        plain = self._tokenizer.pre_tokenizer
-        if words and isinstance(plain, pre_tokenizers.ByteLevel):
-            # In a text every word but the first has a space before it, which is part of its pieces.
-            self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer = self._of_words if words else self._tokenizer
+        tokenizer.enable_truncation(max_length, stride=stride, strategy=cut)
         try:
             found = []
             for begin in range(0, len(texts), _TEXTS_AT_ONCE):
                 part: list[Any] = list(texts[begin : begin + _TEXTS_AT_ONCE])
-                found += self._tokenizer.encode_batch(part, is_pretokenized=words)
+                found += tokenizer.encode_batch(part, is_pretokenized=words)
             return found
         finally:
-            self._tokenizer.no_truncation()
-            self._tokenizer.pre_tokenizer = plain
+            tokenizer.no_truncation()
+
+    @functools.cached_property
+    def _of_words(self) -> Tokenizer:
+        """The tokenizer of texts that are cut into words: a byte-level one puts a space in front of each, as
+        published ones do with `add_prefix_space`."""
+        if not isinstance(self._tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+            return self._tokenizer
+        copy = Tokenizer.from_str(self._tokenizer.to_str())
+        copy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        return copy
 
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token ids; special tokens are left out unless asked for."""
