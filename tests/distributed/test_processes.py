@@ -137,7 +137,7 @@ def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-4)
     with Checkpoints(tmp_path / "four" / "checkpoints") as checkpoints:
         assert checkpoints.step_of("averaged") == 24
-        assert all(checkpoints.is_whole(step) for step in checkpoints.steps())
+        assert all(checkpoints.is_complete(step) for step in checkpoints.steps())
 
 
 @pytest.mark.long
@@ -219,7 +219,7 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
     assert [status for status, _, _ in ended] == [130, 130]
     with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
         (step,) = checkpoints.steps()
-        assert checkpoints.is_whole(step)
+        assert checkpoints.is_complete(step)
     assert f"stopped after step {step}, which is saved" in ended[0][2]
 
 

@@ -15,7 +15,7 @@ from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.attention_kernels import kernel_attention, refusal
 from transformer_jax.layers.chunked_attention import Ring
 from transformer_jax.layers.kernel_mask import KernelMask
-from transformer_jax.layers.ring_kernels import _Cudnn, _How, ring_kernel_attention
+from transformer_jax.layers.ring_kernels import _Cudnn, _Static, ring_kernel_attention
 
 SEGMENTS = jnp.asarray([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]])
 VALID = SEGMENTS != 0
@@ -208,7 +208,7 @@ def test_a_ring_of_packed_rows_over_two_axes(rng):
 def test_bands_of_a_rings_turns_are_those_of_the_mask(band):
     """Of 4 parts of 4 places: what a kernel shows in each turn, against the mask of all 16 places."""
     parts, T = 4, 4
-    how = _How(_Cudnn(1.0), Ring("sequence", parts), band)
+    how = _Static(_Cudnn(1.0), Ring("sequence", parts), band)
     query = jax.ShapeDtypeStruct((1, T, 1, 8), jnp.bfloat16)
     distance = np.arange(parts * T)[None, :] - np.arange(parts * T)[:, None]
     lowest, highest = (-99 if band[0] is None else band[0]), (99 if band[1] is None else band[1])

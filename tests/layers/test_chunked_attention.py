@@ -183,9 +183,9 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
     assert attention.chosen("auto", 2_049, 2_048) == "chunked"
     assert attention.chosen("plain", 10_000, 10_000) == "plain"
     mask = visibility.causal(3, 3)
-    assert attention.settled(mask, "chunked", 3, 3, "float32") is mask
-    np.testing.assert_array_equal(attention.settled(mask, "auto", 3, 3, "float32"), mask.dense())
-    assert attention.settled(None, "auto", 3, 3, "float32") is None
+    assert attention.prepare_mask(mask, "chunked", 3, 3, "float32") is mask
+    np.testing.assert_array_equal(attention.prepare_mask(mask, "auto", 3, 3, "float32"), mask.dense())
+    assert attention.prepare_mask(None, "auto", 3, 3, "float32") is None
 
 
 @pytest.mark.long

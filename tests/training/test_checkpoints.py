@@ -107,9 +107,9 @@ def test_a_damaged_file_is_noticed_and_an_older_checkpoint_taken(checkpoints, da
             path.write_bytes(whole[:-1] if whole else b"x")
         else:
             path.unlink()
-        assert not checkpoints.is_whole(2), path
+        assert not checkpoints.is_complete(2), path
         path.write_bytes(whole)
-    assert checkpoints.is_whole(2)
+    assert checkpoints.is_complete(2)
     every_file(newest / "model")[0].unlink()
     with caplog.at_level(logging.WARNING):
         restored, _ = checkpoints.restore(state())
@@ -148,7 +148,7 @@ def test_no_damage_of_any_byte_loads_silently(checkpoints, tmp_path, request):
             path.write_bytes(whole)
         with Checkpoints(folder) as damaged:
             told = f"trial {trial}: {kind} of {name} at {place}"
-            assert not damaged.is_whole(2), told
+            assert not damaged.is_complete(2), told
             with pytest.raises(UserError, match="not a complete checkpoint"):
                 damaged.restore_model(state().model, 2)
             with pytest.raises(UserError, match="no complete checkpoint to average"):
@@ -167,9 +167,9 @@ def test_a_manifest_of_the_first_version_is_read(checkpoints):
     manifest = json.loads(path.read_text())
     del manifest["manifest_sha256"]
     path.write_text(json.dumps(manifest | {"format_version": 1}, indent=1))
-    assert checkpoints.is_whole(3)
+    assert checkpoints.is_complete(3)
     path.write_text(json.dumps(manifest, indent=1))
-    assert not checkpoints.is_whole(3), "the second version has a digest of its own"
+    assert not checkpoints.is_complete(3), "the second version has a digest of its own"
 
 
 def test_an_interrupted_first_save_is_an_error(checkpoints):
@@ -186,7 +186,7 @@ def test_a_save_over_an_interrupted_one(checkpoints):
     (checkpoints.folder / "1" / "manifest.json").unlink()
     checkpoints.save(state(1))
     checkpoints.wait()
-    assert checkpoints.is_whole(1)
+    assert checkpoints.is_complete(1)
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):

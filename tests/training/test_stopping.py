@@ -77,7 +77,7 @@ def test_sigterm_ends_with_a_checkpoint_within_one_step(tmp_path, asked, saved):
         trained(tmp_path / "parts", asked)
     with Checkpoints(tmp_path / "parts" / "checkpoints") as checkpoints:
         assert checkpoints.steps()[-1] == saved
-        assert checkpoints.is_whole(saved)
+        assert checkpoints.is_complete(saved)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     found = trained(tmp_path / "parts")
     jax.tree.map(np.testing.assert_array_equal, found.trained, expected.trained)

@@ -53,7 +53,7 @@ def beam_search(
     """The best sequences by log probability / length penalty (Vaswani et al. 2017, section 6.1).
 
     A hypothesis is finished when it takes the end token; it then leaves the beam and competes by its
-    score. A sentence is settled when no open hypothesis can still beat the `n_best` finished ones:
+    score. A sentence is decided when no open hypothesis can still beat the `n_best` finished ones:
     log probabilities only fall, so an open one's best possible score is its present log probability
     over the largest penalty to come. Hypotheses still open after `max_length` tokens count only where
     fewer than `n_best` have finished.

@@ -190,7 +190,7 @@ class Generator:
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model as `for_decoding` makes it: once, when first asked for; what was given is let go then."""
+        """The model as `for_decoding` makes it, once; the model that was passed in is released then."""
         model, self._given = self._given, None
         return for_decoding(model)
 

@@ -63,7 +63,7 @@ def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Arra
 def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> list[Hypotheses]:
     """`search` over many batches, in order, as NumPy arrays.
 
-    On a CPU two batches are in the works at a time: selections and other work that XLA does in one thread
+    On a CPU two batches are computed at a time: selections and other work that XLA does in one thread
     then leave no core idle. They run in threads of their own, where a caller's
     `with jax.default_matmul_precision(...)` does not reach. On a mesh there is one: two programs would wait
     for each other's devices without end.

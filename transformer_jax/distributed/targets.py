@@ -27,7 +27,7 @@ class Chip:
 
     Attributes:
       kind: "tpu" or "gpu".
-      name: as people say it.
+      name: of the product.
       peak: dense bfloat16 operations a second.
       memory: bytes that programs may use.
       bandwidth: of the memory, bytes a second.
@@ -229,8 +229,7 @@ def without_plugins() -> None:
 
     To be called before any device is used.
     """
-    # A plugin looks for its driver and for a version of it when it is loaded, and says at length that it has
-    # none.
+    # A plugin looks for its driver when it is loaded, and prints a traceback if there is none.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")

@@ -34,7 +34,7 @@ from transformer_jax.layers.visibility import Visibility
 _HELD, _HELD_BY_ACCELERATORS = 2_048**2, 256**2
 
 
-def chosen(implementation: Attention, queries: int, keys: int) -> Attention:
+def form_of_attention(implementation: Attention, queries: int, keys: int) -> Attention:
     """What "auto" is for so many queries and keys where no kernel takes them; another one stays what it is."""
     if implementation not in ("auto", "fused"):
         return implementation
@@ -48,7 +48,7 @@ def kernel_for(implementation: Attention, queries: int) -> str | None:
     return kernel_of(platform()) if implementation in ("auto", "fused") and queries > 1 else None
 
 
-def settled(
+def prepare_mask(
     whole: jax.Array | Visibility | PositionBias | None,
     implementation: Attention,
     queries: int,
@@ -67,7 +67,7 @@ def settled(
         return whole
     if isinstance(whole, Visibility) and kernel_for(implementation, queries) is not None:
         return prepared(whole, queries, keys, dtype)
-    return whole if chosen(implementation, queries, keys) == "chunked" else whole.dense()
+    return whole if form_of_attention(implementation, queries, keys) == "chunked" else whole.dense()
 
 
 def dot_product_attention(
@@ -110,7 +110,7 @@ def dot_product_attention(
     drops = weight_dropout > 0 and dropout_key is not None
     if not return_weights:
         T, S = query.shape[1], key.shape[1]
-        form, parts = chosen(implementation, T, S), ring_size(T, S)
+        form, parts = form_of_attention(implementation, T, S), ring_size(T, S)
         if kernel := kernel_for(implementation, T):
             refused = refusal(kernel, query, key, value, mask, bias, drops=drops, parts=parts)
             if refused is None:

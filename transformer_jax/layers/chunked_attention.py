@@ -147,7 +147,7 @@ class Ring(NamedTuple):
         """The number of this device, and of the part of the sequence that it began with."""
         return jnp.zeros((), jnp.int32) if self.axis is None else jax.lax.axis_index(self.axis)
 
-    def pass_on(self, tree: Any) -> Any:
+    def rotated(self, tree: Any) -> Any:
         """What the device before this one held."""
         if self.axis is None:
             return tree
@@ -155,7 +155,7 @@ class Ring(NamedTuple):
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, around), tree)
 
 
-class _How(NamedTuple):
+class _Static(NamedTuple):
     """What is known before an attention runs: sizes of chunks, the ring, how the bias is put together."""
 
     queries: int
@@ -166,7 +166,7 @@ class _How(NamedTuple):
     rate: float  # of dropout on the weights
 
 
-class _Given(NamedTuple):
+class _Inputs(NamedTuple):
     """One device's arguments.
 
     Attributes:
@@ -189,8 +189,8 @@ class _Given(NamedTuple):
 class _Places(NamedTuple):
     """Which pairs of a chunk of queries and one of keys see each other, and their bias."""
 
-    how: _How
-    given: _Given
+    how: _Static
+    given: _Inputs
     queries: jax.Array  # (t,) numbers of the queries in the whole sequence
     keys: jax.Array  # (s,)
     real: jax.Array  # (s,) whether the key exists
@@ -240,10 +240,10 @@ class _Places(NamedTuple):
         return _mixed(self.dropped(weights), value), weights.sum(axis=-1)
 
 
-class _Turns:
+class _Schedule:
     """The chunks of one device's arguments, and the places that a turn of the ring brings together."""
 
-    def __init__(self, how: _How, given: _Given):
+    def __init__(self, how: _Static, given: _Inputs):
         self.how, self.given = how, given
         self.own = how.ring.own()
         T, self.length = given.query.shape[1], given.key.shape[1]
@@ -262,8 +262,8 @@ class _Turns:
         return _Places(self.how, self.given, queries, part * self.length + own, own < self.length)
 
 
-class _Moving(NamedTuple):
-    """Tangents or cotangents of those of one device's arguments that have any; see `_Given`."""
+class _Differentiable(NamedTuple):
+    """Tangents or cotangents of those of one device's arguments that have any; see `_Inputs`."""
 
     query: jax.Array
     key: jax.Array
@@ -272,13 +272,13 @@ class _Moving(NamedTuple):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(how: _How, given: _Given) -> jax.Array:
+def _attend(how: _Static, given: _Inputs) -> jax.Array:
     """(B, T, G, R, V) in the query's dtype."""
     return _forward(how, given)[0]
 
 
-def _forward(how: _How, given: _Given):
-    turns = _Turns(how, given)
+def _forward(how: _Static, given: _Inputs):
+    turns = _Schedule(how, given)
     width = given.value.shape[3]
 
     def turn(carry, number_of_turn):
@@ -303,7 +303,7 @@ def _forward(how: _How, given: _Given):
             return jax.lax.scan(of_keys, running, (turns.number, keys, values))[0]
 
         running = jax.lax.map(of_queries, (running, turns.query, turns.first))
-        return (running, *how.ring.pass_on((keys, values))), None
+        return (running, *how.ring.rotated((keys, values))), None
 
     running = jax.vmap(lambda chunk: Running.empty(chunk, width))(turns.query)
     carry = (running, turns.key, turns.value)
@@ -316,11 +316,11 @@ def _forward(how: _How, given: _Given):
     return mixed, (given, mixed, logarithm)
 
 
-def _backward(how: _How, kept, gradient: jax.Array) -> _Moving:
+def _backward(how: _Static, kept, gradient: jax.Array) -> _Differentiable:
     """With weights P = exp(logits - logarithm), the gradient of the logits is P (dP - sum of P dP), and the sum
     is the output times its gradient. So it is that of P V and of P's sum, for a constant logarithm."""
     given, mixed, logarithm = kept
-    turns = _Turns(how, given)
+    turns = _Schedule(how, given)
     product = jnp.einsum("btgrv,btgrv->bgrt", gradient, mixed, preferred_element_type=jnp.float32)
     gradients = _chunks(
         jnp.moveaxis(gradient, 1, 3).astype(jnp.float32), turns.size, axis=3
@@ -361,7 +361,7 @@ def _backward(how: _How, kept, gradient: jax.Array) -> _Moving:
             (turns.query, gradients, logarithms, products, turns.first, of_query),
         )
         # The gradients travel with their keys, and are home after the last turn.
-        return (how.ring.pass_on((keys, values, of_keys, of_values)), of_query, of_floats), None
+        return (how.ring.rotated((keys, values, of_keys, of_values)), of_query, of_floats), None
 
     def none_yet(x: jax.Array) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
@@ -378,14 +378,14 @@ def _backward(how: _How, kept, gradient: jax.Array) -> _Moving:
         for x, like in ((of_key, given.key), (of_value, given.value))
     )
     of_floats = tuple(x.astype(like.dtype) for x, like in zip(of_floats, given.floats, strict=True))
-    return _Moving(of_query, of_key, of_value, of_floats)
+    return _Differentiable(of_query, of_key, of_value, of_floats)
 
 
-def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
+def _tangent(how: _Static, kept, moving: _Differentiable) -> jax.Array:
     """The transpose of `_backward`: with weights P as there, the tangent of P V less the output times that of
     P's sum, for a constant logarithm. (B, T, G, R, V) in the query's dtype."""
     given, mixed, logarithm = kept
-    turns = _Turns(how, given)
+    turns = _Schedule(how, given)
     size, T = turns.key.shape[2], given.query.shape[1]
     queries, logarithms = _chunks(moving.query, turns.size), _chunks(logarithm, turns.size, axis=3)
 
@@ -410,7 +410,7 @@ def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
             return jax.lax.scan(of_keys, sums, (turns.number, *passing))[0]
 
         sums = jax.lax.map(of_queries, (sums, turns.query, queries, logarithms, turns.first))
-        return (sums, how.ring.pass_on(passing)), None
+        return (sums, how.ring.rotated(passing)), None
 
     rows = logarithms.shape  # (n, B, G, R, t)
     sums = jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows)
@@ -422,10 +422,10 @@ def _tangent(how: _How, kept, moving: _Moving) -> jax.Array:
 
 
 @_attend.defjvp
-def _attend_jvp(how: _How, primals: tuple[_Given], tangents: tuple[_Given]) -> tuple[jax.Array, jax.Array]:
+def _attend_jvp(how: _Static, primals: tuple[_Inputs], tangents: tuple[_Inputs]) -> tuple[jax.Array, jax.Array]:
     (given,), (of_given,) = primals, tangents
     mixed, kept = _forward(how, given)
-    moving = _Moving(of_given.query, of_given.key, of_given.value, of_given.floats)
+    moving = _Differentiable(of_given.query, of_given.key, of_given.value, of_given.floats)
     tangent, backward = functools.partial(_tangent, how), functools.partial(_backward, how)
     return mixed, with_transpose(tangent, backward, kept, moving)
 
@@ -464,6 +464,6 @@ def chunked_attention(
     floats = tuple(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves)
     some = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if floating)
     others = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if not floating)
-    how = _How(queries, keys, ring, structure, floats, weight_dropout)
+    how = _Static(queries, keys, ring, structure, floats, weight_dropout)
     words = None if dropout_key is None else random_words(dropout_key)
-    return _attend(how, _Given(query, key, value, mask, some, others, words)).reshape(B, T, H, width)
+    return _attend(how, _Inputs(query, key, value, mask, some, others, words)).reshape(B, T, H, width)

@@ -1,6 +1,6 @@
 """The one place where a model's main values carry a name.
 
-Rematerialisation policies, activation sharding, looking inside and patching all hang on these names;
+Rematerialisation policies, activation sharding, inspection and patching all use these names;
 model files only call `named`. Where a model has several of a kind, `jax.named_scope` says which one it is:
 `interpretability.activations` knows the weights of a translator's last kind of attention as
 "decoder/cross_attention/weights".

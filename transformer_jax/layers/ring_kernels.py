@@ -123,12 +123,12 @@ class _Cudnn(NamedTuple):
             query, key, value, mask["bias"] if biased else absent, *(6 * [absent]), logarithm, output
         )  # fmt: skip
         return _dot_product_attention_bwd_rule(
-            self.scale, 42, 0.0, (biased, biased), mask["mask_type"], AttentionLayout.BTNH.value,
+            self.scale, 42, 0.0, (biased, False), mask["mask_type"], AttentionLayout.BTNH.value,
             mask["sliding_window_length"], True, False, kept, gradient,
         )[:3]  # fmt: skip
 
 
-class _How(NamedTuple):
+class _Static(NamedTuple):
     """What is known before an attention runs."""
 
     kernel: _Splash | _Cudnn
@@ -163,11 +163,11 @@ class _How(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(how: _How, query: jax.Array, key: jax.Array, value: jax.Array, segments: Segments) -> jax.Array:
+def _attend(how: _Static, query: jax.Array, key: jax.Array, value: jax.Array, segments: Segments) -> jax.Array:
     return _forward(how, query, key, value, segments)[0]
 
 
-def _forward(how: _How, query, key, value, segments: Segments):
+def _forward(how: _Static, query, key, value, segments: Segments):
     (B, T, H, _), S = query.shape, key.shape[1]
 
     def seen(band: Band, sums, moving):
@@ -188,12 +188,12 @@ def _forward(how: _How, query, key, value, segments: Segments):
     for turn in range(how.ring.parts):
         sums = how.in_turn(turn, T, S, seen, lambda sums, moving: sums, sums, moving)
         if turn + 1 < how.ring.parts:
-            moving = how.ring.pass_on(moving)
+            moving = how.ring.rotated(moving)
     output, logarithm = (named(x, KERNEL_RESULTS) for x in (sums[0].astype(query.dtype), sums[1]))
     return output, (query, key, value, segments, output, logarithm)
 
 
-def _backward(how: _How, kept, gradient: jax.Array):
+def _backward(how: _Static, kept, gradient: jax.Array):
     query, key, value, segments, output, logarithm = kept
     T, S = query.shape[1], key.shape[1]
     gradient = gradient.astype(query.dtype)
@@ -214,9 +214,9 @@ def _backward(how: _How, kept, gradient: jax.Array):
             turn, T, S, seen, lambda sums, moving: sums, sums, moving
         )  # fmt: skip
         # The gradients travel with their keys, and are home after the last turn.
-        of_key, of_value = how.ring.pass_on((of_key, of_value))
+        of_key, of_value = how.ring.rotated((of_key, of_value))
         if turn + 1 < how.ring.parts:
-            moving = how.ring.pass_on(moving)
+            moving = how.ring.rotated(moving)
     found = zip((of_query, of_key, of_value), (query, key, value), strict=True)
     return (*(x.astype(like.dtype) for x, like in found), None)
 
@@ -254,7 +254,7 @@ def ring_kernel_attention(
     segments: Segments = None
     if form is not None and form.query_segments is not None and form.key_segments is not None:
         segments = form.query_segments, form.key_segments
-    how = _How(
+    how = _Static(
         _Cudnn(scale) if kernel == "cudnn" else _Splash(scale, interpret),
         Ring(SEQUENCE, ring_size(query.shape[1], key.shape[1])),
         (None, None) if form is None else form.band,

@@ -180,7 +180,7 @@ class JoinedSelfAttention(SelfAttention):
         return tuple(jnp.split(joined, [self.heads, self.heads + self.kv_heads], axis=2))
 
 
-def taken_apart(encoder: Any) -> Any:
+def unstacked(encoder: Any) -> Any:
     """A copy of an encoder with its blocks one by one rather than stacked, and with joined projections: for a
     program that is called many times. Training needs the stack.
 

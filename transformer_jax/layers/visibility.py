@@ -2,7 +2,7 @@
 
 A mask of 32,768 queries and keys has 2^30 places. What it says is nearly always a comparison of a number of
 the query with one of the key (positions, segments, realness), so those are kept, and any part of the mask is
-made when it is needed. `masks` makes whole ones of the same relations.
+made when it is needed. `masks` makes complete masks of the same relations.
 """
 
 from __future__ import annotations

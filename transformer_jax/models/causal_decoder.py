@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import settled
+from transformer_jax.layers.attention import prepare_mask
 from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
@@ -121,7 +121,9 @@ class CausalDecoder(nnx.Module):
             positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
         scheme = self.positions
         bias = PositionBias(scheme, positions, positions) if scheme.biases else None
-        mask, bias = (settled(whole, self.compute.attention, T, T, self.config.dtype) for whole in (seen, bias))
+        mask, bias = (
+            prepare_mask(whole, self.compute.attention, T, T, self.config.dtype) for whole in (seen, bias)
+        )
         context = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
         context = jax.tree.map(materialised, context)
 

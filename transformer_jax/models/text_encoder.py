@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import settled
+from transformer_jax.layers.attention import prepare_mask
 from transformer_jax.layers.blocks import EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
@@ -20,7 +20,7 @@ from transformer_jax.layers.mimetic_initialization import add_identity, attend_t
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.position_schemes import LearnedPositions
 from transformer_jax.layers.positions import segment_positions
-from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, taken_apart
+from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, unstacked
 from transformer_jax.layers.stack import make_stack, run_stack
 from transformer_jax.layers.visibility import real, same_segment
 from transformer_jax.models.input_checks import check_length
@@ -144,8 +144,8 @@ class TextEncoder(nnx.Module):
         return count_without_padding(self, None if self.embeddings is None else self.embeddings.tokens)
 
     def for_inference(self) -> Self:
-        """The same for a program that is called many times, see `taken_apart`."""
-        return taken_apart(self)
+        """The same for a program that is called many times, see `unstacked`."""
+        return unstacked(self)
 
     def positions_of(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
         """The rows of the position table that T tokens take, (T,) or (B, T)."""
@@ -192,7 +192,7 @@ class TextEncoder(nnx.Module):
         seen = None if mask is None else real(mask)
         if segments is not None:
             seen = same_segment(segments, segments) & real(segments != 0)
-        context = AttentionContext(settled(seen, self.compute.attention, T, T, self.config.dtype))
+        context = AttentionContext(prepare_mask(seen, self.compute.attention, T, T, self.config.dtype))
         context = jax.tree.map(materialised, context)
 
         def run_block(block, x, key):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import MultiHeadAttention, settled
+from transformer_jax.layers.attention import MultiHeadAttention, prepare_mask
 from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
@@ -266,7 +266,7 @@ class Transformer(nnx.Module):
         if source_segments is not None:
             seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
-        context = AttentionContext(settled(seen, self.compute.attention, S, S, self.config.dtype))
+        context = AttentionContext(prepare_mask(seen, self.compute.attention, S, S, self.config.dtype))
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
@@ -314,8 +314,8 @@ class Transformer(nnx.Module):
             seen = seen & same_segment(target_segments, target_segments)
             seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(target_segments)
-        context = AttentionContext(settled(seen, self.compute.attention, T, T, self.config.dtype))
-        memory_mask = settled(seen_source, self.compute.attention, T, S, self.config.dtype)
+        context = AttentionContext(prepare_mask(seen, self.compute.attention, T, T, self.config.dtype))
+        memory_mask = prepare_mask(seen_source, self.compute.attention, T, S, self.config.dtype)
 
         def run_block(block, x, key):
             x, (weights, _) = block(

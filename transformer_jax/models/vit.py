@@ -18,7 +18,7 @@ from transformer_jax.layers.image_positions import resized_grid, sinusoidal_grid
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.patches import ConvolutionalTokens, PatchTokens
 from transformer_jax.layers.position_schemes import LearnedPositions
-from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, taken_apart
+from transformer_jax.layers.self_attention import AttentionContext, SelfAttention, unstacked
 from transformer_jax.layers.stack import make_stack, run_stack
 from transformer_jax.models.config_checks import check_choices, check_dropout
 from transformer_jax.models.presets import Presets
@@ -254,8 +254,8 @@ class ViT(nnx.Module):
         return sum(leaf.size for leaf in named_leaves(self).values())
 
     def for_inference(self) -> Self:
-        """The same for a program that is called many times, see `taken_apart`."""
-        return taken_apart(self)
+        """The same for a program that is called many times, see `unstacked`."""
+        return unstacked(self)
 
     def position_vectors(self, grid: tuple[int, int]) -> jax.Array:
         """What is added to the class tokens and to the patches of a grid, (tokens, D) float32."""

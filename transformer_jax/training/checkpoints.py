@@ -119,7 +119,7 @@ class Checkpoints:
         self.wait()
         if best:
             self.best = step
-        if self.is_whole(step):
+        if self.is_complete(step):
             return
         self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step, totals)
 
@@ -272,7 +272,7 @@ class Checkpoints:
         manifest = read_manifest(self.folder / name) if self._is_whole(name) else None
         return None if manifest is None else manifest.get("step")
 
-    def is_whole(self, name: int | str) -> bool:
+    def is_complete(self, name: int | str) -> bool:
         """Whether every file of a checkpoint, its manifest too, exists and is as it was written."""
         return broadcast_from_first(lambda: self._is_whole(name))
 
@@ -363,7 +363,7 @@ class Checkpoints:
         return objective.kept(found["model"], found.get("extra"))
 
     def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
-        if not self.is_whole(name):
+        if not self.is_complete(name):
             raise UserError(f"{self.folder / str(name)}: not a complete checkpoint")
         try:
             stored = self._read(name, parts)
@@ -383,7 +383,7 @@ class Checkpoints:
         Raises:
           UserError: none is complete.
         """
-        steps = [step for step in steps if self.is_whole(step)]
+        steps = [step for step in steps if self.is_complete(step)]
         if not steps:
             raise UserError(f"{self.folder}: no complete checkpoint to average")
         total: dict[str, dict[Any, np.ndarray]] = {}
@@ -412,28 +412,28 @@ class Checkpoints:
         return dict(self._orbax.restore(path, args=ocp.args.Composite(**args)).items())
 
 
-def _spread_out(leaf: Any) -> bool:
+def _is_sharded(leaf: Any) -> bool:
     """Whether other processes have shards of an array, real or abstract."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
-    if _spread_out(leaf):
+    if _is_sharded(leaf):
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding)
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 
 def _held(leaf: jax.Array) -> dict[Any, np.ndarray]:
     """This process's part of an array: all of it, or by device the shard of each of its devices."""
-    if not _spread_out(leaf):
+    if not _is_sharded(leaf):
         return {None: np.asarray(leaf)}
     return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
 
 
 def _joined(like: Any, parts: dict[Any, np.ndarray]) -> Any:
     """An array in the shape, dtype and place of another, from what `_held` gives."""
-    if not _spread_out(like):
+    if not _is_sharded(like):
         return parts[None].astype(like.dtype)
     placed = [jax.device_put(part.astype(like.dtype), device) for device, part in parts.items()]
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, placed)
@@ -447,7 +447,7 @@ def _copied(tree: Any) -> Any:
     """
 
     def copy(leaf: Any) -> Any:
-        if not _spread_out(leaf):
+        if not _is_sharded(leaf):
             return np.array(leaf)
         return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
 

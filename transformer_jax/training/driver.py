@@ -37,7 +37,7 @@ from transformer_jax.training.step import (
     check_micro_batches,
     create_state,
     make_train_step,
-    parted,
+    split_trainable,
 )
 from transformer_jax.training.task import Task, TaskEntry
 from transformer_jax.training.totals import Totals
@@ -154,7 +154,7 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
     check_micro_batches(objective, config.optimization.accumulation)
     if config.trainable != ".*":
         module = module_of(entry, config.model)
-        parted(jax.eval_shape(lambda: module(config.model, rngs=nnx.Rngs(0))), config.trainable)
+        split_trainable(jax.eval_shape(lambda: module(config.model, rngs=nnx.Rngs(0))), config.trainable)
     if mesh is not None:
         check_model(config.model, mesh)
         if not objective.additive:
@@ -170,12 +170,12 @@ def optimizer_of(config: RunConfig, model: Any) -> tuple[optax.Schedule, optax.G
     """The schedule and the optimizer of a config, for a model or its abstract shape.
 
     Raises:
-      UserError: see `parted`.
+      UserError: see `split_trainable`.
     """
     own = config.optimization
     schedule = make_schedule(own.schedule, peak=own.learning_rate, warmup=own.warmup, steps=own.steps)
     optimizer = make_optimizer(
-        own.optimizer, schedule, model, trained=parted(model, config.trainable)[0],
+        own.optimizer, schedule, model, trained=split_trainable(model, config.trainable)[0],
         weight_decay=own.weight_decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
         layer_decay=own.layer_decay,
     )  # fmt: skip
@@ -212,7 +212,7 @@ def begin(
       shard_optimizer: see `ComputeOptions`.
 
     Raises:
-      UserError: see `parted`.
+      UserError: see `split_trainable`.
     """
     _, optimizer = optimizer_of(config, model)
 

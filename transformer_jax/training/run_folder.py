@@ -330,5 +330,5 @@ def checkpoint_names(checkpoints: Checkpoints) -> Iterator[str]:
     if (checkpoints.step_of(AVERAGED) or -1) >= max(steps, default=0):
         yield AVERAGED
     for step in reversed(steps):
-        if checkpoints.is_whole(step):
+        if checkpoints.is_complete(step):
             yield str(step)

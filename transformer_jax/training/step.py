@@ -75,7 +75,7 @@ class TrainState(flax.struct.PyTreeNode):
         return self.replace(trained=trained, frozen=frozen)
 
 
-def parted(model: Any, trainable: str = ".*") -> tuple[Leaves, Leaves]:
+def split_trainable(model: Any, trainable: str = ".*") -> tuple[Leaves, Leaves]:
     """The leaves of a model, (trained, frozen), by canonical name.
 
     Args:
@@ -111,13 +111,13 @@ def create_state(
       optimizer: of the trained parameters by canonical name.
       key: base key.
       objective: gives the extra state; None has none.
-      trainable: see `parted`.
+      trainable: see `split_trainable`.
       with_ema: keep a moving average.
 
     Raises:
-      UserError: see `parted`.
+      UserError: see `split_trainable`.
     """
-    trained, frozen = parted(model, trainable)
+    trained, frozen = split_trainable(model, trainable)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         trained=trained,

@@ -132,7 +132,7 @@ class ExampleBatches:
         return [batches[n] for n in rng.permutation(len(batches))]
 
     def __len__(self) -> int:
-        # Grain wants an end; no run gets there.
+        # Grain needs a length; no run has as many steps.
         return 2**31
 
     def __getitem__(self, step: SupportsIndex) -> Batch:

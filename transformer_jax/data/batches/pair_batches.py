@@ -199,7 +199,7 @@ class TranslationBatches:
         return orders, rng.permutation(np.array(batches, np.int32))
 
     def __len__(self) -> int:
-        # Grain wants an end; no run gets there.
+        # Grain needs a length; no run has as many steps.
         return 2**31
 
     def __getitem__(self, step: SupportsIndex) -> dict[str, np.ndarray]:

@@ -166,7 +166,7 @@ class TokenBatches:
         return np.resize(order, max(len(order), self.batch_size))
 
     def __len__(self) -> int:
-        # Grain wants an end; no run gets there.
+        # Grain needs a length; no run has as many steps.
         return 2**31
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
