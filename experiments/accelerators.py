@@ -58,6 +58,19 @@ def translator(size: str) -> RunConfig:
     return configure("translation", f"wmt14-en-de-{size}", dtype="bfloat16")
 
 
+def encoder(model: str, preset: str, rows: int) -> RunConfig:
+    task = "replaced_token_detection" if model == "electra" else "masked_language_modeling"
+    return configure(
+        task, "text", model=model, preset=preset, batch_size=rows, context=512, vocab_size=30_522,
+        dtype="bfloat16",
+    )  # fmt: skip
+
+
+def vision(task: str, recipe: str, preset: str, rows: int) -> RunConfig:
+    classes: dict[str, Any] = {"classes": 1_000} if task == "image_classification" else {}
+    return configure(task, recipe, preset=preset, batch_size=rows, dtype="bfloat16", **classes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A program to compile.
@@ -87,6 +100,25 @@ def rows() -> list[Row]:
     found += [
         Row(_COUNTED[1], "a100:8", lambda: translator("base")),
         Row(_COUNTED[2], "a100:8", lambda: translator("big")),
+        Row("BERT base, 32 x 512 a device", "h100:8", lambda: encoder("bert", "base", 256)),
+        Row("BERT large, 32 x 512 a device", "h100:8", lambda: encoder("bert", "large", 256)),
+        Row("RoBERTa large, 32 x 512 a device", "h100:8", lambda: encoder("roberta", "large", 256)),
+        Row("ELECTRA base, 32 x 512 a device", "h100:8", lambda: encoder("electra", "base", 256)),
+        Row(
+            "ViT-B/16, 128 x 224 x 224 a device",
+            "h100:8",
+            lambda: vision("image_classification", "images", "b16", 1_024),
+        ),
+        Row(
+            "DINO ViT-S/16, 128 images of 10 crops a device",
+            "h100:8",
+            lambda: vision("self_distillation", "paper", "s16", 1_024),
+        ),
+        Row(
+            "MAE ViT-B/16, 128 x 224 x 224 a device",
+            "h100:8",
+            lambda: vision("masked_autoencoding", "paper", "b16", 1_024),
+        ),
         Row("GPT-2 355M, 8 x 1,024 a device", "h100:8", lambda: gpt("355M", 64)),
         Row("GPT-2 1558M, 4 x 1,024 a device", "h100:8", lambda: gpt("1558M", 32), "fsdp=8"),
         Row("GPT-2 1558M, 4 x 1,024 a chip", "v5e:4x4", lambda: gpt("1558M", 64), "fsdp=16"),

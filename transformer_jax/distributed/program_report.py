@@ -64,6 +64,21 @@ class ProgramReport:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "program"}
 
 
+def _compiled(lowered: Any) -> Any:
+    """The program of a lowered function."""
+    with warnings.catch_warnings():
+        # A program for devices that are not here is written to JAX's cache, but cannot be read from it.
+        warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "Couldn't find output tile sizes" not in str(error):
+                raise
+            # On a GPU XLA tries which of its kernels computes a product. Without one it may settle on Triton's,
+            # which do not have every shape: rows of 197 patches and tokens, for one.
+            return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
 def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> ProgramReport:
     """Compiles a function for the devices of a topology.
 
@@ -76,10 +91,7 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
     flops = program_flops(traced.jaxpr) / len(topology.devices)
     lowered = traced.lower()
     try:
-        with warnings.catch_warnings():
-            # A program for devices that are not here is written to JAX's cache, but cannot be read from it.
-            warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-            program = lowered.compile()
+        program = _compiled(lowered)
     except jax.errors.JaxRuntimeError as error:
         needed = _needed(str(error))
         if needed is None:
