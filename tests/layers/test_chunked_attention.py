@@ -178,10 +178,10 @@ def test_one_program_for_any_mask_keeps_no_whole_matrix():
 
 
 def test_auto_is_plain_for_short_and_chunked_for_long():
-    assert attention.chosen("auto", 2_048, 2_048) == "plain"
-    assert attention.chosen("auto", 1, 100_000) == "plain", "a step of a decoder"
-    assert attention.chosen("auto", 2_049, 2_048) == "chunked"
-    assert attention.chosen("plain", 10_000, 10_000) == "plain"
+    assert attention.form_of_attention("auto", 2_048, 2_048) == "plain"
+    assert attention.form_of_attention("auto", 1, 100_000) == "plain", "a step of a decoder"
+    assert attention.form_of_attention("auto", 2_049, 2_048) == "chunked"
+    assert attention.form_of_attention("plain", 10_000, 10_000) == "plain"
     mask = visibility.causal(3, 3)
     assert attention.prepare_mask(mask, "chunked", 3, 3, "float32") is mask
     np.testing.assert_array_equal(attention.prepare_mask(mask, "auto", 3, 3, "float32"), mask.dense())
