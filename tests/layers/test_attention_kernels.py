@@ -117,26 +117,31 @@ def cases():
     }
 
 
-@pytest.mark.parametrize("groups", [4, 2])
-@pytest.mark.parametrize("name", list(cases()))
-def test_the_tpu_kernel_equals_the_plain_form(rng, name, groups):
-    mask = cases()[name]
-    given = [jnp.asarray(rng.normal(size=(2, 128, heads, 16)), jnp.float32) for heads in (4, groups, groups)]
-    cotangent = jnp.asarray(rng.normal(size=(2, 128, 4, 16)), jnp.float32)
+def check_equals_plain(attend, mask, given, cotangent, mesh=None):
+    """(values, gradients) of a form of attention, jitted on a mesh, once they equal the plain form's."""
 
     def total(attend, *given):
         output = attend(*given, mask=mask, scale=0.3)
         return (output * cotangent).sum(), output
 
-    splash = functools.partial(kernel_attention, "splash", interpret=True)
     plain = functools.partial(dot_product_attention, implementation="plain")
-    (_, found), gradients = jax.jit(
-        jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True), static_argnums=0
-    )(splash, *given)
-    (_, expected), theirs = jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True)(plain, *given)
+    derivative = jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True)
+    with on_mesh(mesh):
+        (_, found), gradients = jax.jit(derivative, static_argnums=0)(attend, *given)
+    (_, expected), theirs = derivative(plain, *given)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for own, other in zip(gradients, theirs, strict=True):
         np.testing.assert_allclose(own, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+    return found, gradients
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("name", list(cases()))
+def test_the_tpu_kernel_equals_the_plain_form(rng, name, groups):
+    given = [jnp.asarray(rng.normal(size=(2, 128, heads, 16)), jnp.float32) for heads in (4, groups, groups)]
+    cotangent = jnp.asarray(rng.normal(size=(2, 128, 4, 16)), jnp.float32)
+    splash = functools.partial(kernel_attention, "splash", interpret=True)
+    found, gradients = check_equals_plain(splash, cases()[name], given, cotangent)
     if name == "unseen":
         np.testing.assert_array_equal(found[0, 100:], 0.0)
         np.testing.assert_array_equal(gradients[0][0, 100:], 0.0)
@@ -169,23 +174,11 @@ def ring_cases():
 
 @pytest.mark.parametrize("name", list(ring_cases()))
 def test_the_tpu_kernel_over_a_ring_equals_the_plain_form(rng, name):
-    mask = ring_cases()[name]
     given = [jnp.asarray(rng.normal(size=(2, 512, heads, 8)), jnp.float32) for heads in (4, 2, 2)]
     cotangent = jnp.asarray(rng.normal(size=(2, 512, 4, 8)), jnp.float32)
-
-    def total(attend, *given):
-        output = attend(*given, mask=mask, scale=0.3)
-        return (output * cotangent).sum(), output
-
     ring = functools.partial(ring_kernel_attention, "splash", interpret=True)
-    plain = functools.partial(dot_product_attention, implementation="plain")
-    derivative = jax.value_and_grad(total, argnums=(1, 2, 3), has_aux=True)
-    with on_mesh(make_mesh("sequence=4,tensor=2")):
-        (_, found), gradients = jax.jit(derivative, static_argnums=0)(ring, *given)
-    (_, expected), theirs = derivative(plain, *given)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    for own, other in zip(gradients, theirs, strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+    mesh = make_mesh("sequence=4,tensor=2")
+    found, gradients = check_equals_plain(ring, ring_cases()[name], given, cotangent, mesh)
     if name == "unseen":
         np.testing.assert_array_equal(found[0, 100:], 0.0)
         np.testing.assert_array_equal(gradients[0][0, 100:], 0.0)
