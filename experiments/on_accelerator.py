@@ -56,6 +56,8 @@ def kernel_differences(length: int) -> Iterator[tuple[str, float]]:
         "window": visibility.window(length, length, before=length // 4),
         "documents": visibility.causal(length, length) & visibility.same_segment(segments, segments),
         "padding": visibility.real(jnp.arange(length) < jnp.asarray([[length // 2], [length]])),
+        "lengths": visibility.real(jnp.asarray([length // 2, length]), length),
+        "causal lengths": visibility.causal(length, length) & visibility.real(jnp.asarray([1, length]), length),
     }
     given = [jnp.asarray(rng.normal(size=(2, length, 4, 64)), jnp.bfloat16) for _ in range(3)]
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from transformer_jax import configure
@@ -11,7 +12,9 @@ from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import _shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
+from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.layers.visibility import causal, real, same_segment
 from transformer_jax.training.chip_plan import compile_decoding, describe_report, ways_to_fit
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
@@ -157,9 +160,37 @@ def test_decoding(name, topology):
     for report in reports.values():
         assert report.fits
         assert BARRIER not in report.program.as_text()
+    # A prompt's tokens, or a source's, attend to each other; a step of one token has no use for a kernel.
+    assert reports["decoding"].attention == []
+    first = reports["encode" if name == "transformer" else "prefill"]
+    assert first.attention == ([] if name == "lstm" else [KERNEL[topology]])
     # The cache is written in place.
     cache = reports["decoding"].program.memory_analysis()
     assert cache.alias_size_in_bytes > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("h100:2")])
+@pytest.mark.parametrize("mask", ["lengths", "causal lengths", "documents"])
+def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask):
+    """Documents, for which the kernel has no other form here, are an array of all pairs."""
+    B, T = 4, 512
+    x = jax.ShapeDtypeStruct((B, T, 4, 64), jnp.bfloat16)
+    numbers = jax.ShapeDtypeStruct((B, T) if mask == "documents" else (B,), jnp.int32)
+
+    def total(query, key, value, numbers):
+        seen = same_segment(numbers, numbers) if mask == "documents" else real(numbers, T)
+        seen = seen & causal(T, T) if mask == "causal lengths" else seen
+        return dot_product_attention(query, key, value, mask=seen).astype(jnp.float32).sum()
+
+    with on_mesh(target_mesh(topology_of(topology), "data=2")):
+        program = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, numbers).compile()
+    calls = [line for line in program.as_text().splitlines() if "__cudnn$fmha" in line]
+    assert len(calls) == 2, "one forward, one backward"
+    kind = {"lengths": "PADDING", "causal lengths": "PADDING_CAUSAL", "documents": "NO_MASK"}[mask]
+    assert all(f'"mask_type": "{kind}"' in line for line in calls)
+    pairs = f"bf16[{B // 2},1,{T},{T}]"
+    assert (pairs in program.as_text()) == (mask == "documents")
 
 
 @pytest.mark.long

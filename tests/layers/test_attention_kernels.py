@@ -31,6 +31,11 @@ MASKS = {
     "continued": (visibility.causal(3, 5, first_query=2), ["11100 11110 11111"] * 2),
     "window": (visibility.window(5, 5, before=1, after=1), ["11000 11100 01110 00111 00011"] * 2),
     "real": (visibility.real(VALID), ["11110 " * 5, "11111 " * 5]),
+    "lengths": (visibility.real(jnp.asarray([2, 0]), 5), ["11000 " * 5, "00000 " * 5]),
+    "causal lengths": (
+        visibility.causal(3, 3) & visibility.real(jnp.asarray([2, 3]), 3),
+        ["100 110 110", "100 110 111"],
+    ),
     "documents": (
         visibility.causal(5, 5) & visibility.same_segment(SEGMENTS, SEGMENTS),
         ["10000 11000 00100 00110 00001", "10000 01000 01100 01110 01111"],
@@ -65,6 +70,12 @@ def test_a_kernels_form_of_a_mask_shows_what_the_grid_shows(name):
     np.testing.assert_array_equal(np.broadcast_to(form.dense()[:, 0], expected.shape), expected)
     if form.sees_any is not None:
         np.testing.assert_array_equal(np.broadcast_to(form.sees_any, expected.shape[:2]), expected.any(axis=-1))
+    if "lengths" in name:
+        # cuDNN reads them in place of an array; a row without keys has one there, and no output.
+        np.testing.assert_array_equal(form.key_lengths, np.maximum(expected.any(axis=1).sum(axis=1), 1))
+        assert form.with_additive("bfloat16") is form
+        return
+    assert form.key_lengths is None
     added = form.with_additive("bfloat16").additive
     if form.query_segments is not None:
         same = np.asarray(form.query_segments)[:, :, None] == np.asarray(form.key_segments)[:, None, :]
@@ -113,6 +124,7 @@ def cases():
         "window": visibility.window(T, T, before=20),
         "documents": visibility.causal(T, T) & visibility.same_segment(segments, segments),
         "padding": visibility.real(valid),
+        "lengths": visibility.real(jnp.asarray([100, 0]), T),
         "unseen": visibility.same_segment(jnp.where(valid, 1, 2), jnp.ones_like(segments)),
     }
 

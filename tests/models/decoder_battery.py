@@ -24,9 +24,9 @@ def forward(model, tokens, **arguments):
     return model(tokens, **arguments)
 
 
-@functools.partial(jax.jit, static_argnames="return_weights")
-def step(model, cache, tokens, return_weights=False):
-    return model.step_function(return_weights=return_weights)(cache, tokens)
+@functools.partial(jax.jit, static_argnames=("return_weights", "prompt"))
+def step(model, cache, tokens, return_weights=False, prompt=False):
+    return model.step_function(return_weights=return_weights)(cache, tokens, prompt=prompt)
 
 
 @functools.cache
@@ -132,6 +132,12 @@ class DecoderBattery:
         alone = forward(self.make(), tokens)
         for n in range(self.B):
             np.testing.assert_allclose(logits[n, n:], alone[n, : self.T - n], atol=2e-5)
+        # Read as a prompt, whose tokens attend to each other without the cache.
+        cache = model.start(self.B, max_length=self.T, first=first)
+        last, cache = step(model, cache, shifted[:, :8], prompt=True)
+        rest, _ = step(model, cache, shifted[:, 8:])
+        after = jnp.concatenate([last.logits, rest.logits], axis=1)
+        np.testing.assert_allclose(after, logits[:, 7:], atol=2e-5)
 
     def test_a_cut_cache_goes_on_from_there(self, tokens):
         model = self.make()

@@ -131,7 +131,7 @@ def prefill(
     B, P = prompts.shape
     step = model.step_function()
     cache = model.start(B, max_length=room, first=first)
-    output, cache = step(cache, prompts, last_only=True)
+    output, cache = step(cache, prompts, prompt=True)
     logits = output.logits[:, -1]
     seen = None
     if sampling.repetition_penalty != 1.0:

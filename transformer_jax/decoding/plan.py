@@ -62,7 +62,7 @@ def abstract_programs(
 
         def prefill(model: Any, tokens: jax.Array) -> Any:
             cache = model.start(rows, max_length=length)
-            output, cache = model.step_function()(cache, tokens, last_only=True)
+            output, cache = model.step_function()(cache, tokens, prompt=True)
             return output.logits, cache
 
         cache = jax.eval_shape(prefill, model, tokens)[1]

@@ -50,7 +50,7 @@ def _begin(model: Any, draft: Any, prompt: jax.Array, first: jax.Array, *, room:
     caches = []
     for one in (model, draft):
         cache = one.start(1, max_length=room, first=first)
-        _, cache = one.step_function()(cache, prompt[:, :-1], last_only=True)
+        _, cache = one.step_function()(cache, prompt[:, :-1], prompt=True)
         caches.append(cache)
     return tuple(caches)
 

@@ -41,7 +41,7 @@ def search(
 ) -> Hypotheses:
     """Translates a padded batch of sources (B, S); beam size 1 is greedy search."""
     source = constrained(source, (ROWS, None))
-    cache = model.start(source, source_mask=source != PAD, max_length=max_length)
+    cache = model.start(source, source_mask=(source != PAD).sum(axis=1), max_length=max_length)
     step = model.step_function(return_weights=return_weights)
     options: dict[str, Any] = dict(
         batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, return_weights=return_weights
@@ -55,7 +55,11 @@ def search(
 def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Array:
     """The cross-attention (B, L, H, T, S) of sources (B, S) with given target inputs (B, T), padded."""
     _, weights = model(
-        source, target, source_mask=source != PAD, target_mask=target != PAD, return_weights=True
+        source,
+        target,
+        source_mask=(source != PAD).sum(axis=1),
+        target_mask=(target != PAD).sum(axis=1),
+        return_weights=True,
     )
     return replicated(weights)
 

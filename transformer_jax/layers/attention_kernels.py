@@ -180,6 +180,7 @@ def cudnn_mask(
 
 def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
     additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
+    lengths = None if form is None else form.key_lengths
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -188,6 +189,8 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
         is_causal=causal,
         scale=scale,
         local_window_size=None if before is None else (before, 0),
+        query_seq_lengths=None if lengths is None else jnp.full_like(lengths, query.shape[1]),
+        key_value_seq_lengths=lengths,
         implementation="cudnn",
     )
 

@@ -18,6 +18,8 @@ class KernelMask(flax.struct.PyTreeNode):
       relations: the complete mask, for the forms of attention that are no kernels.
       lowest, highest: key - query of visible places lies within; None: no such limit.
       query_segments, key_segments: (B, T) and (B, S) numbers that must be equal, or None.
+      key_lengths: (B,) how many keys of a row are real, at least 1, where these come first and nothing else is
+        said by segments.
       sees_any: (B, T) whether a query sees a key at all, or None if each does.
       additive: (1 or B, 1, T, S) in the compute dtype, 0 at visible places, for kernels that know no segments.
     """
@@ -27,6 +29,7 @@ class KernelMask(flax.struct.PyTreeNode):
     highest: int | None = flax.struct.field(pytree_node=False)
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
+    key_lengths: jax.Array | None = None
     sees_any: jax.Array | None = None
     additive: jax.Array | None = None
 
@@ -39,7 +42,7 @@ class KernelMask(flax.struct.PyTreeNode):
           queries, keys: T and S.
         """
         lowest, highest = None, None
-        segments, real = None, None
+        segments, real, leading = None, None, True
         for relation in relations.relations:
             if relation.kind == "places":
                 low, high = (
@@ -50,8 +53,9 @@ class KernelMask(flax.struct.PyTreeNode):
                 highest = high if highest is None else highest if high is None else min(highest, high)
             elif relation.kind == "segments" and segments is None:
                 segments = relation.query, relation.key
-            elif relation.kind == "real":
+            elif relation.kind in ("real", "leading"):
                 real = relation.key if real is None else real & relation.key
+                leading = leading and relation.kind == "leading"
             else:
                 return None
         # Every query must see a key of the band, whose softmax has no denominator otherwise.
@@ -59,8 +63,11 @@ class KernelMask(flax.struct.PyTreeNode):
             return None
         if segments is None and real is None:
             return cls(relations, lowest, highest)
+        lengths = None
         if segments is None:
             assert real is not None
+            # A kernel divides by the weights of the keys that are there, so that a row has at least one.
+            lengths = jnp.maximum(real.sum(axis=1), 1) if leading else None
             segments = jnp.ones((real.shape[0], queries), jnp.int32), real
         elif real is not None:
             # Numbers of documents are not negative: an unreal key is of no query's document.
@@ -68,7 +75,7 @@ class KernelMask(flax.struct.PyTreeNode):
         own, theirs = (
             jnp.broadcast_to(x, (x.shape[0], n)) for x, n in zip(segments, (queries, keys), strict=True)
         )
-        return cls(relations, lowest, highest, own, theirs, relations.dense().any(axis=(1, 3)))
+        return cls(relations, lowest, highest, own, theirs, lengths, relations.dense().any(axis=(1, 3)))
 
     @property
     def band(self) -> tuple[int | None, int | None]:
@@ -76,8 +83,8 @@ class KernelMask(flax.struct.PyTreeNode):
         return self.lowest, self.highest
 
     def with_additive(self, dtype: str) -> Self:
-        """The same with segments as an array that is added to the logits."""
-        if self.query_segments is None or self.key_segments is None:
+        """The same with segments as an array that is added to the logits, unless lengths say the same."""
+        if self.query_segments is None or self.key_segments is None or self.key_lengths is not None:
             return self
         same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
         # The lowest number overflows once a bias is added to it; half of it is low enough.

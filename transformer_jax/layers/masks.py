@@ -24,9 +24,9 @@ def causal_mask(queries: int, keys: int, *, first_query: int | jax.Array = 0) ->
     return visibility.causal(queries, keys, first_query=first_query).dense()
 
 
-def padding_mask(valid: jax.Array) -> jax.Array:
-    """No query sees a padded key. `valid` (B, S) is True at real tokens; returns (B, 1, 1, S)."""
-    return visibility.real(valid).dense()
+def padding_mask(valid: jax.Array, keys: int | None = None) -> jax.Array:
+    """No query sees a padded key: (B, 1, 1, S); see `visibility.real`."""
+    return visibility.real(valid, keys).dense()
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:

@@ -103,7 +103,8 @@ class SelfAttention(MultiHeadAttention):
           x: (B, N, D), the new tokens.
           context: what they may attend to, and positions.
           cache: keys and values of earlier tokens, which receives those of the new ones; None attends within x.
-          at: position in the cache of the first new token.
+          at: position in the cache of the first new token; None where the cache is empty, and the new tokens
+            attend to each other alone.
           return_weights: also return the attention weights.
           dropout_key: dropout on the weights is on where given.
 
@@ -119,9 +120,9 @@ class SelfAttention(MultiHeadAttention):
         if context.rotation is not None:
             query, key = rotate(query, context.rotation), rotate(key, context.rotation)
         if cache is not None:
-            assert at is not None, "a cache needs the position to write at"
-            cache = cache.append(key, value, at)
-            key, value = cache.key, cache.value
+            cache = cache.append(key, value, jnp.zeros((), jnp.int32) if at is None else at)
+            if at is not None:
+                key, value = cache.key, cache.value
         if self.relative_keys is None:
             output, weights = self(
                 query, key, value,

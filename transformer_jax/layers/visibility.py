@@ -22,7 +22,8 @@ class Relation(flax.struct.PyTreeNode):
       key: (B, S) integers, likewise.
       lowest, highest: None: no such limit.
       kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of
-        a query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key.
+        a query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key,
+        "leading" the same where the real keys of a row come first.
       first: see `kind`.
     """
 
@@ -30,7 +31,9 @@ class Relation(flax.struct.PyTreeNode):
     key: jax.Array
     lowest: int | None = flax.struct.field(pytree_node=False, default=None)
     highest: int | None = flax.struct.field(pytree_node=False, default=None)
-    kind: Literal["places", "segments", "real", "other"] = flax.struct.field(pytree_node=False, default="other")
+    kind: Literal["places", "segments", "real", "leading", "other"] = flax.struct.field(
+        pytree_node=False, default="other"
+    )
     first: int = flax.struct.field(pytree_node=False, default=0)
 
     def holds(self) -> jax.Array:
@@ -108,10 +111,21 @@ def window(
     return Visibility((Relation(own, _row(jnp.arange(keys)), lowest, after, kind, first),))
 
 
-def real(valid: jax.Array) -> Visibility:
-    """No query sees a padded key; see `padding_mask`."""
-    valid = valid.astype(bool).astype(jnp.int32)
-    return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, "real"),))
+def real(valid: jax.Array, keys: int | None = None) -> Visibility:
+    """No query sees a padded key.
+
+    Args:
+      valid: (B, S), True at real tokens, or (B,) numbers of real tokens, which come first in their rows.
+      keys: S, where `valid` holds numbers.
+    """
+    kind: Literal["leading", "real"] = "leading" if valid.ndim == 1 else "real"
+    valid = real_tokens(valid, keys).astype(jnp.int32)
+    return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, kind),))
+
+
+def real_tokens(valid: jax.Array, length: int | None) -> jax.Array:
+    """(B, length) boolean of what `real` takes."""
+    return valid.astype(bool) if valid.ndim == 2 else jnp.arange(length) < valid[:, None]
 
 
 def same_segment(query_segments: jax.Array, key_segments: jax.Array) -> Visibility:

@@ -21,7 +21,7 @@ from transformer_jax.layers.position_schemes import PositionScheme
 from transformer_jax.layers.positions import segment_positions
 from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
-from transformer_jax.layers.visibility import causal, same_segment
+from transformer_jax.layers.visibility import Visibility, causal, real, same_segment
 from transformer_jax.models.causal_cache import CausalCache
 from transformer_jax.models.config_checks import head_width
 from transformer_jax.models.input_checks import check_length
@@ -119,13 +119,7 @@ class CausalDecoder(nnx.Module):
         positions, seen = jnp.arange(T), causal(T, T)
         if segments is not None:
             positions, seen = segment_positions(segments), seen & same_segment(segments, segments)
-        scheme = self.positions
-        bias = PositionBias(scheme, positions, positions) if scheme.biases else None
-        mask, bias = (
-            prepare_mask(whole, self.compute.attention, T, T, self.config.dtype) for whole in (seen, bias)
-        )
-        context = AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
-        context = jax.tree.map(materialised, context)
+        context = jax.tree.map(materialised, self._context_within(positions, seen))
 
         def run_block(block, x, key):
             x, (weights, _) = block(x, context, dropout_key=key, return_weights=return_weights)
@@ -135,6 +129,15 @@ class CausalDecoder(nnx.Module):
             x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
             x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
         return (x, weights.swapaxes(0, 1)) if return_weights else x
+
+    def _context_within(self, positions: jax.Array, seen: Visibility) -> AttentionContext:
+        """Of tokens at positions (T,) or (B, T) that attend to each other alone."""
+        scheme, T = self.positions, positions.shape[-1]
+        bias = PositionBias(scheme, positions, positions) if scheme.biases else None
+        mask, bias = (
+            prepare_mask(whole, self.compute.attention, T, T, self.config.dtype) for whole in (seen, bias)
+        )
+        return AttentionContext(mask, positions, positions, scheme.rotation(positions), bias)
 
     def __call__(
         self,
@@ -202,28 +205,33 @@ class CausalDecoder(nnx.Module):
         scheme = self.positions
 
         def step(
-            cache: CausalCache, tokens: jax.Array, *, last_only: bool = False
+            cache: CausalCache, tokens: jax.Array, *, prompt: bool = False
         ) -> tuple[StepOutput, CausalCache]:
             N, W = tokens.shape[1], cache.history.shape[1]
             coming, entries = cache.positions(N)
             own = coming if coming.ndim == 1 else jnp.repeat(coming, W, axis=0)
-            queries = jnp.tile(coming, W)  # the beams of a row after each other
             extended, mask = cache.extended(N)
             extended, before = extended.with_tokens(tokens, cache.length)
-            context = AttentionContext(
-                mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries)
-            )
+            at: jax.Array | None = cache.length
+            if prompt:
+                at, seen = None, causal(N, N)
+                if cache.first is not None:
+                    seen = seen & real(jnp.arange(N) >= cache.first[:, None])
+                context = self._context_within(own, seen)
+            else:
+                queries = jnp.tile(coming, W)  # the beams of a row after each other
+                context = AttentionContext(
+                    mask, queries, entries, scheme.rotation(own), scheme.bias(queries, entries)
+                )
             with jax.named_scope("decoder"):
                 x = named(self._embed(tokens, before, own, None), EMBEDDING)
                 target, kept = [], []
                 for block, layer in zip(blocks, cache.target, strict=True):
-                    x, (weights, layer) = block(
-                        x, context, cache=layer, at=cache.length, return_weights=return_weights
-                    )
+                    x, (weights, layer) = block(x, context, cache=layer, at=at, return_weights=return_weights)
                     target.append(layer)
                     kept.append(weights)
             stacked = jnp.stack(kept, axis=1) if return_weights else None
-            if last_only:
+            if prompt:
                 x = x[:, -1:]
             return StepOutput(self.logits(x, table), stacked), extended.replace(target=tuple(target))
 

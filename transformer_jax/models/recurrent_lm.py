@@ -220,7 +220,7 @@ class RecurrentLM(nnx.Module):
         table = unembedding.output_weight(jnp.dtype(self.config.dtype))
 
         def step(
-            cache: RecurrentTextCache, tokens: jax.Array, *, last_only: bool = False
+            cache: RecurrentTextCache, tokens: jax.Array, *, prompt: bool = False
         ) -> tuple[StepOutput, RecurrentTextCache]:
             now = jax.tree.map(
                 lambda x: jax.lax.dynamic_index_in_dim(x, cache.length, axis=1, keepdims=False), cache.states
@@ -235,7 +235,7 @@ class RecurrentLM(nnx.Module):
                 cache.states,
                 each,
             )
-            if last_only:
+            if prompt:
                 outputs = outputs[:, -1:]
             cache = cache.replace(states=states, length=cache.length + N)
             return StepOutput(self.logits(outputs, table)), cache

@@ -14,6 +14,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
 from transformer_jax.layers.recurrent import State, segment_changes
+from transformer_jax.layers.visibility import real_tokens
 from transformer_jax.models.config_checks import check_choices, check_recurrent_sizes
 from transformer_jax.models.input_checks import check_length, check_where
 from transformer_jax.models.presets import Presets
@@ -173,7 +174,8 @@ class RecurrentTranslator(nnx.Module):
         check_length(self.config, source.shape[1], "a source")
         embed_key, read_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
-        valid, begins, ends = source_mask, None, None
+        valid = None if source_mask is None else real_tokens(source_mask, source.shape[1])
+        begins, ends = None, None
         if source_segments is not None:
             valid = source_segments != 0
             begins, ends = segment_changes(source_segments), segment_changes(source_segments, reverse=True)
@@ -199,7 +201,7 @@ class RecurrentTranslator(nnx.Module):
         Args:
           source: (B, S) token ids.
           target: (B, T) token ids, starting with the begin token.
-          source_mask: (B, S), True at real tokens.
+          source_mask: (B, S), True at real tokens, or (B,) numbers of real tokens, which come first.
           target_mask: not read: a step sees what came before it, and padding follows the sentence.
           source_segments, target_segments: (B, S) and (B, T) for packed rows, see `Transformer`.
           dropout_key: dropout is on where given.
@@ -279,13 +281,13 @@ class RecurrentTranslator(nnx.Module):
         table = self._output_embedding.output_weight(jnp.dtype(self.config.dtype))
 
         def step(
-            cache: RecurrentCache, tokens: jax.Array, *, last_only: bool = False
+            cache: RecurrentCache, tokens: jax.Array, *, prompt: bool = False
         ) -> tuple[StepOutput, RecurrentCache]:
             with jax.named_scope("decoder"):
                 x = self._embed(self.target_embedding, tokens, None)
                 outputs, weights, state = self._unroll(x, cache.state, cache.memory, None, None, None)
             kept = _named_weights(self, weights) if return_weights else None
-            if last_only:
+            if prompt:
                 outputs = outputs[:, -1:]
             return StepOutput(self.logits(outputs, table), kept), cache.replace(state=state)
 

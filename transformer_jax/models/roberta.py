@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.feed_forward import ACTIVATIONS
+from transformer_jax.layers.visibility import real_tokens
 from transformer_jax.models.bert import bert_size
 from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import MaskedLM, SequenceClassifier, SpanPredictor, TokenClassifier
@@ -90,8 +91,9 @@ class Roberta(TextEncoder):
     def positions_of(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
         if mask is None:
             return super().positions_of(length, mask, segments)
-        counted = jnp.cumsum(mask.astype(jnp.int32), axis=1)
-        return jnp.where(mask, counted, 0) + self.config.padding_id
+        real = real_tokens(mask, length)
+        counted = jnp.cumsum(real.astype(jnp.int32), axis=1)
+        return jnp.where(real, counted, 0) + self.config.padding_id
 
 
 class RobertaMaskedLM(MaskedLM):

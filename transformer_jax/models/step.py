@@ -33,8 +33,8 @@ class Cache(Protocol):
 class StepFunction(Protocol):
     """`step(cache, tokens (B, N)) -> (StepOutput, cache)`; N > 1 for prefill and for verifying drafts.
 
-    With `last_only` the logits are those behind the last token, (B, 1, V): a prompt's others are V numbers a
-    token that nobody reads.
+    With `prompt` the cache is as `start` made it and the tokens are all that it will hold: they attend to each
+    other alone, by a kernel where one takes them, and the logits are those behind the last token, (B, 1, V).
     """
 
-    def __call__(self, cache: Any, tokens: jax.Array, *, last_only: bool = False) -> tuple[StepOutput, Any]: ...
+    def __call__(self, cache: Any, tokens: jax.Array, *, prompt: bool = False) -> tuple[StepOutput, Any]: ...

@@ -168,7 +168,8 @@ class TextEncoder(nnx.Module):
         Args:
           tokens: (B, T) token ids.
           types: (B, T) token types, which text of a pair a token is of; None is 0.
-          mask: (B, T), True at real tokens; None where there is no padding.
+          mask: (B, T), True at real tokens, or (B,) numbers of real tokens, which come first in their rows;
+            None where there is no padding.
           segments: (B, T) where a row holds several examples after each other: the number of the example that
             each token is of, from 1, with 0 at padding. An example sees only itself and its positions count
             from its start. In place of `mask`.
@@ -189,7 +190,7 @@ class TextEncoder(nnx.Module):
         embeddings = self.embeddings if embeddings is None else embeddings
         assert embeddings is not None, "a network without embeddings is given those of another"
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        seen = None if mask is None else real(mask)
+        seen = None if mask is None else real(mask, T)
         if segments is not None:
             seen = same_segment(segments, segments) & real(segments != 0)
         context = AttentionContext(prepare_mask(seen, self.compute.attention, T, T, self.config.dtype))

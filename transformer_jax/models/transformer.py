@@ -246,7 +246,8 @@ class Transformer(nnx.Module):
 
         Args:
           source: (B, S) token ids.
-          source_mask: (B, S), True at real tokens; None where there is no padding.
+          source_mask: (B, S), True at real tokens, or (B,) numbers of real tokens, which come first in their
+            rows; None where there is no padding.
           source_segments: see `__call__`; in place of `source_mask`.
           dropout_key: dropout is on where given.
 
@@ -262,7 +263,7 @@ class Transformer(nnx.Module):
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
         S = source.shape[1]
-        seen, positions = None if source_mask is None else real(source_mask), jnp.arange(S)
+        seen, positions = None if source_mask is None else real(source_mask, S), jnp.arange(S)
         if source_segments is not None:
             seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
@@ -308,8 +309,8 @@ class Transformer(nnx.Module):
         T, S = target.shape[1], source.shape[1]
         seen, positions = causal(T, T), jnp.arange(T)
         if target_mask is not None:
-            seen = seen & real(target_mask)
-        seen_source = None if source_mask is None else real(source_mask)
+            seen = seen & real(target_mask, T)
+        seen_source = None if source_mask is None else real(source_mask, S)
         if source_segments is not None and target_segments is not None:
             seen = seen & same_segment(target_segments, target_segments)
             seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
@@ -350,7 +351,7 @@ class Transformer(nnx.Module):
         Args:
           source: (B, S) token ids.
           target: (B, T) token ids, starting with the begin token.
-          source_mask, target_mask: (B, S) and (B, T), True at real tokens.
+          source_mask, target_mask: (B, S) and (B, T), True at real tokens, or numbers of them, see `encode`.
           source_segments, target_segments: (B, S) and (B, T), in place of the masks where a row holds
             several sentences after each other: the number of the sentence that each token is of, from
             1, and 0 at padding. A sentence sees only itself and its positions count from its start.
@@ -395,7 +396,7 @@ class Transformer(nnx.Module):
             # Stored in the order that the steps read: XLA would carry it as it was computed, and turn it
             # around in every step of the loop.
             memory=tuple(jax.tree.map(materialised, block.project_memory(memory)) for block in blocks),
-            memory_mask=None if source_mask is None else padding_mask(source_mask),
+            memory_mask=None if source_mask is None else padding_mask(source_mask, source.shape[1]),
         )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
@@ -406,7 +407,7 @@ class Transformer(nnx.Module):
             table = materialised(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
 
         def step(
-            cache: TransformerCache, tokens: jax.Array, *, last_only: bool = False
+            cache: TransformerCache, tokens: jax.Array, *, prompt: bool = False
         ) -> tuple[StepOutput, TransformerCache]:
             positions, _ = cache.positions(tokens.shape[1])
             with jax.named_scope("decoder"):
@@ -427,7 +428,7 @@ class Transformer(nnx.Module):
                     target.append(layer)
                     kept.append(weights)
             weights = jnp.stack(kept, axis=1) if return_weights else None
-            if last_only:
+            if prompt:
                 x = x[:, -1:]
             return StepOutput(self.logits(x, table), weights), extended.replace(target=tuple(target))
 

@@ -20,7 +20,7 @@ from transformer_jax.evaluation.answers import answer_scores, best_span, questio
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedReader, types_for
+from transformer_jax.tasks.trained_encoders import TrainedReader, inputs_of
 from transformer_jax.training.config import RunConfig, check_at_least
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -63,9 +63,7 @@ class Spans(Objective):
     """Mean cross-entropy of the places where the answer begins and ends; the first token means none."""
 
     def loss(self, model, extra, batch, key):
-        logits = model(
-            batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=key
-        )
+        logits = model(**inputs_of(model, batch), dropout_key=key)
         logits = jnp.where(batch["segments"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
         losses = cross_entropy(jnp.moveaxis(logits, 2, 1), batch["target"]).mean(axis=1)
         return {"loss": (losses * batch["weight"]).sum()}, {"loss": batch["weight"].sum()}

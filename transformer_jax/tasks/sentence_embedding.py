@@ -25,9 +25,9 @@ from transformer_jax.tasks.trained_encoders import (
     POOLINGS,
     TrainedEncoder,
     check_tokens,
+    inputs_of,
     normalised,
     pooled,
-    types_for,
 )
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
@@ -104,9 +104,7 @@ def vectors_of(
     model: Any, batch: Mapping[str, jax.Array], pooling: str, dropout_key: jax.Array | None = None
 ) -> jax.Array:
     """Vectors (B, D) of length 1 of the texts of a batch."""
-    states = model.hidden_states(
-        batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=dropout_key
-    )
+    states = model.hidden_states(**inputs_of(model, batch), dropout_key=dropout_key)
     return normalised(pooled(states, batch["segments"] > 0, pooling))
 
 

@@ -22,7 +22,7 @@ from transformer_jax.evaluation.classification import class_scores, label_set_sc
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedClassifier, check_tokens, types_for
+from transformer_jax.tasks.trained_encoders import TrainedClassifier, check_tokens, inputs_of
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -87,9 +87,7 @@ class Classes(Objective):
     """
 
     def loss(self, model, extra, batch, key):
-        logits = model(
-            batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=key
-        )
+        logits = model(**inputs_of(model, batch), dropout_key=key)
         wanted, weight = batch["target"], batch["weight"]
         if jnp.issubdtype(wanted.dtype, jnp.floating) and wanted.ndim == 1:
             losses = jnp.square(logits[:, 0] - wanted)

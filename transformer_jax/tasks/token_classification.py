@@ -21,7 +21,7 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import TrainedTagger, filler_of, first_pieces, types_for
+from transformer_jax.tasks.trained_encoders import TrainedTagger, filler_of, first_pieces, inputs_of
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -66,9 +66,7 @@ class Tags(Objective):
     """Cross-entropy of each word's tag; every word of a batch counts the same."""
 
     def loss(self, model, extra, batch, key):
-        logits = model(
-            batch["tokens"], types=types_for(model, batch), segments=batch["segments"], dropout_key=key
-        )
+        logits = model(**inputs_of(model, batch), dropout_key=key)
         weight = ((batch["target"] != _NONE) & (batch["weight"][:, None] > 0)).astype(jnp.float32)
         losses = cross_entropy(logits, jnp.maximum(batch["target"], 0))
         return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}

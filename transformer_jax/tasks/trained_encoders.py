@@ -27,19 +27,18 @@ POOLINGS = ("mean", "first", "max")
 
 def text_states(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """The states of an encoder, or of the one under a head, (B, T, D)."""
-    return getattr(model, "encoder", model).hidden_states(
-        batch["tokens"], types=types_for(model, batch), segments=batch["segments"]
-    )
+    return getattr(model, "encoder", model).hidden_states(**inputs_of(model, batch))
 
 
-def types_for(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array | None:
-    """The token types of a batch, where the model tells several apart."""
-    return batch["types"] if model.config.token_types > 1 else None
+def inputs_of(model: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array | None]:
+    """What an encoder reads of a batch of examples, a row each; token types where it tells several apart."""
+    types = batch["types"] if model.config.token_types > 1 else None
+    return dict(tokens=batch["tokens"], types=types, mask=batch["segments"].sum(axis=1))
 
 
 def predicted(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """What a model with a head predicts."""
-    return model(batch["tokens"], types=types_for(model, batch), segments=batch["segments"])
+    return model(**inputs_of(model, batch))
 
 
 def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:

@@ -17,7 +17,7 @@ def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     if "source_segments" in batch:
         return {name: batch[name] for name in ("source_segments", "target_segments")}
     # Padding follows the sentence and a decoder looks back, so no target mask is needed.
-    return {"source_mask": batch["source"] != PAD}
+    return {"source_mask": (batch["source"] != PAD).sum(axis=1)}
 
 
 def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None) -> jax.Array:
