@@ -170,6 +170,16 @@ def test_bad_data(data, tmp_path):
         [("a", "b", "1"), ("a", "b", "high")], header=("sentence1", "sentence2", "score")
     )
     assert "no column label or labels or score to predict" in with_rows([("a",), ("b",)], header=("sentence",))
+    unlabelled = table(tmp_path, "unlabelled", ("sentence",), [("a",)])
+    assert "unlabelled.tsv: no column label, which the training set has" in refused(
+        classify, "--train", data / "label.tsv", "--test", unlabelled, *TINY, "--run-dir", tmp_path / "run"
+    )
+    assert "the score 'nan' is not a number" in with_rows(
+        [("a", "b", "1"), ("c", "d", "nan")], header=("sentence1", "sentence2", "score"), command=embed
+    )
+    assert "line 3: a text of no tokens" in with_rows(
+        [("a b", "N V"), ("\u200b", "N")], header=("tokens", "tags"), command=tag, valid=[("a", "N")]
+    )
     assert "a training set of one example" in with_rows([("a", "1.5")], header=("sentence", "score"))
     assert "line 2: 2 word(s) and 1 tag(s)" in with_rows([("a b", "N")], header=("tokens", "tags"), command=tag)
     assert "the tag 'Z' was not in training" in with_rows(
@@ -214,6 +224,9 @@ def test_bad_use(data, runs, tmp_path):
         "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert "1 column(s): give " in refused(answer, "--run-dir", runs / "answer", "--stdin", stdin="a\n")
+    assert "question 1: a text of no tokens" in refused(
+        answer, "--run-dir", runs / "answer", "--stdin", stdin="where is it\t\u200b\n"
+    )
     assert "no [MASK] in the text" in refused(pretrain, "--run-dir", runs / "pretrain", "--fill", "a film")
     assert "which does not fill anything in" in refused(pretrain, "--run-dir", folder, "--fill", "a [MASK]")
     assert "config.json: no such file" in refused(embed, "--weights", tmp_path, "--stdin", stdin="a\n")

@@ -325,7 +325,10 @@ class FineTuned:
             **found,
             **{f"validation_{name}": value for name, value in others.items()},
             "split": split,
-            "examples_per_second": totals.weight / max(totals.seconds, 1e-9),
+            # Not the weight of the loss, which may count words.
+            "examples_per_second": self._config.optimization.steps
+            * self._config.task.batch_size
+            / max(totals.seconds, 1e-9),
         }
         shown = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.items()]
         return results, shown

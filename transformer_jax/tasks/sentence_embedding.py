@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -214,9 +215,11 @@ def prepare(config, objective, *, mesh, stored, starts, note):
                     raise UserError(f"{table.place(row)}: a text of no tokens")
         for row, text in enumerate(table.columns.get("score", ())):
             try:
-                float(text)
+                finite = math.isfinite(float(text))
             except ValueError:
-                raise UserError(f"{table.place(row)}: the score {text!r} is not a number") from None
+                finite = False
+            if not finite:
+                raise UserError(f"{table.place(row)}: the score {text!r} is not a number")
         return table
 
     read = on_first_then_every_process(lambda: fine_tuning.read_split(task, read_pairs, joined))

@@ -179,8 +179,10 @@ def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
     """What is predicted, a number or an array a row.
 
     Raises:
-      UserError: a label that was not in training, or a score that is not a number.
+      UserError: no column of targets, a label that was not in training, or a score that is not a number.
     """
+    if target not in table.columns:
+        raise UserError(f"{table.path}: no column {target}, which the training set has")
     numbers = {label: n for n, label in enumerate(labels)}
     found: list[Any] = []
     for row, value in enumerate(table.columns[target]):

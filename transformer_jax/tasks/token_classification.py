@@ -136,6 +136,8 @@ class TokenClassification(FineTuned):
             target, first = np.full(len(encoding.ids), _NONE, np.int32), first_pieces(encoding.word_ids)
             for word, place in first.items():
                 target[place] = numbers[tags[word]]
+            if not first:
+                raise UserError(f"{data.place(row)}: a text of no tokens")
             places.append(first)
             types = np.array(encoding.type_ids, np.int32)
             examples.append(Example(np.array(encoding.ids, np.int32), types, {"target": target}))

@@ -439,6 +439,7 @@ class TrainedReader(TrainedEncoder):
         limit = self.model.config.max_length
         stride = min(settings.get("stride", 128), limit // 4)
         windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
         examples = [Example(np.array(w.ids), np.array(w.type_ids), {}) for own in windows for w in own]
         logits = iter(self.run("answer", predicted, examples))
         found = []

@@ -167,6 +167,7 @@ def test_pairs(documents, tokenizer, encoded):
             follows = any((d, n + 1) in second for d, n in first)
             others = any(d != e for d, _ in first for e, _ in second)
             assert others if label else follows
+            assert any(n > 0 for _, n in second), "a beginning would show that it follows nothing"
             labels.append(int(label))
     assert np.mean(labels) == pytest.approx(0.5, abs=0.1)
 

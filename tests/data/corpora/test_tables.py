@@ -28,6 +28,16 @@ def test_a_table(tmp_path, name):
     assert fingerprint([table.columns]) != fingerprint([joined([table, table]).columns])
 
 
+def test_lines_are_those_of_the_file_and_fields_have_any_length(tmp_path):
+    long = "x" * 200_000
+    path = write(tmp_path, f"sentence\tlabel\n\na\t0\n\n{long}\t1\n")
+    table = joined([read_table(path, KNOWN)])
+    assert table.columns == {"sentence": ["a", long], "label": ["0", "1"]}
+    assert [table.place(row) for row in range(2)] == [f"{path}, line 3", f"{path}, line 5"]
+    with pytest.raises(UserError, match=r"line 4: 1 column\(s\)"):
+        read_table(write(tmp_path, "sentence\tlabel\na\t0\n\nb\n"), KNOWN)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -113,10 +113,11 @@ class SentencePairs:
 
     def epoch(self, rng: np.random.Generator) -> np.ndarray:
         firsts = rng.permutation(self._firsts)
-        # The document of a random piece is another one; a few draws that hit the same are drawn again.
-        others, own = rng.integers(len(self._pieces), size=len(firsts)), self._pieces[firsts, 0]
+        # A random piece is of another document; a few draws that hit the same are drawn again. Only pieces that
+        # follow others somewhere: the beginning of a document would show that it follows nothing.
+        others, own = rng.choice(self._firsts, len(firsts)) + 1, self._pieces[firsts, 0]
         while len(same := np.flatnonzero(self._pieces[others, 0] == own)):
-            others[same] = rng.integers(len(self._pieces), size=len(same))
+            others[same] = rng.choice(self._firsts, len(same)) + 1
         random = rng.random(len(firsts)) < 0.5
         seconds = np.where(random, others, firsts + 1)
         return (firsts * len(self._pieces) + seconds) * 2 + random

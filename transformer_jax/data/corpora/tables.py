@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
-import io
 import json
 import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -66,11 +65,11 @@ def read_table(path: str, known: Sequence[str]) -> Table:
         one name, or a row with other than the header's number of columns.
     """
     text = _read(pathlib.Path(path))
-    lines = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE))
-    lines = [line for line in lines if line]
+    # Not the module csv, whose fields have a largest size.
+    lines = [(number, line.split("\t")) for number, line in enumerate(re.split(r"\r\n|\n|\r", text)) if line]
     if not lines:
         raise UserError(f"{path}: nothing in it")
-    header, *rows = lines
+    (_, header), *rows = lines
     names = [name.strip() for name in header]
     if not set(names) & set(known):
         shown = ", ".join(name[:20] for name in names[:4])
@@ -81,14 +80,15 @@ def read_table(path: str, known: Sequence[str]) -> Table:
     twice = sorted({name for name in names if names.count(name) > 1 and name in known})
     if twice:
         raise UserError(f"{path}: two columns are called {twice[0]}")
-    for number, row in enumerate(rows):
+    for number, row in rows:
         if len(row) != len(names):
             raise UserError(
-                f"{path}, line {number + 2}: {len(row)} column(s) where the header has {len(names)}"
+                f"{path}, line {number + 1}: {len(row)} column(s) where the header has {len(names)}"
             )
     if not rows:
         raise UserError(f"{path}: a header and no rows")
-    return Table(path, {n: [row[at] for row in rows] for at, n in enumerate(names) if n in known})
+    columns = {n: [row[at] for _, row in rows] for at, n in enumerate(names) if n in known}
+    return Table(path, columns, [number - 1 for number, _ in rows])
 
 
 def joined(tables: Iterable[Table]) -> Table:
@@ -98,6 +98,8 @@ def joined(tables: Iterable[Table]) -> Table:
       UserError: files of other columns.
     """
     first, *rest = tables
+    if not rest:
+        return first
     for other in rest:
         if other.columns.keys() != first.columns.keys():
             raise UserError(
