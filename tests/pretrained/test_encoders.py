@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import nnx
 
 import transformer_jax
 from tests.pretrained.test_parity import noisy
 from transformer_jax import pretrained
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.models.bert import BertConfig, BertMaskedLM, BertTagger
 from transformer_jax.models.electra import ElectraDiscriminator
+from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.pretrained.families import FAMILIES
 
@@ -193,6 +196,38 @@ def test_old_names_and_buffers_are_read(tmp_path, shared):
     texts = ["Déjà vu, it's 北京 naïve!", "unaffable"]
     encoded = [[e.ids for e in t.encode_batch(texts, max_length=64)] for t in (tokenizer, from_vocabulary)]
     assert encoded[0] == encoded[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "prefix"),
+    [
+        (BertMaskedLM, BertConfig, "bert."),
+        (BertTagger, BertConfig, "bert."),
+        (RobertaMaskedLM, RobertaConfig, "roberta."),
+        (RobertaTagger, RobertaConfig, "roberta."),
+    ],
+)
+def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, config, prefix):
+    """As checkpoints of older releases hold it; BERT's hold the head for next sentences too."""
+    extra = {} if config is RobertaConfig else {"pooler": False}
+    own = config.preset(
+        "mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19, classes=2, **extra
+    )
+    model = module(own, rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path, model, small_tokenizer(("x", "y")))
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    tensors[f"{prefix}pooler.dense.weight"] = np.ones((24, 24), np.float32)
+    tensors[f"{prefix}pooler.dense.bias"] = np.ones(24, np.float32)
+    if config is BertConfig:
+        tensors["cls.seq_relationship.weight"] = np.ones((2, 24), np.float32)
+        tensors["cls.seq_relationship.bias"] = np.ones(2, np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    found, _ = pretrained.load(tmp_path)
+    for (name, expected), (_, leaf) in zip(
+        named_leaves(model).items(), named_leaves(found).items(), strict=True
+    ):
+        np.testing.assert_array_equal(leaf, expected, err_msg=name)
 
 
 def test_an_unknown_head_is_refused(tmp_path, shared):

@@ -52,7 +52,9 @@ def _family(
         table=(*body, *heads),
         prefix="bert.",
         head=None,
-        passed_over=r"embeddings\.(position|token_type)_ids|cls\.predictions\.decoder\.(weight|bias)",
+        # Checkpoints of older releases keep the pooler and the next-sentence head under heads that have none.
+        passed_over=r"embeddings\.(position|token_type)_ids|cls\.predictions\.decoder\.(weight|bias)"
+        + ("" if pooler else r"|pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"),
         processor=read_encoder_tokenizer,
         settings=written_settings,
         absent=("pooler", "pooler.dense.weight") if module is Bert else None,

@@ -54,7 +54,9 @@ def _family(
         table=(*body, *heads),
         prefix="roberta.",
         head=None,
-        passed_over=r"embeddings\.(position|token_type)_ids|lm_head\.decoder\.(weight|bias)",
+        # Checkpoints of older releases keep the pooler under heads that have none.
+        passed_over=r"embeddings\.(position|token_type)_ids|lm_head\.decoder\.(weight|bias)"
+        + ("" if pooler else r"|pooler\.dense\.(weight|bias)"),
         processor=read_encoder_tokenizer,
         settings=written_settings,
         absent=("pooler", "pooler.dense.weight") if module is Roberta else None,
