@@ -50,8 +50,9 @@ def _begin(model: Any, draft: Any, prompt: jax.Array, first: jax.Array, *, room:
     caches = []
     for one in (model, draft):
         cache = one.start(1, max_length=room, first=first)
-        _, cache = one.step_function()(cache, prompt[:, :-1], prompt=True)
-        caches.append(cache)
+        # All of it is read, since kernels do not take every length; the last token's place is written again.
+        _, cache = one.step_function()(cache, prompt, prompt=True)
+        caches.append(cache.cut(prompt.shape[1] - 1))
     return tuple(caches)
 
 

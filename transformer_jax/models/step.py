@@ -33,7 +33,7 @@ class Cache(Protocol):
 class StepFunction(Protocol):
     """`step(cache, tokens (B, N)) -> (StepOutput, cache)`; N > 1 for prefill and for verifying drafts.
 
-    With `prompt` the cache is as `start` made it and the tokens are all that it will hold: they attend to each
+    With `prompt` the cache is as `start` made it, so that the tokens are all that it holds: they attend to each
     other alone, by a kernel where one takes them, and the logits are those behind the last token, (B, 1, V).
     """
 
