@@ -1,7 +1,7 @@
 """Models at their published sizes, compiled for TPUs and GPUs that are not here: memory, work, time by
 roofline.
 
-    python -m experiments.accelerators [--only NAME ...] [--write FILE]
+    python -m experiments.accelerators [--only NAME ...] [--jobs N] [--write FILE]
 
 A TPU's program takes half a minute to four, a GPU's ten seconds. Needs the extras `tpu-compiler` and
 `gpu-compiler`; rows of a compiler that is not installed are left out and named.
@@ -9,12 +9,14 @@ A TPU's program takes half a minute to four, a GPU's ten seconds. Needs the extr
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import datetime
+import multiprocessing
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -195,6 +197,8 @@ class Arguments:
     """Rows whose name contains one of these."""
     write: str | None = None
     """Markdown file to write."""
+    jobs: int = 1
+    """Programs compiled at the same time, each in a process; the largest take gigabytes."""
 
 
 def line(row: Row, report: ProgramReport) -> str:
@@ -225,36 +229,44 @@ COLUMNS = (
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
-def ratios(reports: Mapping[Row, ProgramReport]) -> list[str]:
-    """Work of training steps against the least that they need; of GPT-2 124M memory against its formula too."""
-    lines = []
-    for row, report in reports.items():
-        config = row.config()
-        work = report.flops * report.devices / least_operations(config)
-        text = f"{row.name}, {row.topology}: {work:.3f} of the least operations"
-        if row.name == _COUNTED[0]:
-            memory = report.temporary_bytes / expected_temporaries(config, chip_of(row.topology).kind)
-            text += f", {memory:.2f} of the temporaries that the formula gives"
-        lines.append(text)
-    return lines
+def ratio(row: Row, report: ProgramReport) -> str:
+    """Work of a training step against the least that it needs; of GPT-2 124M memory against its formula too."""
+    config = row.config()
+    work = report.flops * report.devices / least_operations(config)
+    text = f"{row.name}, {row.topology}: {work:.3f} of the least operations"
+    if row.name == _COUNTED[0]:
+        memory = report.temporary_bytes / expected_temporaries(config, chip_of(row.topology).kind)
+        text += f", {memory:.2f} of the temporaries that the formula gives"
+    return text
+
+
+def measured(place: int) -> tuple[str, str | None]:
+    """(line of the table, ratios of a row that is counted) of the row at this place of `rows`."""
+    row = rows()[place]
+    report = compiled(row)
+    return line(row, report), ratio(row, report) if row.name in _COUNTED else None
 
 
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     without_plugins()
-    chosen = [row for row in rows() if not arguments.only or any(part in row.name for part in arguments.only)]
-    lines, own = [HEAD], {}
-    print(HEAD)
-    for row in chosen:
+    chosen = []
+    for place, row in enumerate(rows()):
+        if arguments.only and not any(part in row.name for part in arguments.only):
+            continue
         if reason := missing_compiler(chip_of(row.topology).kind):
             print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
             continue
-        report = compiled(row)
-        if row.name in _COUNTED:
-            own[row] = report
-        lines.append(line(row, report))
-        print(lines[-1], flush=True)
-    found = ratios(own)
+        chosen.append(place)
+    lines, found = [HEAD], []
+    print(HEAD)
+    # Processes, not threads: tracing holds Python's lock for half of the time. "spawn", since JAX has threads.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(arguments.jobs, context, without_plugins) as workers:
+        for text, of_row in workers.map(measured, chosen):
+            lines.append(text)
+            found += [of_row] if of_row else []
+            print(text, flush=True)
     print("\n".join(found))
     if arguments.write:
         text = [
