@@ -151,6 +151,17 @@ def test_rows_and_tokens_over_devices(topology, mesh):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("2*v5e:2x2")])
+def test_gradients_go_between_slices(topology):
+    """Summed within a slice first: each device sends a quarter of them to the other slice."""
+    report = step("gpt", topology, "data=8")
+    # A parameter and its two moments are float32, its gradient here is bfloat16; the compiler pads small ones.
+    gradients = report.argument_bytes / 12 * 2
+    assert 1 < report.link_bytes["between"] / (gradients / 4) < 2
+    assert report.link_bytes["between"] < report.link_bytes["within"] / 2
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm"])
 def test_decoding(name, topology):

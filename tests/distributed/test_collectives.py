@@ -167,6 +167,31 @@ def test_a_loop_of_unknown_length_around_a_collective(old, new):
         collectives(TPU.replace(old, new))
 
 
+# Three slices of four devices: what leaves a slice is sent by its host, and the program is that of one slice.
+SLICES = """HloModule step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (p: bf16[16,8]) -> bf16[16,8] {
+  %reduced = (bf16[16,8,128]{2,1,0:T(8,128)(2,1)}, u32[], token[]) send(%p, %t), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.24_0",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2,3}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %gathered = (bf16[16,512]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1:2}x{0:3}",_xla_megascale_transfer_type="ALL_GATHER"}
+  %scattered = (f32[6,2]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2,3}x{0:3}",_xla_megascale_transfer_type="REDUCE_SCATTER"}
+  %spread = (s32[6]{0}, u32[], token[]) send(%p, %t), is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_TO_ALL"}
+  %offloaded = (s32[6]{0}, u32[], token[]) send(%p, %t), is_host_transfer=true
+}
+"""  # noqa: E501
+
+
+def test_collectives_between_slices():
+    found = collectives(SLICES)
+    assert found == [
+        Collective("all-reduce", 16 * 8 * 128 * 2, 3, 1),
+        Collective("all-gather", 2 * 16 * 512 * 2, 2, 1),
+        Collective("reduce-scatter", 4 * 2 * 2, 3, 1),
+        Collective("all-to-all", 6 * 4, 3, 1),
+    ]
+    assert found[0].devices == (0, 4, 8)
+    assert all(one.crosses(4) for one in found)
+
+
 def test_of_the_branches_the_one_that_sends_the_most():
     quiet = "%quiet (p: f32[2]) -> f32[2] {\n  ROOT %same = f32[2]{0} copy(%p)\n}\n\nENTRY"
     text = PROGRAM.replace("ENTRY", quiet)

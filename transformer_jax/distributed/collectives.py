@@ -24,6 +24,9 @@ _GROUPS = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
 _CHAIN = re.compile(r'chain_id="(\d+)"')
+# What a TPU's program sends to other slices leaves by a host: slices, numbered from 1, and devices in each.
+_TO_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +124,8 @@ class _Computation:
 def collectives(program: str) -> list[Collective]:
     """The collectives of a compiled program, those in loops as often as the loops turn.
 
-    Reads programs for CPUs, GPUs and TPUs. Of an asynchronous collective its start counts. Of a `conditional`
-    the branch that sends the most counts.
+    Reads programs for CPUs, GPUs and TPUs, of one slice and of several. Of an asynchronous collective its start
+    counts. Of a `conditional` the branch that sends the most counts.
 
     Args:
       program: `compiled.as_text()`.
@@ -157,6 +160,8 @@ class _Reader:
 
     def __init__(self, computations: dict[str, _Computation], devices: int):
         self._computations, self._devices = computations, devices
+        every = (one for computation in computations.values() for one in computation.instructions.values())
+        self._slices = max((slice_ for one in every for slice_ in _slices(one)), default=1)
         # A TPU's compiler writes an asynchronous collective into several fusions, of which each holds the same
         # operation: one that starts it, those that compute meanwhile, and one that waits for it.
         self._started: set[str] = set()
@@ -183,6 +188,8 @@ class _Reader:
             if opcode in _KINDS:
                 if one.chain not in self._chains or one.name in self._started:
                     yield self._collective(one, scattered=name.startswith("all-reduce-scatter"), times=times)
+            elif opcode == "send" and (found := _TO_SLICES.search(one.attributes)):
+                yield self._between_slices(one, found[1].lower().replace("_", "-"), times)
             elif opcode in ("fusion", "async"):
                 yield from self.within(one.attribute("calls"), times)
             elif opcode == "call":
@@ -210,6 +217,18 @@ class _Reader:
             # A TPU's reduce-scatter: a fusion of an all-reduce and of the slices that each device keeps.
             kind, size = "reduce-scatter", size // group
         return Collective(kind, size, group, times, devices)
+
+    def _between_slices(self, one: _Instruction, kind: str, times: int) -> Collective:
+        """Of the devices at the same place of each slice; what is sent is what one of them gives."""
+        kind = kind if kind in _KINDS else "collective-permute"
+        slices = _slices(one) or range(1, self._slices + 1)
+        group, size = len(slices), _size(_elements(one.result)[0])
+        if kind == "all-gather":
+            size *= group
+        elif kind == "reduce-scatter":
+            size //= group
+        # The program is that of one slice, and so are its devices.
+        return Collective(kind, size, group, times, tuple((slice_ - 1) * self._devices for slice_ in slices))
 
     def _members(self, one: _Instruction) -> tuple[int, ...]:
         """The devices of the first group; of a permutation the pair that is furthest apart."""
@@ -264,6 +283,15 @@ class _Reader:
         if direction in ("GT", "GE") and step < 0:
             return len(range(first, last - (direction == "GE"), step))
         return None
+
+
+def _slices(one: _Instruction) -> list[int]:
+    """The slices that a transfer names, `{1,2}` or `{1:4}`."""
+    found = _SLICES.search(one.attributes)
+    if found is None:
+        return []
+    ends = [[int(n) for n in part.split(":")] for part in found[1].split(",")]
+    return [slice_ for part in ends for slice_ in range(part[0], part[-1] + 1)]
 
 
 def _iota_group(text: str) -> tuple[int, ...]:
