@@ -263,10 +263,10 @@ def main() -> None:
     # Processes, not threads: tracing holds Python's lock for half of the time. "spawn", since JAX has threads.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(arguments.jobs, context, without_plugins) as workers:
-        for text, of_row in workers.map(measured, chosen):
-            lines.append(text)
+        for of_table, of_row in workers.map(measured, chosen):
+            lines.append(of_table)
             found += [of_row] if of_row else []
-            print(text, flush=True)
+            print(of_table, flush=True)
     print("\n".join(found))
     if arguments.write:
         text = [
