@@ -24,12 +24,13 @@ METADATA = {
 }
 
 
-def executed(path: pathlib.Path, steps: int | None = None) -> Any:
+def executed(path: pathlib.Path, steps: int | None = None, xla_flags: str = "") -> Any:
     """A notebook after a run of all its cells, which began without outputs.
 
     Args:
       path: of the notebook.
       steps: of every training in it, in place of its own number: all cells run, and results mean nothing.
+      xla_flags: of the kernel.
 
     Raises:
       nbclient.exceptions.CellExecutionError: a cell raised.
@@ -49,7 +50,7 @@ def executed(path: pathlib.Path, steps: int | None = None) -> Any:
     )
     # A user's kernel has the devices and the pictures that it has by itself, and the project beside it.
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "MPLBACKEND")}
-    client.execute(env=env | {"PYTHONPATH": str(FOLDER.parent)})
+    client.execute(env=env | {"PYTHONPATH": str(FOLDER.parent), "XLA_FLAGS": xla_flags})
     notebook.metadata = METADATA
     return notebook
 

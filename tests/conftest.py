@@ -6,14 +6,17 @@ import pathlib
 import shutil
 import tempfile
 
-# XLA's optimizations of machine code halve nothing that is tested here and double the time to compile; commands
-# that run as processes of their own have them (`COMMAND_ENVIRONMENT`).
+# Nearly all of a test's time is XLA's for compiling. Neither its optimizations of machine code nor its emitters
+# of fused loops change what is tested here; without the emitters, and with one LLVM module a program, it takes
+# less than half of the time. Commands in a process of their own have XLA as users have it
+# (`tests.commands.in_process`).
+FAST_TO_COMPILE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 os.environ["XLA_FLAGS"] = " ".join(
-    (
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-    )
+    (os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", *FAST_TO_COMPILE)
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is compilation. What one worker or command has compiled the others read; the size makes

@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import FAST_TO_COMPILE, ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What of Flax makes a layer, or is one.
@@ -85,5 +85,6 @@ def test_a_notebook_runs_from_nothing(path):
     steps = 120 if path.stem == "4_transformer" else 20
     pytest.importorskip("nbclient", reason="runs notebooks: the dev requirements")
     pytest.importorskip("nbformat", reason="reads notebooks: the dev requirements")
-    notebook = runpy.run_path(str(ROOT / "notebooks/execute.py"))["executed"](path, steps=steps)
+    executed = runpy.run_path(str(ROOT / "notebooks/execute.py"))["executed"]
+    notebook = executed(path, steps=steps, xla_flags=" ".join(FAST_TO_COMPILE))
     check_outputs([output for cell in notebook.cells for output in cell.get("outputs", [])])

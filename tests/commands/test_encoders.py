@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cases import others_long
 from tests.commands.in_process import call
 from transformer_jax import load
 from transformer_jax.commands import answer, classify, embed, pretrain, tag
@@ -260,7 +261,7 @@ def test_texts_that_are_cut_are_counted(data, tmp_path, capsys):
     assert "1 of 1 valid texts are longer" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [pretrain, classify, tag, answer, embed])
+@pytest.mark.parametrize("command", others_long([pretrain, classify, tag, answer, embed], pretrain, answer))
 def test_it_is_planned_without_data(command, tmp_path):
     done = call(command.main, *TINY, "--dry-run", "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

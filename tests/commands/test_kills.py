@@ -21,14 +21,12 @@ from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.run_folder import read_run
 
-STEPS = 160
 
-
-def started(files, folder, cache):
+def started(files, folder, cache, steps):
     flags = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--batching", "packed", "--warmup",
              10, "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32, "--dropout", 0.1,
-             "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", STEPS, "--save-every", 2,
-             "--evaluate-every", STEPS, "--average", 2, "--run-dir", folder)  # fmt: skip
+             "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", steps, "--save-every", 2,
+             "--evaluate-every", steps, "--average", 2, "--run-dir", folder)  # fmt: skip
     # Programs that were compiled once are read again: most of a life is steps and saves.
     environment = without_cache(ENVIRONMENT) | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -50,23 +48,25 @@ def final_state(folder):
 @pytest.mark.long
 def test_kills(tmp_path, request):
     kills = 100 if request.config.getoption("--soak") else 3
+    # A life is 6 steps at most, and those that the kill cuts off.
+    steps = 10 * kills + 30
     files = write_pairs(tmp_path, train=300, valid=20, test=20)
-    alone = started(files, tmp_path / "whole", tmp_path / "cache")
+    alone = started(files, tmp_path / "whole", tmp_path / "cache", steps)
     _, errors = alone.communicate(timeout=300)
     assert alone.returncode == 0, errors
     draw = random.Random(0)
     folder = tmp_path / "killed"
     inside_saves = 0
     for number in range(kills):
-        process = started(files, folder, tmp_path / "cache")
+        process = started(files, folder, tmp_path / "cache", steps)
         before, end = max(saved(folder), default=0), time.monotonic() + 200
         ahead, in_a_save = 1 + draw.randrange(5), number % 2
         while process.poll() is None and time.monotonic() < end:
-            steps = saved(folder)
+            found = saved(folder)
             writing = {p.name.split(".")[0] for p in (folder / "checkpoints").glob("*")} - {
-                str(s) for s in steps
+                str(s) for s in found
             }
-            if max(steps, default=0) >= before + ahead and (writing or not in_a_save):
+            if max(found, default=0) >= before + ahead and (writing or not in_a_save):
                 break
             time.sleep(0.002)
         assert process.poll() is None, process.stderr.read()
@@ -74,7 +74,7 @@ def test_kills(tmp_path, request):
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         inside_saves += bool(writing)
-    process = started(files, folder, tmp_path / "cache")
+    process = started(files, folder, tmp_path / "cache", steps)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     (expected, totals), (found, own_totals) = final_state(tmp_path / "whole"), final_state(folder)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_long
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS, TRANSLATORS
 
@@ -82,7 +83,10 @@ def on_plane(model, inputs):
     return moved
 
 
-@every_model
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    others_long(MODELS, ("translators", "transformer"), ("translators", "bahdanau"), ("decoders", "gpt")),
+)
 def test_forward_mode_equals_reverse_mode(kind, name):
     model, inputs = make(kind, name), tokens(kind)
     along = direction(model, 2)

@@ -240,6 +240,7 @@ def test_weights_of_another_patch_size_are_refused(tmp_path):
         pretrained.load(tmp_path / "a")
 
 
+@pytest.mark.long
 def test_real_post_norm_weights(shared):
     """A ViT by others, with torch's encoder-layer names, converted here: logits and accuracy as torch has
     them."""

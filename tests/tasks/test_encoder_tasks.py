@@ -139,7 +139,7 @@ def test_it_is_trained(case, trained):
     assert len(read_metrics(folder)) >= 4
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label"))
+@pytest.mark.parametrize("case", others_long(CASES, "bert", "label"))
 def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -160,7 +160,7 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     assert measured == {name: again[name] for name in measured}
 
 
-@pytest.mark.parametrize("case", others_long([*PRETRAINING, "label", "tags"], "electra"))
+@pytest.mark.parametrize("case", others_long([*PRETRAINING, "label", "tags"], "bert"))
 def test_eight_devices_learn_the_same(case, data, trained, tmp_path):
     train(config_of(case, data), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
@@ -180,7 +180,6 @@ def test_what_the_trained_ones_do(data, trained):
     assert words[0].token in words[0].text
     with pytest.raises(UserError, match=r"no \[MASK\] in the text"):
         run.fill("the film is good.")
-    assert tasks.load(trained("roberta")[0]).fill("the film<mask> good.")
     electra = tasks.load(trained("electra")[0])
     assert len(electra.fill("the [MASK] is [MASK].")) == 2
     assert {0 <= p <= 1 for _, p in electra.replaced(["the film is good"])[0]} == {True}
@@ -198,12 +197,6 @@ def test_what_the_trained_ones_do(data, trained):
         run.classify("a")
     with pytest.warns(UserWarning, match=r"1 of 2 text\(s\) are longer than 24 tokens and were cut"):
         run.classify(["the dog", "the dog " * 30])
-    with pytest.raises(UserError, match="trained on pairs"):
-        tasks.load(trained("pair")[0]).classify(["a"])
-    (several,) = tasks.load(trained("labels")[0]).classify(["the dog is great"])
-    assert isinstance(several.label, tuple)
-    (score,) = tasks.load(trained("score")[0]).classify([("the dog is bad", "the dog is good")])
-    assert set(score.probabilities) == {"score"}
 
     run = tasks.load(trained("tags")[0])
     tags = run.tag(["the dog is great", ["a", "unseenlongword"]])
@@ -224,6 +217,17 @@ def test_what_the_trained_ones_do(data, trained):
     assert run.similarity(["the dog", "the film"]).shape == (2, 2)
 
 
+@pytest.mark.long
+def test_what_the_other_trained_ones_do(trained):
+    assert tasks.load(trained("roberta")[0]).fill("the film<mask> good.")
+    with pytest.raises(UserError, match="trained on pairs"):
+        tasks.load(trained("pair")[0]).classify(["a"])
+    (several,) = tasks.load(trained("labels")[0]).classify(["the dog is great"])
+    assert isinstance(several.label, tuple)
+    (score,) = tasks.load(trained("score")[0]).classify([("the dog is bad", "the dog is good")])
+    assert set(score.probabilities) == {"score"}
+
+
 def test_vectors_do_not_depend_on_their_company(trained):
     run = tasks.load(trained("vectors")[0])
     texts = ["the dog", "the film is good " * 4, "a tree", *["the house seems poor"] * 70]
@@ -232,7 +236,9 @@ def test_vectors_do_not_depend_on_their_company(trained):
         np.testing.assert_allclose(run.embed(texts[number : number + 1])[0], together[number], atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["bert", "electra", "label", "tags", "questions", "vectors"])
+@pytest.mark.parametrize(
+    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "electra", "questions")
+)
 def test_it_is_inspected(case, trained):
     run = tasks.load(trained(case)[0])
     item = ("how is it?", "the dog is good") if case == "questions" else "the dog is good"
