@@ -3,10 +3,11 @@
     python -m experiments.compare_encoders --data FOLDER --starts minilm=FOLDER bert=RUN none=RUN,leave_out=.*
 
 Each start is fine-tuned on each task. The learning rate is chosen with the first seed on the tenth of the
-training set that is held out; the other seeds train with it, and the test split is scored once each. A run is
-a line of `results.jsonl`, and what stands there is not trained again, so that the command may be stopped at
-any time. Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches,
-schedule and optimizer with `transformers` on torch, at the rate that was chosen here.
+training set that is held out; the other seeds train with it, and the test split is scored once each. With
+--refit every seed then learns from all of the training set and keeps its last step. A run is a line of
+`results.jsonl`, and what stands there is not trained again, so that the command may be stopped at any time.
+Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches, schedule and
+optimizer with `transformers` on torch, at the rate that was chosen here.
 
 --data holds a folder for each task with train.tsv.gz and dev.tsv.gz (.json.gz for questions): sst2, sst2_10k
 (10,000 sentences of sst2), trec, mrpc, cola, ewt_pos, wnut17, squad_small.
@@ -88,6 +89,8 @@ class Arguments:
     """Learning rates to choose from; those of encoders that were pretrained here are higher."""
     seeds: int = 3
     """Runs of each; the rate is chosen with the first."""
+    refit: bool = False
+    """Learn from the held-out tenth too once the rate is chosen."""
     peer: Literal["", "torch"] = ""
     """torch: also `transformers` from the same published folder, with the same batches."""
     runs_dir: str = "runs/encoders"
@@ -200,14 +203,20 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
     path = folder / "results.jsonl"
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def one(name: str, start: str, known: str, rate: float, seed: int, peer: str = "") -> dict[str, Any]:
+    def one(
+        name: str, start: str, known: str, rate: float, seed: int, *, peer: str = "", refit: bool = False
+    ) -> dict[str, Any]:
         work = WORK[known]
         key = dict(start=name, set=known, steps=work.steps, rate=rate, seed=seed, peer=peer)
         for row in done:
-            if all(row.get(n) == value for n, value in key.items()):
+            if all(row.get(n) == value for n, value in key.items()) and row.get("refit", False) == refit:
                 return row
+        key |= {"refit": True} if refit else {}
         print(json.dumps(key), file=sys.stderr, flush=True)
         config = config_of(work, arguments.data, start, rate, seed)
+        if refit:
+            # A split without an example cannot be; the thousandth says nothing, so the last step is kept.
+            config = config.with_values(held_out=0.001, keep="last")
         run_dir = folder / "-".join(map(str, filter(None, (name, known, f"{rate:g}", seed))))
         results = fine_tune_in_torch(config) if peer else fine_tune(config, run_dir)
         row = key | {n: round(v, 4) for n, v in results.items() if isinstance(v, float)}
@@ -227,19 +236,18 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
             first = [one(name, start, known, rate, 0) for rate in arguments.rates]
             rate = max(first, key=lambda row: row[metric])["rate"]
             for seed in range(arguments.seeds):
-                yield one(name, start, known, rate, seed)
+                yield one(name, start, known, rate, seed, refit=arguments.refit)
             if arguments.peer:
                 for seed in range(arguments.seeds):
-                    yield one(name, start, known, rate, seed, arguments.peer)
+                    yield one(name, start, known, rate, seed, peer=arguments.peer)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = tyro.cli(Arguments, args=argv, description=__doc__)
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows(arguments):
-        found.setdefault((row["start"] + (f" ({row['peer']})" if row["peer"] else ""), row["set"]), []).append(
-            row
-        )
+        name = row["start"] + (f" ({row['peer']})" if row["peer"] else "")
+        found.setdefault((name, row["set"]), []).append(row)
     print(f"{'start':<16} {'set':<12} {'metric':<12} {'mean':>7} {'error':>6} {'rate':>8} {'examples/s':>11}")
     for (start, known), own in found.items():
         metric = WORK[known].metric

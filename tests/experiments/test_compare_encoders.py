@@ -1,0 +1,56 @@
+"""Encoders compared on tiny data: one row a run, none trained twice, the rate chosen before a refit."""
+
+import json
+
+import pytest
+
+from experiments import compare_encoders
+from tests.runs import train
+from transformer_jax import tasks
+
+WORDS = {"1": ["good", "great", "fine"], "0": ["bad", "awful", "poor"]}
+
+
+@pytest.mark.long
+def test_rows_are_kept_and_a_refit_takes_the_chosen_rate(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"the film is {w}" for w in [*WORDS["1"], *WORDS["0"]] * 9))
+    tiny = dict(width=8, layers=1, heads=1, feed_forward=8, vocab_size=140, batch_size=4, context=16,
+                pooler=False, next_sentence=False)  # fmt: skip
+    config = tasks.configure(
+        "masked_language_modeling", "text", model="bert", text=(str(tmp_path / "text.txt"),), steps=1, **tiny
+    )
+    train(config, tmp_path / "encoder")
+    (tmp_path / "sst2").mkdir()
+    rows = [f"the film is {word} {n}\t{label}" for n in range(5) for label in WORDS for word in WORDS[label]]
+    for name in ("train", "dev"):
+        (tmp_path / "sst2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    config_of = compare_encoders.config_of
+
+    def of_plain_files(work, data, *rest):
+        config = config_of(work, data, *rest)
+        plain = {
+            name: tuple(p.removesuffix(".gz") for p in getattr(config.task, name)) for name in ("train", "test")
+        }
+        return config.with_values(**plain, batch_size=4)
+
+    monkeypatch.setattr(compare_encoders, "config_of", of_plain_files)
+    work = compare_encoders.WORK["sst2"]._replace(steps=2, changes={"max_length": 16})
+    monkeypatch.setitem(compare_encoders.WORK, "sst2", work)
+    command = [
+        "--data", str(tmp_path), "--starts", f"tiny={tmp_path / 'encoder'}", "--only", "sst2",
+        "--rates", "1e-3", "2e-3", "--seeds", "2", "--runs-dir", str(tmp_path / "runs"),
+    ]  # fmt: skip
+
+    def kept():
+        return [json.loads(line) for line in (tmp_path / "runs" / "results.jsonl").read_text().splitlines()]
+
+    compare_encoders.main(command)
+    first = kept()
+    best = max(first[:2], key=lambda row: row["validation_accuracy"])["rate"]
+    assert [(row["rate"], row["seed"]) for row in first] == [(1e-3, 0), (2e-3, 0), (best, 1)]
+    assert "tiny" in capsys.readouterr().out
+    compare_encoders.main([*command, "--refit"])
+    again = kept()
+    assert again[:3] == first, "what stands there is not trained again"
+    assert [(row["rate"], row["seed"], row["refit"]) for row in again[3:]] == [(best, 0, True), (best, 1, True)]
+    assert not list((tmp_path / "runs").glob("tiny*")), "runs are removed"
