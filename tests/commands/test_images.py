@@ -84,6 +84,7 @@ def test_other_kinds_of_files_are_converted(run, tmp_path):
     assert len(ended.stdout.splitlines()) == 5, ended.stderr
 
 
+@pytest.mark.long
 def test_pretraining_and_probes(data, tmp_path):
     head = ("--prototypes", 11, "--projection-hidden", 8, "--bottleneck", 6)
     for method, own in (("dino", head), ("mae", ("--decoder-width", 8, "--decoder-heads", 2))):
@@ -112,6 +113,8 @@ def test_pretraining_and_probes(data, tmp_path):
     assert ended.returncode == 0, ended.stderr
     knn = json.loads((tmp_path / "knn" / "results.json").read_text())["knn_accuracy"]
     assert knn == json.loads((tmp_path / "dino" / "results.json").read_text())["knn_accuracy"]
+    ended = call(classify_images.main, *start, "--probe", "knn", "--size", 16, "--run-dir", tmp_path / "larger")
+    assert ended.returncode == 0, ended.stderr
     steps = ("--steps", 4, "--batch-size", 4, "--save-every", 4, "--evaluate-every", 4)
     ended = call(classify_images.main, *start, *steps, "--probe", "linear", "--run-dir", tmp_path / "linear")
     assert ended.returncode == 0, ended.stderr
@@ -129,6 +132,7 @@ def test_flags_that_contradict_each_other(data, run, tmp_path):
     one_line(call(classify_images.main, *VIT, "--patch-size", 3), "must be a multiple of patch_size 3")
     one_line(call(classify_images.main, *VIT, "--size", 9), "--size 9 is no multiple of --patch-size 2")
     one_line(call(classify_images.main, "--start-from", data), "config.json: no such file")
+    one_line(call(classify_images.main, "--operations", 1, "--magnitude", 25), "--magnitude 25.0 is above 10")
 
 
 def test_images_that_cannot_be_trained_on(data, tmp_path):

@@ -62,7 +62,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "classes", "dino", "mae"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     expected = {
@@ -78,7 +78,7 @@ def test_it_is_trained(case, trained):
     )
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "dino"))
+@pytest.mark.parametrize("case", others_long(CASES, "classes"))
 def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -105,7 +105,7 @@ def test_eight_devices_learn_the_same(case, trained, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
 
 
-@pytest.mark.parametrize("case", others_long(["classes", "dino"], "dino"))
+@pytest.mark.parametrize("case", others_long(["classes", "dino"], "classes"))
 def test_micro_batches_learn_the_same(case, trained, tmp_path):
     """Of DINO too: its centre and teacher move once a step."""
     train(config_of(case, accumulation=2, steps=10, schedule="constant"), tmp_path / "two")
@@ -135,12 +135,13 @@ def test_a_trained_classifier_classifies(trained):
     assert 100 * right == pytest.approx(results["top1"], abs=0.3)
     alone = run.classify(images[:1])[0]
     assert alone.probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
-    for given, message in (([], "one or more"), ("a.png", "a list of images"), ([np.zeros(3)], "give uint8")):
+    one = ("a.png", images[0], images[0][..., 0])
+    for given, message in (([], "one or more"), ([np.zeros(3)], "give uint8"), *((x, "a list") for x in one)):
         with pytest.raises(UserError, match=message):
             run.classify(given)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_long(CASES, "classes", "dino"))
 def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
     run = tasks.load(trained(case)[0])
     train_set, _ = digits()
@@ -178,6 +179,7 @@ def test_masks_keep_the_smallest_set_of_a_share():
         maps.masks(0)
 
 
+@pytest.mark.long
 def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
     """From DINO, from a masked autoencoder, and as a frozen one under a linear classifier."""
     small = dict(batch_size=16, examples=200, steps=10, evaluate_every=10, save_every=10)
@@ -196,6 +198,27 @@ def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
     assert stored.run.trainable == "(distillation_)?head/.*"
 
 
+@pytest.mark.parametrize("recipe", ["fine_tune", "probe"])
+def test_a_classifier_goes_on_with_other_classes(recipe, trained, tmp_path):
+    """Its encoder is copied, a head for three classes is fresh."""
+    train_set, _ = digits()
+    rows = np.flatnonzero(train_set.labels < 3)[:60]
+    np.savez(
+        tmp_path / "three.npz", images=np.stack([train_set[n] for n in rows]), labels=train_set.labels[rows]
+    )
+    folder = str(trained("classes")[0])
+    config = tasks.configure(
+        "image_classification", recipe, start=(folder,), data=str(tmp_path / "three.npz"), steps=1,
+        learning_rate=0.0, batch_size=8,
+    )  # fmt: skip
+    train(config, tmp_path / "run")
+    before, after = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
+    assert (before["head/kernel"].shape, after["head/kernel"].shape) == ((24, 10), (24, 3))
+    for name, leaf in after.items():
+        if name.startswith("encoder/"):
+            np.testing.assert_array_equal(leaf, before[name], err_msg=name)
+
+
 def test_a_run_is_published_and_read_again(trained, tmp_path):
     run = tasks.load(trained("classes")[0])
     pretrained.save(tmp_path / "folder", run.model, run.processor)
@@ -204,9 +227,13 @@ def test_a_run_is_published_and_read_again(trained, tmp_path):
     assert again.classify([image])[0].probabilities == pytest.approx(
         run.classify([image])[0].probabilities, abs=1e-6
     )
-    other = tasks.load(trained("mixed")[0])
+
+
+@pytest.mark.long
+def test_a_compact_transformer_has_no_published_format(trained, tmp_path):
+    run = tasks.load(trained("mixed")[0])
     with pytest.raises(UserError, match="has no published format"):
-        pretrained.save(tmp_path / "none", other.model, other.processor)
+        pretrained.save(tmp_path / "none", run.model, run.processor)
 
 
 def test_teacher_and_centre_follow_their_recurrences():

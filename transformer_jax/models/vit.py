@@ -176,8 +176,9 @@ def _dense(config: ViTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.
 class ViT(nnx.Module):
     """Patches, positions and a class token through a stack of bidirectional blocks.
 
-    Initial values (Touvron et al. 2021): matrices, tokens and positions are normal with standard deviation
-    0.02, cut off at two of them, biases 0 and normalisation scales 1.
+    Initial values: matrices of blocks and patches are uniform (Glorot & Bengio 2010), as in the authors' code;
+    tokens and positions are normal with standard deviation 0.02, cut off at two of them; biases are 0 and
+    normalisation scales 1.
 
     Args:
       config: sizes and variants.

@@ -72,6 +72,8 @@ class ImageClassificationConfig(ImageDataConfig):
             self, crop=0, padding=0, turn=0, colour=0, operations=0, magnitude=0, erase=0, mixup=0, cutmix=0,
             smoothing=0,
         )  # fmt: skip
+        if self.magnitude > 10:
+            raise UserError(f"`magnitude` {self.magnitude} is above 10")
         if self.crop > 1 or self.smoothing >= 1:
             raise UserError(f"`crop` {self.crop} is above 1, or `smoothing` {self.smoothing} not below it")
 

@@ -245,8 +245,7 @@ def make_processor(config: RunConfig, labels: Sequence[str], starts: Sequence[An
     given = starts[0].processor if starts else None
     if not isinstance(given, ImageProcessor):
         return ImageProcessor(**own)
-    resized = max(size, round(given.resized * size / given.size))
-    return dataclasses.replace(given, **own, resized=0 if given.resize == "squash" else resized)
+    return dataclasses.replace(given.in_size(size), **own)
 
 
 def processor_in(folder: str) -> ImageProcessor | None:

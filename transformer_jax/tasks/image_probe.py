@@ -38,7 +38,7 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
         raise UserError(f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}: no images")
     size = config.task.size or trained.processor.size
     if size != trained.processor.size:
-        trained = dataclasses.replace(trained, processor=dataclasses.replace(trained.processor, size=size))
+        trained = dataclasses.replace(trained, processor=trained.processor.in_size(size))
     splits = image_data.open_splits(config.task)
     tests = splits.tests or {"valid": splits.valid}
     known = trained.embed_images(splits.train)

@@ -48,7 +48,10 @@ class TrainedImageEncoder(Trained):
         Raises:
           UserError: one image in place of a list, none, or one that cannot be read.
         """
-        if isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
+        # (height, width) and (height, width, channels); of grey images (N, height, width) is a list.
+        shape = np.shape(images) if isinstance(images, np.ndarray) else (0,) * 4
+        one = len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        if one or isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
             raise UserError("give a list of images, not one image")
         if not len(images):
             raise UserError("give one or more images")

@@ -56,6 +56,11 @@ class OpenedStart:
         """Whether the folder holds an encoder with another task's head than the new model has."""
         return self.whole and type(self.model) is not type(model) and _body(self.model) is not None
 
+    def of_other_classes(self, model: Any) -> bool:
+        """Whether it has the head of the new model for another number of classes."""
+        there, here = (getattr(config, "classes", 0) for config in (self.model.config, model.config))
+        return self.whole and type(self.model) is type(model) and there != here
+
     def leaves(self, model: Any) -> dict[str, Any]:
         """The parameters that are copied, by their names in the new model.
 
@@ -198,12 +203,15 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
       UserError: names that are missing, left over or of another shape, all in one line.
     """
     own, given, problems = named_leaves(model), {}, []
+    reads_texts = hasattr(getattr(model.config, "encoder", model.config), "max_length")
     for opened in starts:
         check_same_kind(opened, model.config)
         for name, leaf in opened.leaves(model).items():
-            rows = own[name].shape[0] if name in own and name.endswith("positions/table/embedding") else None
-            if rows is not None and leaf.shape[0] > rows:
-                leaf = leaf[:rows]  # a model for shorter texts
+            if name in own and own[name].shape != leaf.shape:
+                if opened.of_other_classes(model) and not name.startswith("encoder/"):
+                    continue  # the rest of a head, which begins fresh
+                if reads_texts and name.endswith("positions/table/embedding"):
+                    leaf = leaf[: own[name].shape[0]]  # a model for shorter texts
             if name in given:
                 problems.append(f"{name} comes from two starts")
             elif name not in own:
@@ -212,7 +220,7 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
                 problems.append(f"{name} is {leaf.shape}, not {own[name].shape}")
             given[name] = leaf
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
-    heads = any(opened.of_other_task(model) for opened in starts)
+    heads = any(opened.of_other_task(model) or opened.of_other_classes(model) for opened in starts)
     for name in own.keys() - given.keys():
         if heads and (_OPTIONAL in name or (hasattr(model, "encoder") and not name.startswith("encoder/"))):
             continue  # what belongs to a task begins fresh

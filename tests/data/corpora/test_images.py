@@ -12,7 +12,7 @@ from PIL import Image
 
 from transformer_jax.data.corpora import image_files, images
 from transformer_jax.data.corpora.image_files import decoded, image_array
-from transformer_jax.data.corpora.images import digits, open_images, splits_of, stratified
+from transformer_jax.data.corpora.images import ImageSet, digits, open_images, splits_of, stratified
 from transformer_jax.errors import UserError
 
 
@@ -136,6 +136,8 @@ def test_every_kind_of_image_becomes_rgb():
     found, kind = decoded(encoded(deep), "a")
     assert kind == "16-bit"
     np.testing.assert_array_equal(found[..., 0], grey)
+    share = Image.fromarray(grey.astype(np.float32) / 255)
+    np.testing.assert_array_equal(decoded(encoded(share, "TIFF"), "a")[0][..., 0], grey)
     frames = encoded(image.convert("P"), "GIF", save_all=True, append_images=[picture(3, (6, 5)).convert("P")])
     found, kind = decoded(frames, "a")
     assert (kind, found.shape) == ("animated", (5, 6, 3))
@@ -318,6 +320,14 @@ def test_fingerprints_tell_sets_apart(folder):
 def test_converted_images_are_counted(folder):
     (folder / "train" / "dog" / "1.png").write_bytes(encoded(picture().convert("L")))
     found = open_images(str(folder))
-    for number in range(6):
+    for number in (*range(6), *range(6)):
         found[number]
     assert found.converted == {"grey": 1}
+    arrays = ImageSet("set", ["a", "b"], np.zeros(2), ["one"], np.zeros((2, 4, 4, 1), np.uint8))
+    assert (arrays[0].shape, arrays.converted) == ((4, 4, 3), {"grey": 1})
+
+
+def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):
+    monkeypatch.setattr(images, "LARGEST_FILE", 10)
+    with pytest.raises(UserError, match="bytes, more than the 10 that are read"):
+        open_images(str(folder))[0]

@@ -47,6 +47,20 @@ def test_the_middle_is_cut_out_of_a_square_or_of_the_shortest_side():
         assert ImageProcessor.of(one.described()) == one
 
 
+def test_of_a_strip_the_middle_is_read():
+    """Resized as a whole it would have 15 million columns."""
+    strip = np.zeros((1, 60_000, 3), np.uint8)
+    strip[:, 29_990:30_010] = 255
+    processor = ImageProcessor(224, resize="shortest", resized=256)
+    assert processor.pixels(strip).min() == processor.pixels(strip.transpose(1, 0, 2)).min() == 255
+
+
+def test_another_size_has_the_same_share():
+    own = ImageProcessor(224, resize="shortest", resized=256).in_size(448)
+    assert (own.size, own.resized) == (448, 512)
+    assert ImageProcessor(224).in_size(32).resized == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "resize"), [("ViTFeatureExtractor", "square"), ("BitImageProcessor", "shortest"), ("", "shortest")]
 )

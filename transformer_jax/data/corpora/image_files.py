@@ -75,8 +75,10 @@ def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
         return np.asarray(image), what
     if mode.startswith("I") or mode == "F":
         values = np.asarray(image, np.float64)
-        # 16-bit files come as "I;16" or as "I"; in the latter 8-bit values stay what they are.
-        top = 65_535 if mode.startswith("I;16") or values.max(initial=0) > 255 else 255
+        # 16-bit files come as "I;16" or as "I"; in the latter 8-bit values stay what they are. Numbers with a
+        # fraction ("F") go up to 1 or to 255.
+        largest = values.max(initial=0)
+        top = 65_535 if mode.startswith("I;16") or largest > 255 else 1 if mode == "F" and largest <= 1 else 255
         grey = np.clip(values / top * 255, 0, 255).round().astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2), what or "16-bit"
     transparent = mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info

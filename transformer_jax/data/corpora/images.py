@@ -45,6 +45,10 @@ class _Files:
 
     def __getitem__(self, number: int) -> bytes:
         try:
+            if (size := self._paths[number].stat().st_size) > LARGEST_FILE:
+                raise UserError(
+                    f"{self._paths[number]}: {size:,} bytes, more than the {LARGEST_FILE:,} that are read"
+                )
             return self._paths[number].read_bytes()
         except OSError as error:
             raise UserError(f"{self._paths[number]}: cannot be read ({error.strerror})") from None
@@ -114,7 +118,7 @@ class ImageSet:
       UserError: a label that is of no class.
 
     Attributes:
-      converted: how many of the images that were decoded so far were of which other kind, see `decoded`.
+      where, names, labels, classes, source: as given.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class ImageSet:
                 f"{where}: labels from {self.labels.min()} to {self.labels.max()}, where there are "
                 f"{len(classes)} classes"
             )
-        self.converted: collections.Counter[str] = collections.Counter()
+        self._kinds: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -141,11 +145,18 @@ class ImageSet:
         found = self.source[number]
         name = f"{self.where}/{self.names[number]}"
         if isinstance(found, np.ndarray):
-            return image_array(found, name)
-        pixels, kind = decoded(found, name)
+            channels = found.shape[2] if found.ndim == 3 else 1
+            pixels, kind = image_array(found, name), {1: "grey", 4: "alpha"}.get(channels, "")
+        else:
+            pixels, kind = decoded(found, name)
         if kind:
-            self.converted[kind] += 1
+            self._kinds[number] = kind
         return pixels
+
+    @property
+    def converted(self) -> collections.Counter[str]:
+        """How many of the images that were decoded so far were of which other kind, see `decoded`."""
+        return collections.Counter(self._kinds.values())
 
     def some(self, numbers: np.ndarray) -> ImageSet:
         """The set of some of the images, in this order."""

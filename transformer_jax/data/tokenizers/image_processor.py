@@ -17,6 +17,8 @@ from transformer_jax.errors import UserError
 FILE = "preprocessor_config.json"
 _PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "square": "DeiTImageProcessor"}
 # Pillow's numbers, which published files hold.
+# The longer side of an image in shorter ones, of which more is not read.
+_LONGEST = 100
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
@@ -71,6 +73,14 @@ class ImageProcessor:
             return np.asarray(picture.resize((self.size, self.size), sampled))
         sides = [self.resized, self.resized]
         if self.resize == "shortest":
+            if max(height, width) > _LONGEST * min(height, width):
+                # Of a strip of pixels the middle alone is read: resized as a whole it would take gigabytes.
+                half, rows = _LONGEST * min(height, width) // 2, height > width
+                middle = max(height, width) // 2
+                array = (
+                    array[middle - half : middle + half] if rows else array[:, middle - half : middle + half]
+                )
+                picture, (height, width) = Image.fromarray(array), array.shape[:2]
             # As published processors do: the longer side is rounded down.
             sides = [int(self.resized * side / min(height, width)) for side in (height, width)]
         picture = picture.resize((sides[1], sides[0]), sampled)
@@ -84,6 +94,11 @@ class ImageProcessor:
           UserError: see `image_array`.
         """
         return np.stack([self.pixels(image) for image in images])
+
+    def in_size(self, size: int) -> Self:
+        """The same for images of another size, of which the same share is cut out."""
+        resized = 0 if self.resize == "squash" else max(size, round(self.resized * size / self.size))
+        return dataclasses.replace(self, size=size, resized=resized)
 
     def with_labels(self, labels: Sequence[str]) -> Self:
         """The same for a model of these classes."""
