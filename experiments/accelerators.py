@@ -26,6 +26,7 @@ from transformer_jax import configure
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.distributed.program_report import ProgramReport
 from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
+from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.training.chip_plan import compile_decoding
 from transformer_jax.training.config import RunConfig
@@ -38,6 +39,9 @@ _COUNTED = (
     "Transformer base, 25,000 tokens a side",
     "Transformer big, 25,000 tokens a side",
 )
+# Targets: operations and temporaries against their formulas, and bytes of temporaries of GPT-2 124M.
+_MOST_WORK, _MOST_MEMORY = 1.05, 1.3
+_MOST_BYTES = {"gpu": 4 * GIB, "tpu": 5 * GIB}
 
 
 def text_run(model: str, preset: str, rows: int, context: int, vocab_size: int) -> RunConfig:
@@ -229,19 +233,22 @@ COLUMNS = (
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
-def ratio(row: Row, report: ProgramReport) -> str:
-    """Work of a training step against the least that it needs; of GPT-2 124M memory against its formula too."""
+def ratio(row: Row, report: ProgramReport) -> tuple[str, bool]:
+    """(work of a training step against the least that it needs, of GPT-2 124M memory against its formula too;
+    whether they are within the targets)."""
     config = row.config()
     work = report.flops * report.devices / least_operations(config)
-    text = f"{row.name}, {row.topology}: {work:.3f} of the least operations"
+    text, good = f"{row.name}, {row.topology}: {work:.3f} of the least operations", work <= _MOST_WORK
     if row.name == _COUNTED[0]:
-        memory = report.temporary_bytes / expected_temporaries(config, chip_of(row.topology).kind)
+        kind = chip_of(row.topology).kind
+        memory = report.temporary_bytes / expected_temporaries(config, kind)
         text += f", {memory:.2f} of the temporaries that the formula gives"
-    return text
+        good = good and memory <= _MOST_MEMORY and report.temporary_bytes <= _MOST_BYTES[kind]
+    return text, good
 
 
-def measured(place: int) -> tuple[str, str | None]:
-    """(line of the table, ratios of a row that is counted) of the row at this place of `rows`."""
+def measured(place: int) -> tuple[str, tuple[str, bool] | None]:
+    """(line of the table, `ratio` of a row that is counted) of the row at this place of `rows`."""
     row = rows()[place]
     report = compiled(row)
     return line(row, report), ratio(row, report) if row.name in _COUNTED else None
@@ -258,7 +265,8 @@ def main() -> None:
             print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
             continue
         chosen.append(place)
-    lines, found = [HEAD], []
+    lines: list[str] = [HEAD]
+    found: list[tuple[str, bool]] = []
     print(HEAD)
     # Processes, not threads: tracing holds Python's lock for half of the time. "spawn", since JAX has threads.
     context = multiprocessing.get_context("spawn")
@@ -267,9 +275,10 @@ def main() -> None:
             lines.append(of_table)
             found += [of_row] if of_row else []
             print(of_table, flush=True)
-    print("\n".join(found))
+    for text, good in found:
+        print(text if good else f"{text}: above the target")
     if arguments.write:
-        text = [
+        page = [
             "# Compiled for chips",
             "",
             "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for "
@@ -278,11 +287,13 @@ def main() -> None:
             "",
             *lines,
             "",
-            *(f"- {ratio}" for ratio in found),
+            *(f"- {text}" for text, _ in found),
             "",
             f"`make accelerators`, jax {jax.__version__}, {platform.machine()}, {datetime.date.today()}.",
         ]
-        pathlib.Path(arguments.write).write_text("\n".join(text) + "\n")
+        pathlib.Path(arguments.write).write_text("\n".join(page) + "\n")
+    if above := [text for text, good in found if not good]:
+        raise UserError(f"{len(above)} of {len(found)} step(s) are above their targets")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.conftest import ROOT
 from transformer_jax import configure
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
@@ -15,7 +19,7 @@ from transformer_jax.distributed.targets import missing_compiler, target_mesh, t
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.visibility import causal, real, same_segment
-from transformer_jax.training.chip_plan import compile_decoding, describe_report, ways_to_fit
+from transformer_jax.training.chip_plan import _candidates, compile_decoding, describe_report, ways_to_fit
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
 
@@ -56,6 +60,7 @@ def config(name):
         return configure(
             "replaced_token_detection", "text", context=128, batch_size=16, vocab_size=300, width=128, heads=4,
             feed_forward=256, layers=2, embedding_width=128, generator_size=0.5, attention_dropout=0.0,
+            dropout=0.0,
             dtype="bfloat16",
         )  # fmt: skip
     if name == "dino":
@@ -221,3 +226,27 @@ def test_what_would_fit_where_a_step_does_not(topology):
     assert way.report.fits
     assert way.report.argument_bytes + way.report.temporary_bytes < needed
     assert way.flags.startswith(("--mesh ", "--remat ")), "accumulation costs more"
+    offloads = [x for *_, x in _candidates(entry_of(own), own, target, None, ComputeOptions(remat="offload"))]
+    assert {x.remat for x in offloads} == {"offload"}, "no flag would say another"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_plain_interpreter_knows_the_devices(topology):
+    """Without the settings that commands and tests make first; and a mesh that does not divide the heads."""
+    program = f"""
+from transformer_jax import configure
+from transformer_jax.distributed.targets import topology_of
+from transformer_jax.errors import UserError
+from transformer_jax.training.chip_plan import compile_decoding
+devices = len(topology_of({topology!r}).devices)
+config = configure("language_modeling", "text", model="gpt", vocab_size=300, heads=3, width=96)
+try:
+    compile_decoding(config.model, topology={topology!r}, mesh=f"tensor={{devices}}")
+except UserError as error:
+    print(devices, error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    ended = subprocess.run([sys.executable, "-c", program], env=kept, cwd=ROOT, capture_output=True, text=True)
+    count = {"v5e:2x2": 4, "h100:2": 2}[topology]
+    assert f"{count} tensor={count} of `mesh` does not divide the model's 3 heads" in ended.stdout, ended.stderr

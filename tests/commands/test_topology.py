@@ -39,10 +39,25 @@ def test_a_generation_needs_both_flags():
     )
 
 
+def test_a_generation_that_cannot_be_planned(no_compiler, tmp_path):
+    fields = dict(
+        model_type="bert", vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16, architectures=["BertModel"],
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    flags = ("--dry-run", "--topology", "h100:1", "--weights", tmp_path)
+    ended = call(generate.main, *flags)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "has a BertConfig, which is of no language model" in ended.stderr
+    assert "--samples 0 is below 1" in call(generate.main, *flags, "--samples", 0).stderr
+
+
 @pytest.mark.long
 def test_without_a_compiler_the_plan_is_the_cpus_and_names_the_extra(no_compiler):
-    ended = call(language_model.main, "--dry-run", "--topology", "h100:1", "--preset", "micro", "--context", 32)
+    flags = ("--dry-run", "--topology", "h100:1", "--preset", "micro", "--context", 32)
+    ended = call(language_model.main, *flags, "--json")
     assert ended.returncode == 0, ended.stderr
+    assert set(json.loads(ended.stdout.splitlines()[-1])) == {"missing"}
     assert "as compiled for a CPU" in ended.stdout
     assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stdout
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.losses import (
     cross_entropy_in_parts,
@@ -83,9 +84,9 @@ def test_divergence_equals_torch(rng):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("mesh", [None, "data=2,tensor=2,sequence=2"])
-def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh):
-    rows, length, width = 4, 6, 7
+@pytest.mark.parametrize(("mesh", "length"), [(None, 6), (None, 7), ("data=2,tensor=2,sequence=2", 6)])
+def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, length):
+    rows, width = 4, 7
     states = jnp.asarray(rng.normal(size=(rows, length, width)), dtype)
     table = jnp.asarray(rng.normal(size=(V, width)), jnp.float32)
     labels = jnp.asarray(rng.integers(0, V, (rows, length)))
@@ -134,3 +135,13 @@ def test_in_parts_it_holds_a_part_of_the_logits():
     logits = 4 * rows * length * vocab
     assert temporaries(1) > logits
     assert temporaries(16) < logits / 4
+
+
+def test_parts_are_near_the_number_that_is_wanted():
+    assert ComputeOptions(loss_parts=6).loss_parts_of(1, 24, V) == 6
+    assert ComputeOptions(loss_parts=5).loss_parts_of(1, 24, V) == 6
+    # A prime number of tokens: one part of each would be a loop of 1,021.
+    assert ComputeOptions(loss_parts=6).loss_parts_of(1, 1_021, V) == 6
+    for value in (0, -3):
+        with pytest.raises(ValueError, match=f"loss_parts={value} is below 1"):
+            ComputeOptions(loss_parts=value)

@@ -19,6 +19,7 @@ from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
 from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
 from transformer_jax.errors import UserError
+from transformer_jax.models.registry import DECODERS
 from transformer_jax.pretrained.folder import read_config
 from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.language_modeling import TrainedLanguageModel
@@ -104,9 +105,7 @@ def _check(arguments: Arguments) -> Sampling:
         raise UserError("`draft_weights` and `draft_run_dir` contradict each other: give one of them")
     if not arguments.prompt or not all(arguments.prompt):
         raise UserError("the prompt is empty: give some text with `prompt`")
-    for name in ("max_new_tokens", "samples", "draft_tokens"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
+    _check_counts(arguments)
     if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
         raise UserError("`html` shows one text: give one `prompt` and no `samples`")
     if arguments.html is not None:
@@ -126,6 +125,12 @@ def _check(arguments: Arguments) -> Sampling:
         min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
     )
+
+
+def _check_counts(arguments: Arguments) -> None:
+    for name in ("max_new_tokens", "samples", "draft_tokens"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax generate") -> None:
@@ -159,14 +164,20 @@ def show_plan(arguments: Arguments) -> None:
         raise UserError("`dry_run` and `topology` belong together: give both")
     if (arguments.weights is None) == (arguments.run_dir is None):
         raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
+    _check_counts(arguments)
     without_plugins()
-    if reason := missing_compiler(chip_of(arguments.topology).kind):
-        raise UserError(reason)
+    missing = missing_compiler(chip_of(arguments.topology).kind)
+    config: Any
     if arguments.weights is not None:
         config = read_config(pathlib.Path(arguments.weights), arguments.dtype)[0]
     else:
         assert arguments.run_dir is not None
         config = read_run(arguments.run_dir, TASKS).model_config
+    if type(config) not in {entry.config for entry in DECODERS.values()}:
+        folder = arguments.weights or arguments.run_dir
+        raise UserError(f"{folder} has a {type(config).__name__}, which is of no language model")
+    if missing is not None:
+        raise UserError(missing)
     prompt = min(_PROMPT, config.max_length)
     reports = compile_decoding(
         config,

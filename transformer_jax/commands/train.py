@@ -158,6 +158,8 @@ def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, 
             print(f"{'compiled':<10} {as_flags(line)}")
     if missing is not None:
         print(f"{'chips':<10} {as_flags(missing)}")
+        if json_too:
+            print(json.dumps({"missing": missing}))
 
 
 def show_target(

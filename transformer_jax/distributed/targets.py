@@ -83,8 +83,10 @@ CHIPS = {
 _EXAMPLES = (
     "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
 )
+# A plugin looks for its driver when it is loaded; without this it is left out where there is none.
+_NO_DRIVER = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 _EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
-_NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc")}
+_NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc", "nvidia.cudnn")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +147,11 @@ def topology_of(text: str) -> Topology:
         devices = (_tpu if chip.kind == "tpu" else _gpu)(name, chip, sizes, slices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         first = str(error).splitlines()[0][:160]
+        if "not implemented for cuda" in first:
+            raise UserError(
+                f"`topology` {text!r}: JAX was used before and left its CUDA plugin out, since there is no "
+                f"driver: set {_NO_DRIVER}=1 in the environment"
+            ) from None
         raise UserError(
             f"`topology` {text!r}: the compiler knows none such ({first}); write {_EXAMPLES}"
         ) from None
@@ -184,6 +191,7 @@ def _tpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
 def _gpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
     if len(sizes) > 2 or slices > 1:
         raise ValueError("GPUs are DEVICES or HOSTSxDEVICES")
+    os.environ.setdefault(_NO_DRIVER, "1")
     hosts, devices = (1, *sizes) if len(sizes) == 1 else sizes
     return topologies.get_topology_desc(
         platform="cuda", topology_name=name, target_config=_description(chip), topology=f"1x{hosts}x{devices}"
@@ -229,7 +237,6 @@ def without_plugins() -> None:
 
     To be called before any device is used.
     """
-    # A plugin looks for its driver when it is loaded, and prints a traceback if there is none.
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    os.environ.setdefault(_NO_DRIVER, "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")

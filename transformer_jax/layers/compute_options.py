@@ -44,6 +44,11 @@ class ComputeOptions:
     loss_parts: int | None = None
     shard_optimizer: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("unroll", "loss_parts"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} is below 1")
+
     def unroll_of(self, layers: int) -> int:
         """The number of layers per loop iteration for a stack of this many."""
         if self.unroll is not None:
@@ -62,10 +67,13 @@ class ComputeOptions:
         return "none" if platform() == "cpu" else "elementwise"
 
     def loss_parts_of(self, rows: int, length: int, vocab_size: int) -> int:
-        """The number of parts of a batch of B rows of T tokens: a divisor of T."""
+        """The number of parts of a batch of B rows of T tokens: a divisor of T if one is near."""
         wanted = self.loss_parts or 1
         if self.loss_parts is None and platform() != "cpu":
             mesh = jax.sharding.get_abstract_mesh()
             devices = math.prod(mesh.shape.get(axis, 1) for axis in (*ROWS, SEQUENCE))
             wanted = math.ceil(rows * length * vocab_size / devices / _LOGITS)
-        return next(parts for parts in range(max(1, min(wanted, length)), length + 1) if length % parts == 0)
+        wanted = min(wanted, length)
+        divisor = next(parts for parts in range(wanted, length + 1) if length % parts == 0)
+        # Of 1,021 tokens the next divisor is all of them: parts of a token each take a second a step.
+        return divisor if divisor <= 2 * wanted else wanted

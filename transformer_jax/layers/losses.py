@@ -51,7 +51,7 @@ def cross_entropy_in_parts(
       logits_of: (B, t, D) -> (B, t, V), token by token.
       states: (B, T, D), what the logits are made of.
       labels, weights, smoothing: see `smoothed_cross_entropy`; (B, T).
-      parts: number of parts that T is cut into; it divides T.
+      parts: number of parts that T is cut into; where it does not divide T, tokens without a weight are added.
 
     Returns:
       See `smoothed_cross_entropy`.
@@ -61,6 +61,7 @@ def cross_entropy_in_parts(
 
     def cut(x: jax.Array) -> jax.Array:
         # Every part has tokens of every shard, whichever axis a mesh cuts.
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
         B, T, *rest = x.shape
         return jnp.moveaxis(x.reshape(B, T // parts, parts, *rest), 2, 0)
 

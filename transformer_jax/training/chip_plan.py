@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from transformer_jax.decoding.plan import abstract_programs
-from transformer_jax.distributed.mesh import DATA, FSDP, on_mesh, parse_mesh
+from transformer_jax.distributed.mesh import DATA, FSDP, check_model, on_mesh, parse_mesh
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
 from transformer_jax.errors import UserError
@@ -39,7 +39,7 @@ def compile_decoding(
       model_config: of the model.
       topology: see `compile_step`.
       rows: texts that are continued at once, or sentences.
-      prompt: tokens of each prompt or source.
+      prompt: tokens of each prompt or source, at most `max_length`.
       length: places of the cache; None is the model's `max_length`.
       mesh: see `compile_step`.
       dtype: of the parameters and of the computation.
@@ -47,14 +47,15 @@ def compile_decoding(
       module: of the model; None: the registry's for the config.
 
     Raises:
-      UserError: see `compile_step`.
+      UserError: see `compile_step`; or a model that the mesh does not divide.
     """
     topology = topology_of(topology) if isinstance(topology, str) else topology
     own = target_mesh(topology, mesh)
+    check_model(model_config, own)
     with on_mesh(own):
         programs = abstract_programs(
-            model_config, rows=rows, prompt=prompt, length=length or model_config.max_length, mesh=own,
-            dtype=dtype, compute=compute, module=module,
+            model_config, rows=rows, prompt=min(prompt, model_config.max_length),
+            length=length or model_config.max_length, mesh=own, dtype=dtype, compute=compute, module=module,
         )  # fmt: skip
         return {name: reported(*program, topology) for name, program in programs.items()}
 
@@ -99,9 +100,11 @@ def _candidates(entry, config, topology, mesh, compute):
         # The same devices with parameters and optimizer state in shards.
         others = ",".join(f"{axis}={n}" for axis, n in sizes.items() if n > 1 and axis not in (DATA, FSDP))
         meshes.append(",".join(filter(None, (f"{FSDP}={sizes[DATA] * sizes[FSDP]}", others))))
-    policies = ("none", "elementwise", "attention", "blocks")
     with on_mesh(target_mesh(topology, mesh)):
-        own = policies.index(compute.recomputed) if compute.recomputed in policies else len(policies) - 1
+        recomputed = compute.recomputed
+    # Offloading stores least of all: nothing that is recomputed instead would need less.
+    policies = ("none", "elementwise", "attention", "blocks" if recomputed != "offload" else "offload")
+    own = policies.index(recomputed)
     current, last = config.optimization.accumulation, len(policies) - 1
     # (parts of a batch, policy): first what costs least.
     order = [(1, n) for n in range(own, last)] + [
@@ -147,6 +150,8 @@ def describe_report(report: ProgramReport) -> Iterator[str]:
         f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by roofline "
         f"(limit: {report.limit}), {report.utilisation_modelled:.0%} of the peak"
     )
+    if report.bytes_accessed is not None:
+        yield f"{report.bytes_accessed / 1e9:.3g} GB of memory traffic, the body of a loop counted once"
     yield "attention " + (", ".join(report.attention) or "without a kernel")
     sent = ", ".join(f"{kind} {size / 1e6:,.2f} MB" for kind, size in report.collective_bytes.items())
     if sent:

@@ -160,8 +160,7 @@ def compile_step(
     entry = entry_of(config) if entry is None else entry
     topology = topology_of(topology) if isinstance(topology, str) else topology
     own = target_mesh(topology, mesh)
-    if entry.check_mesh is not None:
-        entry.check_mesh(config, own)
+    checked(entry, config, own)
     step, arguments = abstract_step(entry, config, compute, own)
     with on_mesh(own):
         return reported(step, arguments, topology)
