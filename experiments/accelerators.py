@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import datetime
+import functools
 import multiprocessing
 import pathlib
 import platform
@@ -42,6 +43,13 @@ _COUNTED = (
 # Targets: operations and temporaries against their formulas, and bytes of temporaries of GPT-2 124M.
 _MOST_WORK, _MOST_MEMORY = 1.05, 1.3
 _MOST_BYTES = {"gpu": 4 * GIB, "tpu": 5 * GIB}
+
+_ENCODERS = {
+    "BERT": ("base", "large"),
+    "RoBERTa": ("base", "large"),
+    "ELECTRA": ("small", "base", "large"),
+    "DistilBERT": ("base",),
+}
 
 
 def text_run(model: str, preset: str, rows: int, context: int, vocab_size: int) -> RunConfig:
@@ -106,14 +114,22 @@ def rows() -> list[Row]:
     found += [
         Row(_COUNTED[1], "a100:8", lambda: translator("base")),
         Row(_COUNTED[2], "a100:8", lambda: translator("big")),
-        Row("BERT base, 32 x 512 a device", "h100:8", lambda: encoder("bert", "base", 256)),
-        Row("BERT large, 32 x 512 a device", "h100:8", lambda: encoder("bert", "large", 256)),
-        Row("RoBERTa large, 32 x 512 a device", "h100:8", lambda: encoder("roberta", "large", 256)),
-        Row("ELECTRA base, 32 x 512 a device", "h100:8", lambda: encoder("electra", "base", 256)),
-        Row(
-            "ViT-B/16, 128 x 224 x 224 a device",
-            "h100:8",
-            lambda: vision("image_classification", "images", "b16", 1_024),
+        *(
+            Row(
+                f"{name} {preset}, 32 x 512 a device",
+                "h100:8",
+                functools.partial(encoder, name.lower(), preset, 256),
+            )
+            for name, presets in _ENCODERS.items()
+            for preset in presets
+        ),
+        *(
+            Row(
+                f"ViT-{preset[0].upper()}/{preset[1:]}, 128 x 224 x 224 a device",
+                "h100:8",
+                functools.partial(vision, "image_classification", "images", preset, 1_024),
+            )
+            for preset in ("b16", "l16", "h14")
         ),
         Row(
             "DINO ViT-S/16, 128 images of 10 crops a device",
@@ -125,7 +141,14 @@ def rows() -> list[Row]:
             "h100:8",
             lambda: vision("masked_autoencoding", "paper", "b16", 1_024),
         ),
+        Row("LSTM LM large, 20 x 35 a device", "h100:8", lambda: text_run("lstm", "large", 160, 35, 10_000)),
+        Row(
+            "ModernGPT 355M, 8 x 1,024 a device",
+            "h100:8",
+            lambda: text_run("modern_gpt", "355M", 64, 1_024, 50_257),
+        ),
         Row("GPT-2 355M, 8 x 1,024 a device", "h100:8", lambda: gpt("355M", 64)),
+        Row("GPT-2 774M, 8 x 1,024 a device", "h100:8", lambda: gpt("774M", 64), "fsdp=8"),
         Row("GPT-2 1558M, 4 x 1,024 a device", "h100:8", lambda: gpt("1558M", 32), "fsdp=8"),
         Row("GPT-2 1558M, 4 x 1,024 a chip", "v5e:4x4", lambda: gpt("1558M", 64), "fsdp=16"),
         Row("Llama 3 8B, 1 x 8,192 a device", "h100:8", lambda: llama(8), "fsdp=8"),
