@@ -207,6 +207,7 @@ def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask):
     assert all(f'"mask_type": "{kind}"' in line for line in calls)
     pairs = f"bf16[{B // 2},1,{T},{T}]"
     assert (pairs in program.as_text()) == (mask == "documents")
+    assert not any(pairs in line.partition(" custom-call(")[0] for line in calls), "no gradient of the array"
 
 
 @pytest.mark.long

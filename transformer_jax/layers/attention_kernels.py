@@ -181,11 +181,12 @@ def cudnn_mask(
 def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
     additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
     lengths = None if form is None else form.key_lengths
+    if additive is not None:
+        return _cudnn_with_array(query, key, value, additive, causal, before, scale=scale)
     return jax.nn.dot_product_attention(
         query,
         key,
         value,
-        bias=additive,
         is_causal=causal,
         scale=scale,
         local_window_size=None if before is None else (before, 0),
@@ -193,6 +194,23 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
         key_value_seq_lengths=lengths,
         implementation="cudnn",
     )
+
+
+def _cudnn_with_array(
+    query, key, value, additive, causal: bool, before: int | None, *, scale: float
+) -> jax.Array:
+    """Attention with an array that is added to the logits and has no gradient.
+
+    The public function has the kernel write that gradient too, as large as all pairs, for nobody.
+    """
+    from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout, MaskType, _dot_product_attention
+
+    absent = jnp.zeros(0, query.dtype)
+    return _dot_product_attention(
+        query, key, value, additive, *(6 * [absent]), scale, 42, 0.0, (True, False),
+        MaskType.CAUSAL if causal else MaskType.NO_MASK, AttentionLayout.BTNH.value,
+        None if before is None else before + 1, True, False,
+    )  # fmt: skip
 
 
 def _block(length: int) -> int:
