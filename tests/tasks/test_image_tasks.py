@@ -260,6 +260,17 @@ def test_teacher_and_centre_follow_their_recurrences():
         assert int(after["step"]) == 1
 
 
+def test_the_teachers_temperature_rises():
+    from transformer_jax.tasks.self_distillation import objective
+
+    config = config_of("dino", teacher_temperature=0.07, temperature_warmup=10)
+    own = objective(config, config.model)
+    assert [round(float(own.temperature(step)), 6) for step in (0, 5, 10, 99)] == [0.04, 0.055, 0.07, 0.07]
+    assert objective(config_of("dino"), config.model).temperature(0) == 0.04
+    paper = tasks.configure("self_distillation", "paper", steps=1_000)
+    assert (paper.task.temperature_warmup, paper.model.stochastic_depth) == (300, 0.1)
+
+
 def test_the_loss_of_views_is_that_of_the_paper():
     """Equation 3 in NumPy's float64: every global view of the teacher with every other view of the student."""
     import jax

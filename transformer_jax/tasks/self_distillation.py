@@ -24,8 +24,14 @@ from transformer_jax.tasks.trained_images import TrainedImageEncoder
 from transformer_jax.training.config import RunConfig, check_at_least, check_below_one
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
+from transformer_jax.training.totals import Totals
 
 KIND = "self_distillation"
+
+# The teacher's temperature before it rises (the authors' code).
+_FIRST_TEMPERATURE = 0.04
+# Nats below which the outputs are said to have collapsed.
+_COLLAPSED = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +53,7 @@ class SelfDistillationConfig(ImagePretrainingConfig):
     flip: bool = True
     """Left and right change places, every second time."""
     colour: float = 0.4
-    """Strength of changes of brightness, contrast, saturation and hue."""
+    """Strength of changes of brightness, contrast, saturation and hue, of four parts in five."""
     grey: float = 0.2
     """Probability of turning grey."""
     blur: float = 1.0
@@ -62,6 +68,8 @@ class SelfDistillationConfig(ImagePretrainingConfig):
     """What the student's outputs are divided by."""
     teacher_temperature: float = 0.04
     """What the teacher's outputs are divided by."""
+    temperature_warmup: int = 0
+    """Steps over which `teacher_temperature` rises from 0.04 to its value (section 3.2); 0 for none."""
     frozen_steps: int = 0
     """Steps at the beginning in which the prototypes stay as they are; 0 is a hundredth of all."""
 
@@ -69,7 +77,7 @@ class SelfDistillationConfig(ImagePretrainingConfig):
         super().__post_init__()
         check_at_least(
             self, parts=0, part_size=0, teacher_decay=0, centre_decay=0, frozen_steps=0, colour=0, grey=0,
-            blur=0, solarise=0,
+            blur=0, solarise=0, temperature_warmup=0,
         )  # fmt: skip
         check_below_one(self, "teacher_decay", "centre_decay")
         for name in ("student_temperature", "teacher_temperature", "smallest_area", "split_area"):
@@ -105,9 +113,10 @@ def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 5_000)
 def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> RunConfig:
     """The paper's ViT-S/16 on ImageNet: 100 epochs of 1,024 images, for accelerators."""
     task = SelfDistillationConfig(
-        batch_size=1_024, parts=8, part_size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
-    )
-    return _recipe(task, model, preset, steps, "paper", learning_rate=2e-3)
+        batch_size=1_024, parts=8, part_size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
+        teacher_temperature=0.07, temperature_warmup=3 * steps // 10,
+    )  # fmt: skip
+    return _recipe(task, model, preset, steps, "paper", learning_rate=2e-3, stochastic_depth=0.1)
 
 
 def _recipe(
@@ -115,7 +124,7 @@ def _recipe(
     learning_rate: float = 1e-3, **head: Any,
 ) -> RunConfig:  # fmt: skip
     return recipe_config(
-        task, KIND, model, preset, steps, recipe, head | {"stochastic_depth": 0.0}, b2=0.999, clip=3.0,
+        task, KIND, model, preset, steps, recipe, {"stochastic_depth": 0.0} | head, b2=0.999, clip=3.0,
         learning_rate=learning_rate,
     )  # fmt: skip
 
@@ -143,8 +152,15 @@ class SelfDistillation(Objective):
     def taught(self, extra: Any, wholes: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(the teacher's outputs, and the probabilities that they are sharpened to, (views, B, K))."""
         outputs = jax.lax.stop_gradient(_of_views(extra["teacher"], wholes))
-        centred = (outputs - extra["centre"]) / self._config.teacher_temperature
-        return outputs, jax.nn.softmax(centred)
+        return outputs, jax.nn.softmax((outputs - extra["centre"]) / self.temperature(extra["step"]))
+
+    def temperature(self, step: jax.Array) -> jax.Array | float:
+        """Of the teacher at a step."""
+        own = self._config
+        if not own.temperature_warmup:
+            return own.teacher_temperature
+        share = jnp.minimum(step / own.temperature_warmup, 1.0)
+        return _FIRST_TEMPERATURE + share * (own.teacher_temperature - _FIRST_TEMPERATURE)
 
     def loss(self, model, extra, batch, key):
         own, weight = self._config, batch["weight"]
@@ -228,9 +244,8 @@ class SelfDistillationTask(ImagePretraining):
     def views(self, config: RunConfig) -> CropViews:
         size, small = _sizes(config)
         task: SelfDistillationConfig = config.task
-        # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over; crops lose 0.4 of
-        # colour.
-        common: dict[str, Any] = dict(flip=task.flip, colour=task.colour, grey=task.grey)
+        # BYOL's changes (Grill et al. 2020, appendix B), as the paper takes them over.
+        common: dict[str, Any] = dict(flip=task.flip, colour=task.colour, colour_rate=0.8, grey=task.grey)
         whole = Augmentation(crop=task.split_area, **common)
         first = dataclasses.replace(whole, blur=task.blur)
         second = dataclasses.replace(whole, blur=0.1 * task.blur, solarise=task.solarise)
@@ -260,6 +275,15 @@ class SelfDistillationTask(ImagePretraining):
 
         yield "teacher_entropy", float(entropy(shares).mean())
         yield "prototype_entropy", float(entropy(shares.mean(axis=0)))
+
+    def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        results, shown = super().score(kept_model, totals)
+        # The mutual information of an image and the prototype that it is given.
+        information = results["prototype_entropy"] - results["teacher_entropy"]
+        line = f"{information:.3f} nats of an image in the teacher's output"
+        if information < _COLLAPSED:
+            line += ": collapsed, it is the same for all images"
+        return results, [*shown, line]
 
 
 def prepare(config, objective, **options):

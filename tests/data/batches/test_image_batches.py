@@ -101,6 +101,10 @@ def test_each_change_changes():
         found = [Augmentation(**changes)(image, 12, np.random.default_rng(seed)) for seed in range(4)]
         assert all(x.shape == image.shape and x.dtype == np.uint8 for x in found)
         assert any(not np.array_equal(x, image) for x in found), changes
+    rarely = [
+        Augmentation(colour=0.8, colour_rate=0.25)(image, 12, np.random.default_rng(n)) for n in range(40)
+    ]
+    assert 3 < sum(not np.array_equal(x, image) for x in rarely) < 20
     flipped = {Augmentation(flip=True)(image, 12, np.random.default_rng(n)).tobytes() for n in range(9)}
     assert flipped == {image.tobytes(), np.ascontiguousarray(image[:, ::-1]).tobytes()}
 

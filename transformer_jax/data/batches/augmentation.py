@@ -22,7 +22,8 @@ class Augmentation:
       padding: pixels of black around the image, out of which a part of its size is cut.
       flip: left and right change places, every second time.
       turn: largest angle in degrees that it is turned by.
-      colour: strength of changes of brightness, contrast, saturation and, a quarter of it, hue.
+      colour: strength of changes of brightness and contrast, a half of it saturation, a quarter hue.
+      colour_rate: probability of these changes.
       operations, magnitude: number of RandAugment's operations, and how strong they are, of 10 (Cubuk et al.
         2020).
       grey, blur, solarise: probabilities of turning grey, of a Gaussian blur, and of inverting bright pixels
@@ -35,6 +36,7 @@ class Augmentation:
     flip: bool = False
     turn: float = 0.0
     colour: float = 0.0
+    colour_rate: float = 1.0
     operations: int = 0
     magnitude: float = 9.0
     grey: float = 0.0
@@ -60,7 +62,7 @@ class Augmentation:
             if self.turn:
                 angle = rng.uniform(-self.turn, self.turn)
                 image = image.rotate(angle, Image.Resampling.BILINEAR)
-            if self.colour:
+            if self.colour and (self.colour_rate == 1 or rng.random() < self.colour_rate):
                 image = coloured(image, self.colour, rng)
             for _ in range(self.operations):
                 image = rand_augment(image, self.magnitude, rng)
@@ -95,10 +97,11 @@ def random_crop(pixels: np.ndarray, size: int, area: tuple[float, float], rng: R
 
 
 def coloured(image: Image.Image, strength: float, rng: Rng) -> Image.Image:
-    """Brightness, contrast and saturation changed by up to `strength`, hue by a quarter of it, in a random
-    order."""
+    """Brightness and contrast changed by up to `strength`, saturation by a half of it and hue by a quarter, in
+    a random order (Grill et al. 2020, BYOL, table 6)."""
     kinds: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None]
-    factors = rng.uniform(max(0.0, 1 - strength), 1 + strength, size=3)
+    strengths = np.array([strength, strength, strength / 2])
+    factors = rng.uniform(np.maximum(0.0, 1 - strengths), 1 + strengths)
     shift = round(255 * rng.uniform(-strength / 4, strength / 4))
     for number in rng.permutation(4):
         if number < 3:
