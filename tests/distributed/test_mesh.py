@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.runs import train
+from tests.runs import train, write_pairs
 from transformer_jax import configure, load
 from transformer_jax.distributed.mesh import (
     check_model,
@@ -344,9 +344,11 @@ def test_a_mesh_of_another_make_is_left_alone(axes, kind):
 @pytest.mark.long
 def test_a_translator_goes_on_over_another_mesh(tmp_path):
     """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
+    files = write_pairs(tmp_path, train=300, valid=8, test=8)
     config = configure(
-        "translation", "phrases", phrases=1_300, vocab_size=300, batch_tokens=1_280, accumulation=3, average=1,
-        save_every=2, evaluate_every=4, beam_size=2, schedule="inverse_sqrt", dropout=0.1, batching="packed",
+        "translation", "files", **files, preset="mini", vocab_size=270, max_length=32, batch_tokens=1_280,
+        accumulation=3, average=1, save_every=2, evaluate_every=4, beam_size=2, schedule="inverse_sqrt",
+        dropout=0.1, batching="packed",
     )  # fmt: skip
     expected = train(config.with_values(steps=4), tmp_path / "one")
     train(config.with_values(steps=2), tmp_path / "many", mesh="data=2,fsdp=2")
@@ -357,7 +359,7 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
         [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
     ]
     np.testing.assert_allclose(losses[1][-1], losses[0][-1], rtol=1e-4)
-    text = ["in 3 days", "Monday", "5 kilometers"] * 3
+    text = ["a dog sees a cat", "big", "red dog"] * 3
     mesh = make_mesh("fsdp=2,tensor=2")
     with on_mesh(mesh):
         spread_out = load(tmp_path / "many", mesh=mesh)
