@@ -52,6 +52,15 @@ def test_best_span_of_all(rng):
         assert (found[0] < 0) == (nothing > best[0])
 
 
+def test_an_answer_is_found_where_every_likely_beginning_is_behind_every_likely_end():
+    length = 60
+    window = Window([None, *[1] * (length - 1)], [(n, n + 1) for n in range(length)])
+    logits = np.zeros((length, 2), np.float32)
+    logits[35:, 0], logits[:30, 1] = 5.0, 5.0
+    start, end, score = best_span([(window, logits)], longest=4, none=False)
+    assert (end > start >= 0, np.isfinite(score)) == (True, True)
+
+
 def test_windows_cover_the_text():
     text = " ".join(f"w{n % 7}x" for n in range(120))
     tokenizer = EncoderTokenizer.wordpiece([text], 100)

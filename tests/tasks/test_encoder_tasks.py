@@ -13,8 +13,10 @@ from transformer_jax import tasks
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.sentence import attention_of_encoder
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
 from transformer_jax.tasks.pretraining import Pretraining
+from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
 
@@ -195,8 +197,9 @@ def test_what_the_trained_ones_do(data, trained):
         run.classify(["a", " "])
     with pytest.raises(UserError, match="a list of texts"):
         run.classify("a")
-    with pytest.warns(UserWarning, match=r"1 of 2 text\(s\) are longer than 24 tokens and were cut"):
-        run.classify(["the dog", "the dog " * 30])
+    for _ in range(2):
+        with pytest.warns(TextsCut, match=r"1 of 2 text\(s\) are longer than 24 tokens and were cut"):
+            run.classify(["the dog", "the dog " * 30])
 
     run = tasks.load(trained("tags")[0])
     tags = run.tag(["the dog is great", ["a", "unseenlongword"]])
@@ -205,6 +208,8 @@ def test_what_the_trained_ones_do(data, trained):
     # A word of which the vocabulary makes no piece is in its place, with the tag that says the least.
     (odd,) = run.tag([["the", "\u200b", "dog"]])
     assert [word for word, _ in odd] == ["the", "\u200b", "dog"]
+    with pytest.raises(UserError, match="text 2: a text of no tokens"):
+        run.tag(["the dog", ["\u200b"]])
     run = tasks.load(trained("questions")[0])
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
     found = run.answer("how is the dog?", text)
@@ -281,6 +286,21 @@ def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
     assert all(name.startswith("head/") for name in moved)
 
 
+def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_path):
+    """Which vectors have no use for: it stays behind."""
+    run = tasks.load(trained("label")[0])
+    save_folder(tmp_path / "published", run.model.encoder, run.processor)
+    config = tasks.configure(
+        "sentence_embedding", "fine_tune", start=(str(tmp_path / "published"),), steps=1, batch_size=8,
+        train=(str(data / "vectors.tsv"),), learning_rate=0.0,
+    )  # fmt: skip
+    train(config, tmp_path / "run")
+    before, after = (named_leaves(x) for x in (run.model.encoder, tasks.load(tmp_path / "run").model))
+    assert before.keys() - after.keys() == {"pooler/kernel", "pooler/bias"}
+    for name, leaf in after.items():
+        np.testing.assert_array_equal(leaf, before[name], err_msg=name)
+
+
 def test_the_best_checkpoint_is_kept(data, tmp_path):
     config = config_of("label", data, steps=40, evaluate_every=10, save_every=10, learning_rate=1e-2)
     train(config, tmp_path / "run")
@@ -315,11 +335,9 @@ def test_layer_decay_slows_the_lower_layers(data, tmp_path):
 
 def test_trained_runs_of_every_head_are_published(trained, tmp_path):
     """Written as a folder of `transformers`' layout and read again: the same predictions."""
-    from transformer_jax.pretrained import save
-
     for case in ("bert", "label", "tags", "questions", "vectors"):
         run = tasks.load(trained(case)[0])
-        save(tmp_path / case, run.model, run.processor)
+        save_folder(tmp_path / case, run.model, run.processor)
         again = tasks.load(tmp_path / case)
         assert type(again) is type(run)
         one, other = (jax.tree.leaves(x.model) for x in (run, again))

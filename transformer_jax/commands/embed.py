@@ -44,7 +44,7 @@ def _use(own: Arguments, pooling: str | None) -> Use:
     return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line)
 
 
-def draw_similarity(folder: str, path: str) -> None:
+def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
     """Draws the cosines of the lines of standard input.
 
     Raises:
@@ -59,7 +59,7 @@ def draw_similarity(folder: str, path: str) -> None:
     if not isinstance(run, TrainedEncoder):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not embed")
     try:
-        plot_similarity(run.embed(texts), texts, path, what="text")
+        plot_similarity(run.embed(texts, pooling=pooling), texts, path, what="text")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the picture cannot be written ({error})") from None
 
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
         folder = own.weights or own.run_dir
         if folder is None:
             raise UserError("name the model with `weights`")
-        if own.similarity is not None:
-            draw_similarity(folder, own.similarity)
-            return
         pooling = task.pooling if "pooling" in parsed.named else None
+        if own.similarity is not None:
+            draw_similarity(folder, own.similarity, pooling)
+            return
         use(own, _use(own, pooling), folder, own.text)
         return
     if own.weights is not None:

@@ -35,7 +35,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning of the package as a line for its user, any other as Python prints it."""
-    if category is UserWarning:
+    if issubclass(category, UserWarning):
         text = f"note: {as_flags(str(message))}\n"
     else:
         text = warnings.formatwarning(message, category, filename, lineno)

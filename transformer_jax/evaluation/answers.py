@@ -42,6 +42,14 @@ def question_windows(
     return [[encoding, *encoding.overflowing] for encoding in found]
 
 
+def _sums(
+    begin: np.ndarray, end: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, longest: int
+) -> np.ndarray:
+    """Sums of the logits of beginnings and ends, -inf where no answer has these."""
+    length = lasts[None] - firsts[:, None]
+    return np.where((length >= 0) & (length < longest), begin[firsts][:, None] + end[lasts][None], -np.inf)
+
+
 def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: bool) -> tuple[int, int, float]:
     """The likeliest answer over the windows of one context.
 
@@ -60,9 +68,11 @@ def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: 
         begin, end = (np.where(inside, logits[:, side], -np.inf) for side in (0, 1))
         nothing = min(nothing, float(logits[0].sum()))
         firsts, lasts = (np.argsort(-x)[:_BEST] for x in (begin, end))
-        sums = begin[firsts][:, None] + end[lasts][None]
-        length = lasts[None] - firsts[:, None]
-        sums = np.where((length >= 0) & (length < longest), sums, -np.inf)
+        sums = _sums(begin, end, firsts, lasts, longest)
+        if not np.isfinite(sums.max()):
+            # Every likely beginning is behind every likely end.
+            firsts = lasts = np.arange(len(begin))
+            sums = _sums(begin, end, firsts, lasts, longest)
         first, last = np.unravel_index(sums.argmax(), sums.shape)
         if sums[first, last] > best[2]:
             start = encoding.offsets[firsts[first]][0]

@@ -133,7 +133,7 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
         for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
-    limit = settings.get("max_length", config.max_length)
+    limit = min(settings.get("max_length", config.max_length), config.max_length)
     return fields, {
         "modules.json": modules,
         "1_Pooling/config.json": {"word_embedding_dimension": config.width, **pooling},

@@ -25,6 +25,9 @@ from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
+# Tokens of a text at least, of which up to four are special ones of a pair.
+_SHORTEST = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class FineTuningConfig:
@@ -131,6 +134,8 @@ def check(config: RunConfig, model_config: Any) -> None:
       UserError: no data is named, or values that contradict each other.
     """
     task: FineTuningConfig = config.task
+    if model_config.max_length < _SHORTEST:
+        raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
     if task.batch_size % config.optimization.accumulation:
         raise UserError(
             f"`batch_size` {task.batch_size} is not a multiple of `accumulation` "

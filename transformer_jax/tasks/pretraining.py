@@ -215,6 +215,8 @@ class Pretraining:
         held = MaskedBatches(self._rows(valid), task.batch_size, 0, **options)
         self._valid_batches = list(held.once(_VALIDATED))
         self._filled = rows.filled
+        if rows.left_out:
+            note(f"{rows.left_out:,} document(s) are too short to have a next sentence and are left out")
         self._measured = jax.jit(self.measured)
         self.about = f"{task.batch_size} x {task.context}, {100 * (1 - rows.filled):.1f} % padding"
         note(

@@ -95,6 +95,13 @@ def check_tokens(encodings: Sequence[Any], place: Callable[[int], str]) -> None:
             raise UserError(f"{place(number)}: a text of no tokens")
 
 
+class TextsCut(UserWarning):
+    """Texts were longer than the model takes; every call says so, also of as many texts as the last."""
+
+
+warnings.simplefilter("always", TextsCut)
+
+
 def report_cut(encodings: Sequence[Any], limit: int) -> None:
     """Warns of texts that are longer than a model takes.
 
@@ -104,9 +111,8 @@ def report_cut(encodings: Sequence[Any], limit: int) -> None:
     """
     cut = sum(bool(encoding.overflowing) for encoding in encodings)
     if cut:
-        warnings.warn(
-            f"{cut:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were cut", stacklevel=3
-        )
+        message = f"{cut:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were cut"
+        warnings.warn(message, TextsCut, stacklevel=3)
 
 
 def first_pieces(word_ids: Sequence[int | None]) -> dict[int, int]:
@@ -408,6 +414,7 @@ class TrainedTagger(TrainedEncoder):
         words = [text.split() if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)
+        check_tokens(encodings, lambda number: f"text {number + 1}")
         report_cut(encodings, limit)
         examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
         found = []

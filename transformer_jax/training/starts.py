@@ -75,8 +75,11 @@ class OpenedStart:
         start = self.start
         if self.of_other_task(model):
             prefix = "encoder/" if hasattr(model, "encoder") else ""
-            own = {prefix + name: leaf for name, leaf in named_leaves(_body(self.model)).items()}
-            return {name: x for name, x in own.items() if _OPTIONAL not in name or name in named_leaves(model)}
+            return _taken(
+                {prefix + name: leaf for name, leaf in named_leaves(_body(self.model)).items()}, model
+            )
+        if self.whole:
+            return _taken(named_leaves(self.model), model)
         leaves = named_leaves(self.model)
         for pattern in start.leave_out:
             matching = [name for name in leaves if re.fullmatch(pattern, name)]
@@ -93,6 +96,12 @@ class OpenedStart:
                 f"{', '.join(firsts)}"
             )
         return found
+
+
+def _taken(leaves: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """The parameters but for those that a new model may lack and does."""
+    own = named_leaves(model)
+    return {name: leaf for name, leaf in leaves.items() if _OPTIONAL not in name or name in own}
 
 
 def _body(model: Any) -> Any:

@@ -175,5 +175,21 @@ def test_pairs(documents, tokenizer, encoded):
 def test_too_little_text(tokenizer):
     with pytest.raises(UserError, match="no token"):
         PackedPieces(EncodedDocuments(["", " "], tokenizer), 32, 0, tokenizer)
-    with pytest.raises(UserError, match="two documents"):
-        SentencePairs(EncodedDocuments(["ba be bi " * 40], tokenizer), 32, tokenizer)
+    with pytest.raises(UserError, match="two documents of more than 4 tokens"):
+        SentencePairs(EncodedDocuments(["ba be", "bi bo"], tokenizer), 32, tokenizer)
+
+
+def test_pairs_of_little_text(tokenizer):
+    """Pieces are as short as the documents ask for; of one document the random ones are from another place."""
+    words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
+    one = SentencePairs(EncodedDocuments(["".join(words)], tokenizer), 15, tokenizer)
+    rows = one.epoch(np.random.default_rng(0))
+    firsts, seconds = np.divmod(rows // 2, len(one._pieces))
+    assert ((seconds == firsts + 1) == (rows % 2 == 0)).all()
+    assert {0, 1} == set((rows % 2).tolist())
+    short = ["".join(words[n : n + 6]) for n in (0, 6, 12)]
+    several = SentencePairs(EncodedDocuments([*short, "ba"], tokenizer), 64, tokenizer)
+    assert several.left_out == 1
+    batch = several.batch(several.epoch(np.random.default_rng(0)))
+    assert batch["tokens"].shape[1] == 64
+    assert batch["segments"].sum() > 0

@@ -97,3 +97,13 @@ def test_questions(tmp_path):
 def test_bad_questions(tmp_path, content, message):
     with pytest.raises(UserError, match=message):
         read_questions(write(tmp_path, json.dumps(content), "a.json"))
+
+
+def test_a_row_of_several_files_is_named_by_its_own(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\none\t1\n\ntwo\t0\n")
+    table = joined([read_table(str(tmp_path / f"{name}.tsv"), KNOWN) for name in ("a", "b")])
+    assert [table.place(row).rpartition("/")[2] for row in range(4)] == [
+        "a.tsv, line 2", "a.tsv, line 4", "b.tsv, line 2", "b.tsv, line 4",
+    ]  # fmt: skip
+    assert table.taken([3]).place(0).endswith("b.tsv, line 4")

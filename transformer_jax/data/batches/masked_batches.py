@@ -58,6 +58,7 @@ class PackedPieces:
 
     def __init__(self, documents: EncodedDocuments, length: int, seed: int, tokenizer: EncoderTokenizer):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer
+        self.left_out = 0
         self._pieces = documents.pieces(length - 2)[:, 1:]
         if not len(self._pieces):
             raise UserError("the text has no token: give more")
@@ -84,6 +85,10 @@ class PackedPieces:
         return {"tokens": tokens, "segments": segments}
 
 
+# Tokens of the shortest pieces that are next sentences.
+_SHORTEST = 4
+
+
 class SentencePairs:
     """Rows of two pieces of text, of which the second follows the first or is from anywhere (Devlin et al.
     2019).
@@ -91,32 +96,52 @@ class SentencePairs:
     Pairs are drawn anew in each epoch. `types` (B, T) is 1 on the second piece and its end, `next_label` (B,)
     is 0 where it follows and 1 where it does not.
 
+    A piece has half of a row, or less in a text whose documents are shorter. Random pieces are of another
+    document, in a text of one document of another place.
+
     Attributes:
       filled: share of the tokens that are no padding, about.
+      left_out: number of documents of one piece, which nothing follows.
 
     Raises:
-      UserError: fewer than two documents of two pieces.
+      UserError: no document has three pieces, and no two have two.
     """
 
     def __init__(self, documents: EncodedDocuments, length: int, tokenizer: EncoderTokenizer):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer
-        self._pieces = documents.pieces((length - 3) // 2)
-        document = self._pieces[:, 0]
-        self._firsts = np.flatnonzero(document[:-1] == document[1:]) if len(document) else np.zeros(0, int)
-        if len(set(document[self._firsts].tolist())) < 2:
+        size, self._several, chosen = (length - 3) // 2, False, None
+        while size >= _SHORTEST and not self._several:
+            own = self._cut(size)
+            self._several = len(np.unique(own[0][own[1], 0])) > 1
+            if self._several or (chosen is None and len(own[1]) > 1):
+                chosen = own
+            size //= 2
+        if chosen is None:
             raise UserError(
-                f"next sentences need two documents of more than {(length - 3) // 2} tokens: an empty "
-                "line ends a document; or set `next_sentence` and `pooler` to false"
+                f"next sentences need two documents of more than {_SHORTEST} tokens, for training and for "
+                "validation: an empty line ends a document; or set `next_sentence` and `pooler` to false"
             )
+        self._pieces, self._firsts = chosen
+        self.left_out = len(np.unique(self._pieces[:, 0])) - len(np.unique(self._pieces[self._firsts, 0]))
         sizes = self._pieces[:, 2]
         self.filled = float((sizes[self._firsts] + sizes[self._firsts + 1] + 3).mean() / length)
+
+    def _cut(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """(pieces of `size` tokens at most, numbers of those that another one follows)."""
+        pieces = self.documents.pieces(size)
+        document = pieces[:, 0]
+        return pieces, np.flatnonzero(document[:-1] == document[1:]) if len(document) else np.zeros(0, int)
 
     def epoch(self, rng: np.random.Generator) -> np.ndarray:
         firsts = rng.permutation(self._firsts)
         # A random piece is of another document; a few draws that hit the same are drawn again. Only pieces that
         # follow others somewhere: the beginning of a document would show that it follows nothing.
         others, own = rng.choice(self._firsts, len(firsts)) + 1, self._pieces[firsts, 0]
-        while len(same := np.flatnonzero(self._pieces[others, 0] == own)):
+
+        def follow() -> np.ndarray:
+            return self._pieces[others, 0] == own if self._several else others == firsts + 1
+
+        while len(same := np.flatnonzero(follow())):
             others[same] = rng.choice(self._firsts, len(same)) + 1
         random = rng.random(len(firsts)) < 0.5
         seconds = np.where(random, others, firsts + 1)

@@ -31,11 +31,13 @@ class Table(NamedTuple):
       path: of the file, for messages.
       columns: by name, a text for each row.
       numbers: of the rows in the file, counted from 0; None: all of them in turn.
+      paths: of the file of each row; None: all are of `path`.
     """
 
     path: str
     columns: dict[str, list[str]]
     numbers: Sequence[int] | None = None
+    paths: Sequence[str] | None = None
 
     @property
     def rows(self) -> int:
@@ -44,13 +46,15 @@ class Table(NamedTuple):
 
     def place(self, row: int) -> str:
         """Where a row stands, for messages."""
-        return f"{self.path}, line {(row if self.numbers is None else self.numbers[row]) + 2}"
+        path = self.path if self.paths is None else self.paths[row]
+        return f"{path}, line {(row if self.numbers is None else self.numbers[row]) + 2}"
 
     def taken(self, rows: Iterable[int]) -> Table:
         """Some of its rows."""
         rows = list(map(int, rows))
         columns = {name: [values[n] for n in rows] for name, values in self.columns.items()}
-        return Table(self.path, columns, [n if self.numbers is None else self.numbers[n] for n in rows])
+        numbers = [n if self.numbers is None else self.numbers[n] for n in rows]
+        return Table(self.path, columns, numbers, self.paths and [self.paths[n] for n in rows])
 
 
 def read_table(path: str, known: Sequence[str]) -> Table:
@@ -106,8 +110,10 @@ def joined(tables: Iterable[Table]) -> Table:
                 f"{other.path} has the columns {', '.join(other.columns)}, "
                 f"{first.path} {', '.join(first.columns)}"
             )
-    columns = {name: [x for t in (first, *rest) for x in t.columns[name]] for name in first.columns}
-    return Table(first.path, columns)
+    tables = (first, *rest)
+    columns = {name: [x for t in tables for x in t.columns[name]] for name in first.columns}
+    numbers = [n for t in tables for n in (range(t.rows) if t.numbers is None else t.numbers)]
+    return Table(first.path, columns, numbers, [t.path for t in tables for _ in range(t.rows)])
 
 
 class Question(NamedTuple):
