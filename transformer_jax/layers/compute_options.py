@@ -75,5 +75,5 @@ class ComputeOptions:
             wanted = math.ceil(rows * length * vocab_size / devices / _LOGITS)
         wanted = min(wanted, length)
         divisor = next(parts for parts in range(wanted, length + 1) if length % parts == 0)
-        # Of 1,021 tokens the next divisor is all of them: parts of a token each take a second a step.
+        # Of a prime number of tokens the next divisor is all of them: a loop over parts of a token each.
         return divisor if divisor <= 2 * wanted else wanted

@@ -96,8 +96,7 @@ class PatchTokens(nnx.Module):
 def _pooled(x: jax.Array) -> jax.Array:
     """The largest of each 3 x 3 pixels around every second one: (B, height, width, C) -> halves, rounded up.
 
-    As maxima of slices: the gradient of a window's maximum is a search in every window, which took a quarter of
-    a compact transformer's step on a CPU.
+    As maxima of slices: the gradient of a window's maximum is a search in every window, which is slow on a CPU.
     """
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)

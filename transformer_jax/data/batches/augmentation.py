@@ -98,7 +98,7 @@ def random_crop(pixels: np.ndarray, size: int, area: tuple[float, float], rng: R
 
 def coloured(image: Image.Image, strength: float, rng: Rng) -> Image.Image:
     """Brightness and contrast changed by up to `strength`, saturation by a half of it and hue by a quarter, in
-    a random order (Grill et al. 2020, BYOL, table 6)."""
+    a random order (Grill et al. 2020, BYOL, appendix B)."""
     kinds: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None]
     strengths = np.array([strength, strength, strength / 2])
     factors = rng.uniform(np.maximum(0.0, 1 - strengths), 1 + strengths)

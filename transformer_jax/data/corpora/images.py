@@ -116,9 +116,6 @@ class ImageSet:
 
     Raises:
       UserError: a label that is of no class.
-
-    Attributes:
-      where, names, labels, classes, source: as given.
     """
 
     def __init__(
