@@ -1,4 +1,4 @@
-"""What only a device can say: kernels against the plain form, and times of a step and of decoding.
+"""What only a device can say: kernels against the plain form, and times of a step and of generation.
 
     python -m experiments.on_accelerator [--preset 124M] [--rows 8] [--context 1024] [--json]
 
@@ -24,10 +24,11 @@ from flax import nnx
 
 from transformer_jax import configure
 from transformer_jax.commands.run_command import run_command
+from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.layers import visibility
 from transformer_jax.layers.attention import dot_product_attention, kernel_for
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models.gpt import GPT
+from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.training.driver import begin
 from transformer_jax.training.step import make_train_step
@@ -43,6 +44,8 @@ class Arguments:
     """Tokens of a row."""
     steps: int = 20
     """Steps that are timed, after two that are not."""
+    new: int = 64
+    """Tokens that are generated for each row, behind a prompt of half the context."""
     json: bool = False
     """Print one JSON object last."""
 
@@ -99,6 +102,27 @@ def seconds_of_steps(arguments: Arguments) -> tuple[list[float], float]:
     return spent[2:], float(metrics["loss"])
 
 
+def seconds_of_generation(arguments: Arguments) -> dict[str, float]:
+    """Seconds until the first token of all rows, and seconds of each further one; greedy, medians of three."""
+    size: dict[str, Any] = dict(max_length=arguments.context, vocab_size=50_257, dtype="bfloat16")
+    model = GPT(GPTConfig.preset(arguments.preset, **size), rngs=nnx.Rngs(0), compute=ComputeOptions())
+    generator = Generator(model, sampling=Sampling(temperature=0))
+    del model
+    prompts = np.random.default_rng(0).integers(0, 50_257, (arguments.rows, arguments.context // 2)).tolist()
+    keys = [jax.random.key(0)] * arguments.rows
+
+    def seconds(count: int) -> float:
+        spent = []
+        for _ in range(4):
+            started = time.perf_counter()
+            generator(prompts, count, keys)
+            spent.append(time.perf_counter() - started)
+        return statistics.median(spent[1:])
+
+    first = seconds(1)
+    return {"first_token": first, "token": (seconds(1 + arguments.new) - first) / arguments.new}
+
+
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     device = jax.devices()[0]
@@ -113,10 +137,16 @@ def main() -> None:
     found["tokens_per_second"] = arguments.rows * arguments.context / found["seconds_a_step"]
     memory = device.memory_stats() or {}
     found["peak_bytes"] = memory.get("peak_bytes_in_use")
+    found["seconds_of_generation"] = seconds_of_generation(arguments)
     print(f"{found['device']}, attention kernel {found['kernel']}")
     for name, difference in found["differences"].items():
         print(f"attention, {name}: {difference:.2e} from the plain form")
     print(f"{found['seconds_a_step'] * 1e3:.1f} ms a step, {found['tokens_per_second']:,.0f} tokens/s")
+    first, token = found["seconds_of_generation"].values()
+    print(
+        f"{arguments.rows} rows: first token after {first * 1e3:.1f} ms, then {token * 1e3:.2f} ms a token, "
+        f"{arguments.rows / token:,.0f} tokens/s"
+    )
     if arguments.json:
         print(json.dumps(found))
 

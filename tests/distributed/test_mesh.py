@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
+from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import (
     check_model,
     check_rows,
@@ -187,21 +188,60 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     assert whole / 8e6 < told < whole / 3e6
 
 
-@pytest.mark.parametrize("cut", ["data=4", "data=2,fsdp=2"])
-def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut):
+@pytest.mark.parametrize(
+    ("cut", "axes", "layers"), [("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]
+)
+def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
+    """And learns what it learns on one device, where the mesh divides the layers and where it does not."""
+
+    def learned(optimizer, cut):
+        config = configure(
+            "language_modeling", "text", model="modern_gpt", context=16, batch_size=8, vocab_size=64,
+            optimizer=optimizer, width=32, heads=4, feed_forward=64, layers=layers, learning_rate=1e-2,
+        )  # fmt: skip
+        mesh, objective = None if cut is None else make_mesh(cut), NextToken()
+        with on_mesh(mesh):
+            model = make_model(
+                MODELS["modern_gpt"][0], config.model, seed=0, compute=ComputeOptions(), mesh=mesh
+            )
+            state, chosen, kept = begin(objective, config, model, mesh)
+            step = make_train_step(objective, chosen, shardings=kept)
+            batch = place_batch(batch_of("modern_gpt"), mesh)
+            program = step.lower(state, batch).compile()
+            losses = []
+            for _ in range(3):
+                state, metrics = program(state, batch)
+                losses.append(float(metrics["loss"]))
+        return losses, collectives(program.as_text())
+
+    def count(found):
+        return sum(one.times for one in found)
+
+    losses, found = learned("muon", cut)
+    np.testing.assert_allclose(losses, learned("muon", None)[0], rtol=1e-5)
+    # Of six kinds of matrices gradient, momentum and parameter come, momentum and update go.
+    assert count(found) <= count(learned("adam", cut)[1]) + 6 * 5 * axes
+
+
+@pytest.mark.parametrize(
+    ("cut", "optimizer", "moments"),
+    [("data=4", "adam", 2), ("data=2,fsdp=2", "adam", 2), ("data=4", "muon", 1)],
+)
+def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut, optimizer, moments):
     def losses(cut, shard_optimizer):
         mesh = None if cut is None else make_mesh(cut)
         config = configure(
-            "language_modeling", "text", model="llama", context=8, batch_size=8, vocab_size=64, ema=0.9, steps=3
-        )
+            "language_modeling", "text", model="llama", context=8, batch_size=8, vocab_size=64,
+            optimizer=optimizer, ema=0.9, steps=3,
+        )  # fmt: skip
         found = []
         with on_mesh(mesh):
             model = make_model(MODELS["llama"][0], config.model, seed=0, compute=ComputeOptions(), mesh=mesh)
             objective = NextToken()
-            state, optimizer, kept = begin(objective, config, model, mesh, shard_optimizer=shard_optimizer)
+            state, chosen, kept = begin(objective, config, model, mesh, shard_optimizer=shard_optimizer)
             step = make_train_step(
                 objective,
-                optimizer,
+                chosen,
                 ema_decay=0.9,
                 shardings=kept,
                 of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
@@ -218,9 +258,9 @@ def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     leaves = named_leaves(state)
     expand = "blocks/feed_forward/expand/kernel"
-    moments = [name for name in leaves if name.startswith("optimizer_state") and name.endswith(expand)]
-    assert len(moments) == 2
-    for name in (*moments, f"ema/{expand}"):
+    own = [name for name in leaves if name.startswith("optimizer_state") and name.endswith(expand)]
+    assert len(own) == moments
+    for name in (*own, f"ema/{expand}"):
         assert leaves[name].addressable_shards[0].data.size * 4 == leaves[name].size, name
     assert "data" not in leaves[f"trained/{expand}"].sharding.spec, "parameters stay as they are"
 

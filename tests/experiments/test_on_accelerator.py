@@ -1,4 +1,4 @@
-"""The trial on a CPU: the plain form is compared with itself there, and a step is timed."""
+"""The trial on a CPU: the plain form is compared with itself there, and steps and generation are timed."""
 
 import json
 
@@ -9,7 +9,7 @@ from experiments import on_accelerator
 
 @pytest.mark.long
 def test_a_trial_on_a_cpu(capsys, monkeypatch):
-    flags = ["--preset", "micro", "--rows", "2", "--context", "32", "--steps", "2", "--json"]
+    flags = ["--preset", "micro", "--rows", "2", "--context", "32", "--steps", "2", "--new", "4", "--json"]
     monkeypatch.setattr("sys.argv", ["on_accelerator", *flags])
     on_accelerator.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -19,3 +19,4 @@ def test_a_trial_on_a_cpu(capsys, monkeypatch):
     assert max(found["differences"].values()) < 0.05, "bfloat16 against float32"
     assert 0 < found["loss"] < 12
     assert found["tokens_per_second"] > 0
+    assert found["seconds_of_generation"]["first_token"] > 0

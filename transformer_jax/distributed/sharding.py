@@ -171,6 +171,41 @@ def parameter_sharding(
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
+def matrix_stages(
+    name: str,
+    shape: tuple[int, ...],
+    mesh: Mesh | AbstractMesh,
+    model: Any = None,
+    *,
+    shard_optimizer: bool = False,
+) -> tuple[list[tuple[Any, ...]], int]:
+    """How a parameter comes to have complete matrices on each device: in stages, each a sharding of its axes.
+
+    One axis of the mesh after the other goes from the matrices to their layers, by an exchange between its
+    devices each (a compiler that is to move two at once gathers everything). A matrix without layers is
+    gathered.
+
+    Args:
+      name, shape, mesh, model: see `parameter_sharding`.
+      shard_optimizer: the layers are sharded over `data` from the beginning.
+
+    Returns:
+      The stages, the first as the parameter lies; and what the number of layers must be a multiple of.
+    """
+    ours = set(_MESH_AXES.values()) <= set(mesh.shape)
+    own = parameter_sharding(name, shape, mesh, model) if ours else None
+    parts: list[Any] = [*own.spec] if isinstance(own, NamedSharding) else [None] * len(shape)
+    stacked = rule_of(name, model).axes[0] == "layers"
+    layers = ("data",) if ours and stacked and shard_optimizer else ()
+    stages: list[tuple[Any, ...]] = [(layers or parts[0], *parts[1:])]
+    for axis, part in enumerate(parts):
+        if part is not None:
+            parts[axis] = None
+            layers = (*layers, part) if stacked else layers
+            stages.append((layers or parts[0], *parts[1:]))
+    return stages, math.prod(mesh.shape[axis] for axis in layers)
+
+
 def over_data(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> NamedSharding:
     """The same with the first free axis that `data` divides sharded over it (Rajbhandari et al. 2020, ZeRO)."""
     assert isinstance(sharding, NamedSharding), "there is a mesh"

@@ -166,7 +166,9 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
     return objective
 
 
-def optimizer_of(config: RunConfig, model: Any) -> tuple[optax.Schedule, optax.GradientTransformation]:
+def optimizer_of(
+    config: RunConfig, model: Any, *, shard_optimizer: bool = False
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
     """The schedule and the optimizer of a config, for a model or its abstract shape.
 
     Raises:
@@ -177,7 +179,7 @@ def optimizer_of(config: RunConfig, model: Any) -> tuple[optax.Schedule, optax.G
     optimizer = make_optimizer(
         own.optimizer, schedule, model, trained=split_trainable(model, config.trainable)[0],
         weight_decay=own.weight_decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
-        layer_decay=own.layer_decay,
+        layer_decay=own.layer_decay, shard_optimizer=shard_optimizer,
     )  # fmt: skip
     return schedule, optimizer
 
@@ -214,7 +216,7 @@ def begin(
     Raises:
       UserError: see `split_trainable`.
     """
-    _, optimizer = optimizer_of(config, model)
+    _, optimizer = optimizer_of(config, model, shard_optimizer=shard_optimizer)
 
     def create(model: Any) -> TrainState:
         return first_state(objective, config, model, optimizer)

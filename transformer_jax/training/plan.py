@@ -121,7 +121,7 @@ def abstract_step(
 
         step: Any = make_train_step(
             entry.objective(config, config.model),
-            optimizer_of(config, state.model)[1],
+            optimizer_of(config, state.model, shard_optimizer=compute.shard_optimizer)[1],
             accumulation=accumulation,
             ema_decay=config.optimization.ema,
             shardings=shardings,
