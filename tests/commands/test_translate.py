@@ -343,6 +343,7 @@ def test_metrics_after_the_restored_step_are_cut_off(files, tmp_path):
     assert len([s for s in steps if s == 11]) == 0
 
 
+@pytest.mark.long
 def test_a_diverging_run_names_the_step_and_keeps_its_checkpoint(files, tmp_path):
     with pytest.raises(Diverged, match=r"step \d+: the loss or its gradient is (nan|inf)") as error:
         train(config(files, learning_rate=1e30, clip=0.0, steps=20, save_every=1), tmp_path)

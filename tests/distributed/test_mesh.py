@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_long
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
 from transformer_jax.distributed.collectives import collectives
@@ -189,7 +190,8 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("cut", "axes", "layers"), [("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]
+    ("cut", "axes", "layers"),
+    others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)], ("fsdp=2", 1, 3)),
 )
 def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
     """And learns what it learns on one device, where the mesh divides the layers and where it does not."""
@@ -225,7 +227,10 @@ def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
 
 @pytest.mark.parametrize(
     ("cut", "optimizer", "moments"),
-    [("data=4", "adam", 2), ("data=2,fsdp=2", "adam", 2), ("data=4", "muon", 1)],
+    others_long(
+        [("data=4", "adam", 2), ("data=2,fsdp=2", "adam", 2), ("data=4", "muon", 1)],
+        ("data=2,fsdp=2", "adam", 2),
+    ),
 )
 def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut, optimizer, moments):
     def losses(cut, shard_optimizer):

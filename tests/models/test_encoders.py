@@ -141,6 +141,7 @@ def test_every_parameter_has_one_rule(kind, name):
         assert len(rule_of(path, model).axes) == leaf.ndim, path
 
 
+@pytest.mark.long
 def test_ways_to_compute_agree():
     """Unrolled, rematerialised and chunked give the same loss and gradient, with dropout."""
     name = "bert"

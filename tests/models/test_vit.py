@@ -196,6 +196,7 @@ def test_eight_devices_as_one(mesh):
         np.testing.assert_allclose(leaf, leaves[name], atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_forward_mode_equals_reverse_mode():
     model, images = model_of(activation="gelu"), pictures(1)
 

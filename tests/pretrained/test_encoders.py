@@ -167,6 +167,7 @@ def test_vectors_of_a_real_sentence_encoder(shared):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_logits_of_a_real_roberta(shared):
     given = json.loads((shared / "weights/sapiens-vl/expected.json").read_text())
     model, tokenizer = pretrained.load(shared / "weights/sapiens-vl")

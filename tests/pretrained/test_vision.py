@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import transformer_jax
+from tests.cases import others_long
 from transformer_jax import pretrained
 from transformer_jax.data.corpora.images import open_images
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
@@ -156,7 +157,7 @@ def test_original_arrays_are_read(tmp_path):
         pretrained.load(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize("dinov2", [False, True])
+@pytest.mark.parametrize("dinov2", others_long([False, True], False))
 def test_timm_names_are_read(tmp_path, dinov2):
     """qkv in one tensor, `ls1.gamma`, `dist_token`: against the same parameters under transformers' names."""
     from safetensors.numpy import save_file

@@ -118,7 +118,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label", "tags", "questions", "vectors"))
+@pytest.mark.parametrize("case", others_long(CASES, "electra", "tags", "questions", "vectors"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     found = losses(folder)
@@ -174,6 +174,7 @@ def test_it_is_planned(case, data):
     assert lines["work"].endswith("in all")
 
 
+@pytest.mark.long
 def test_what_the_trained_ones_do(data, trained):
     run = tasks.load(trained("bert")[0])
     (words,) = run.fill("the film [MASK] good.", top=3)
@@ -242,7 +243,7 @@ def test_vectors_do_not_depend_on_their_company(trained):
 
 
 @pytest.mark.parametrize(
-    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "electra", "questions")
+    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "questions")
 )
 def test_it_is_inspected(case, trained):
     run = tasks.load(trained(case)[0])
@@ -253,6 +254,7 @@ def test_it_is_inspected(case, trained):
     np.testing.assert_allclose(np.asarray(found.weights).sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.long
 def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
     """Pretrained, then fine-tuned: the encoder is copied, the head is fresh, and it learns less far away."""
     start = str(trained("bert")[0])
@@ -286,6 +288,7 @@ def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
     assert all(name.startswith("head/") for name in moved)
 
 
+@pytest.mark.long
 def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_path):
     """Which vectors have no use for: it stays behind."""
     run = tasks.load(trained("label")[0])

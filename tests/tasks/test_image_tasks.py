@@ -62,7 +62,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "classes", "dino", "mae"))
+@pytest.mark.parametrize("case", others_long(CASES, "dino", "mae"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     expected = {
@@ -219,6 +219,7 @@ def test_a_classifier_goes_on_with_other_classes(recipe, trained, tmp_path):
             np.testing.assert_array_equal(leaf, before[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_a_run_is_published_and_read_again(trained, tmp_path):
     run = tasks.load(trained("classes")[0])
     pretrained.save(tmp_path / "folder", run.model, run.processor)

@@ -148,6 +148,7 @@ def test_a_mesh_of_any_size_is_planned_without_its_devices():
     assert lines[-1] == "64 rows of full length are fewer than the 128 parts of a batch"
 
 
+@pytest.mark.long
 def test_the_command_plans_and_writes_nothing(tmp_path):
     ended = call(
         translate.main, "--recipe", "wmt14-en-fr-big", "--dry-run", "--run-dir", tmp_path / "run",

@@ -62,6 +62,7 @@ def test_another_direction_is_another_run(sets, whole):
         train(config(sets, direction="de-en"), whole[0])
 
 
+@pytest.mark.long
 def test_a_shard_that_tears_later_ends_the_run_in_one_line(tmp_path):
     folder = write_sets(tmp_path / "sets")
     train(config(folder, steps=2), tmp_path / "run")
