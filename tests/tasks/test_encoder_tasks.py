@@ -302,6 +302,14 @@ def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_pa
     assert before.keys() - after.keys() == {"pooler/kernel", "pooler/bias"}
     for name, leaf in after.items():
         np.testing.assert_array_equal(leaf, before[name], err_msg=name)
+    assert config.task.pooling == "mean"
+
+    first = run.processor.with_labels((), pooling="first", normalise=True)
+    save_folder(tmp_path / "first", run.model.encoder, first)
+    options = dict(train=(str(data / "vectors.tsv"),), batch_size=8)
+    for start, pooling in ((tmp_path / "first", "first"), (tmp_path / "run", "mean")):
+        config = tasks.configure("sentence_embedding", "fine_tune", start=(str(start),), **options)
+        assert config.task.pooling == pooling, "as its encoder pooled before"
 
 
 def test_the_best_checkpoint_is_kept(data, tmp_path):

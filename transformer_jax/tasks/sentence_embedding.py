@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax import pretrained
 from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
 from transformer_jax.data.batches.token_batches import Batch
 from transformer_jax.data.corpora.tables import Table, joined, read_table
@@ -30,8 +32,9 @@ from transformer_jax.tasks.trained_encoders import (
     normalised,
     pooled,
 )
-from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.config import RunConfig, Start, choose
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.task import TaskEntry
 
 COLUMNS = ("sentence1", "sentence2", "score")
@@ -47,7 +50,7 @@ class SentenceEmbeddingConfig(FineTuningConfig):
     """
 
     pooling: str = "mean"
-    """How the states of a text become one vector: mean, first or max."""
+    """How the states of a text become one vector: mean, first or max. By default as the start did."""
     temperature: float = 0.05
     """Cosines are divided by it."""
     least_score: float = 0.0
@@ -71,10 +74,25 @@ def fine_tune(
     max_length: int = 128,
 ) -> RunConfig:
     """An encoder fine-tuned, or trained from nothing."""
+    task = SentenceEmbeddingConfig(pooling=started_pooling(Start.parse(start[0]).folder) if start else "mean")
     return fine_tuning.fine_tuning(
-        SentenceEmbeddingConfig(), "encoder",
+        task, "encoder",
         start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
     )  # fmt: skip
+
+
+def started_pooling(folder: str) -> str:
+    """How the encoder of a folder pooled its states before; "mean" where the folder says nothing of it.
+
+    Raises:
+      UserError: a way of pooling that is not computed here.
+    """
+    path = pathlib.Path(folder)
+    if pretrained.is_published(path):
+        from transformer_jax.pretrained.encoder_tables import sentence_settings  # imports safetensors
+
+        return sentence_settings(path).get("pooling", "mean")
+    return read_config(path)["run"]["task"].get("pooling", "mean") if is_run(path) else "mean"
 
 
 class InBatchNegatives(Objective):
