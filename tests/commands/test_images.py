@@ -169,6 +169,7 @@ def test_fewer_classes_than_five_are_said(data, tmp_path):
     assert "2 classes: top5 counts all of them" in ended.stderr
 
 
+@pytest.mark.long
 def test_another_size_than_the_starts(run, data, tmp_path):
     steps = ("--steps", 2, "--batch-size", 4, "--save-every", 2, "--evaluate-every", 2)
     start = ("--start-from", run, "--data", data)

@@ -125,6 +125,7 @@ def test_a_run_of_another_config_is_refused(text, whole):
         text.write_text(TEXT * 60)
 
 
+@pytest.mark.long
 def test_tfds_texts(tmp_path):
     folder = write_sets(tmp_path / "sets")
     options = dict(data_dir=str(folder), steps=2, evaluate_every=2, save_every=2, sample_tokens=0)

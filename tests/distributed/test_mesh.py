@@ -191,7 +191,7 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
 
 @pytest.mark.parametrize(
     ("cut", "axes", "layers"),
-    others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)], ("fsdp=2", 1, 3)),
+    others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]),
 )
 def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
     """And learns what it learns on one device, where the mesh divides the layers and where it does not."""

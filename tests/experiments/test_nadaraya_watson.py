@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from experiments.nadaraya_watson import Arguments, compare, curve
+from tests.cases import others_long
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
@@ -62,7 +63,7 @@ def test_its_parameter_has_a_rule():
     assert rule_of(next(iter(named_leaves(KernelRegression(KernelRegressionConfig("boxcar"))))))
 
 
-@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("task", others_long(["regression", "classification"], "classification"))
 def test_the_table_and_the_picture(task, tmp_path):
     rows = compare(Arguments(task=task, examples=40, steps=20, out_dir=str(tmp_path)))
     assert json.loads((tmp_path / "table.json").read_text()) == rows

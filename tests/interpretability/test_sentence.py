@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_long
 from tests.interpretability.test_activations import make
 from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, BytePairTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
@@ -23,7 +24,9 @@ def tokenizer():
     return BytePairTokenizer.train(TEXTS, 300)
 
 
-@pytest.mark.parametrize("name", ["transformer", "bahdanau", "luong", "hard_attention"])
+@pytest.mark.parametrize(
+    "name", others_long(["transformer", "bahdanau", "luong", "hard_attention"], "transformer", "hard_attention")
+)
 def test_a_translation_tells_all_its_attention(name, tokenizer):
     entry = TRANSLATORS[name]
     model = entry.module(entry.preset("mini", tokenizer.vocab_size), rngs=nnx.Rngs(0))
@@ -90,7 +93,11 @@ def test_models_without_attention_say_so(tokenizer):
 
 @pytest.mark.parametrize(
     ("name", "models"),
-    [("gpt", DECODERS), ("llama", DECODERS), ("modern_gpt", DECODERS), ("transformer", TRANSLATORS)],
+    others_long(
+        [("gpt", DECODERS), ("llama", DECODERS), ("modern_gpt", DECODERS), ("transformer", TRANSLATORS)],
+        ("llama", DECODERS),
+        ("transformer", TRANSLATORS),
+    ),
 )
 def test_the_lens_ends_with_the_models_logits(name, models):
     model = make(name, models)

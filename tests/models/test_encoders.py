@@ -98,7 +98,7 @@ CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, acti
                padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", others_long(NAMES, "distilbert"))
+@pytest.mark.parametrize("name", others_long(NAMES))
 def test_every_field_of_a_config_matters(name):
     """A change shows in the parameters, in the output, or for rates of dropout in the output with a key."""
     tokens, _, mask = inputs(name)

@@ -85,7 +85,7 @@ def on_plane(model, inputs):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    others_long(MODELS, ("translators", "transformer"), ("translators", "bahdanau"), ("decoders", "gpt")),
+    others_long(MODELS, ("translators", "transformer"), ("decoders", "gpt")),
 )
 def test_forward_mode_equals_reverse_mode(kind, name):
     model, inputs = make(kind, name), tokens(kind)

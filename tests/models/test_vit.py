@@ -242,7 +242,10 @@ def test_a_head_of_prototypes_compares_directions():
     longer = nnx.merge(*nnx.split(model))
     longer.prototypes.kernel = nnx.Param(5 * model.prototypes.kernel[...])
     np.testing.assert_allclose(jax.jit(longer)(pictures()), outputs, atol=1e-5)
-    gradient = jax.grad(lambda model: jnp.square(model(pictures(), frozen_prototypes=True)).sum())(model)
+    differentiated = jax.jit(
+        jax.grad(lambda model: jnp.square(model(pictures(), frozen_prototypes=True)).sum())
+    )
+    gradient = differentiated(model)
     np.testing.assert_array_equal(gradient.prototypes.kernel[...], 0)
     for name in named_leaves(model):
         rule_of(name, model)

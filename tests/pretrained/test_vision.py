@@ -157,7 +157,7 @@ def test_original_arrays_are_read(tmp_path):
         pretrained.load(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize("dinov2", others_long([False, True], False))
+@pytest.mark.parametrize("dinov2", others_long([False, True]))
 def test_timm_names_are_read(tmp_path, dinov2):
     """qkv in one tensor, `ls1.gamma`, `dist_token`: against the same parameters under transformers' names."""
     from safetensors.numpy import save_file

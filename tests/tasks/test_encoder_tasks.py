@@ -118,7 +118,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "electra", "tags", "questions", "vectors"))
+@pytest.mark.parametrize("case", others_long(CASES, "electra", "vectors"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     found = losses(folder)
@@ -141,7 +141,7 @@ def test_it_is_trained(case, trained):
     assert len(read_metrics(folder)) >= 4
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "bert", "label"))
+@pytest.mark.parametrize("case", others_long(CASES, "bert"))
 def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -243,7 +243,7 @@ def test_vectors_do_not_depend_on_their_company(trained):
 
 
 @pytest.mark.parametrize(
-    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "questions")
+    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "vectors")
 )
 def test_it_is_inspected(case, trained):
     run = tasks.load(trained(case)[0])
@@ -344,6 +344,7 @@ def test_layer_decay_slows_the_lower_layers(data, tmp_path):
     assert moved[0] / moved[1] == pytest.approx(0.5, rel=0.05)
 
 
+@pytest.mark.long
 def test_trained_runs_of_every_head_are_published(trained, tmp_path):
     """Written as a folder of `transformers`' layout and read again: the same predictions."""
     for case in ("bert", "label", "tags", "questions", "vectors"):

@@ -62,7 +62,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "dino", "mae"))
+@pytest.mark.parametrize("case", others_long(CASES, "dino"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     expected = {
@@ -105,7 +105,7 @@ def test_eight_devices_learn_the_same(case, trained, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
 
 
-@pytest.mark.parametrize("case", others_long(["classes", "dino"], "classes"))
+@pytest.mark.parametrize("case", others_long(["classes", "dino"]))
 def test_micro_batches_learn_the_same(case, trained, tmp_path):
     """Of DINO too: its centre and teacher move once a step."""
     train(config_of(case, accumulation=2, steps=10, schedule="constant"), tmp_path / "two")
@@ -346,6 +346,7 @@ def test_hidden_patches_alone_are_predicted():
     assert [kept_patches(n, 0.75) for n in (2, 4, 16, 196)] == [1, 1, 4, 49]
 
 
+@pytest.mark.long
 def test_classes_of_other_sizes_and_sets(tmp_path):
     """A start's positions serve images of another size; two test sets have scores apart."""
     train_set, test = digits()

@@ -134,6 +134,7 @@ def test_the_plan_adds_up():
     assert "average 5, keep last, layer decay 1.0, save every 1500" in found["training"]
 
 
+@pytest.mark.long
 def test_a_mesh_of_any_size_is_planned_without_its_devices():
     """Against the bytes by hand: with Adam each parameter is there three times, and all is cut."""
     config = translation("wmt14-en-de-big", batch_tokens=64 * 256)

@@ -50,6 +50,7 @@ def test_questions(sets):
         tfds_questions("tfds:toy_reviews", "train", sets)
 
 
+@pytest.mark.long
 def test_tags_are_learned_from_a_set(sets, tmp_path):
     config = configure(
         "token_classification", "fine_tune", corpus="tfds:toy_tags", tags="pos", data_dir=sets, steps=3,
