@@ -352,6 +352,8 @@ def test_trained_runs_of_every_head_are_published(trained, tmp_path):
         save_folder(tmp_path / case, run.model, run.processor)
         again = tasks.load(tmp_path / case)
         assert type(again) is type(run)
+        for name in ("pairs", "stride", "longest", "unanswerable", "pooling"):
+            assert again.processor.settings.get(name) == run.processor.settings.get(name), (case, name)
         one, other = (jax.tree.leaves(x.model) for x in (run, again))
         assert len(one) == len(other)
     first = tasks.load(trained("label")[0]).classify(["the dog is great"])

@@ -62,10 +62,16 @@ PROBLEMS = {
 }
 
 
+# Settings of a task that `transformers` has no fields for, under a name of ours in `config.json`.
+_TASK_SETTINGS, _KEPT = "task_settings", ("pairs", "stride", "longest", "unanswerable")
+
+
 def read_encoder_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> EncoderTokenizer:
     """The tokenizer of an encoder's folder, with the labels of `config.json` where its head has classes."""
     tokenizer = EncoderTokenizer.open(folder)
     tokenizer.settings |= sentence_settings(folder)
+    kept = described.get(_TASK_SETTINGS)
+    tokenizer.settings |= {n: kept[n] for n in _KEPT if n in kept} if isinstance(kept, Mapping) else {}
     architecture = next(iter(described.get("architectures") or ()), "")
     if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return tokenizer
@@ -123,7 +129,11 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
     """
     settings = tokenizer.settings
     problems = {ours: theirs for theirs, ours in PROBLEMS.items()}
-    fields = {"problem_type": problems[settings["target"]]} if settings.get("target") in problems else {}
+    fields: dict[str, Any] = {}
+    if settings.get("target") in problems:
+        fields["problem_type"] = problems[settings["target"]]
+    if kept := {name: settings[name] for name in _KEPT if name in settings}:
+        fields[_TASK_SETTINGS] = kept
     if "pooling" not in settings:
         return fields, {}
     kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.get("normalise") else [])]
