@@ -41,6 +41,14 @@ def test_heads_take_the_offsets_in_turn_over_the_layers():
         assert means[offset] > (0.3, 0.08)[layer]
 
 
+def test_a_discriminator_begins_with_the_share_of_replaced_tokens():
+    config = ElectraConfig(width=64, heads=4, feed_forward=96, embedding_width=64, **SIZES)
+    model = ElectraPretraining(config, rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(1), (3, 40), 0, 500)
+    replaced = jax.nn.sigmoid(jax.jit(lambda m, t: m.replaced(t))(model, tokens))
+    assert 0.1 < float(replaced.mean()) < 0.17
+
+
 @pytest.mark.parametrize("width", [64, 24])
 def test_what_heads_read_is_handed_on(width):
     config = BertConfig(width=width, heads=4, feed_forward=96, **SIZES)

@@ -1,6 +1,7 @@
 """ELECTRA (Clark et al. 2020): an encoder that learns which tokens a small generator has replaced."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -21,6 +22,10 @@ from transformer_jax.models.encoder_heads import (
 )
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.text_encoder import TextEmbeddings, TextEncoder, dense
+
+# About the share of tokens that are replaced at a mask rate of 0.15. A discriminator that begins with it need
+# not learn first how rare they are (Lin et al. 2017, section 3.3, on rare classes).
+_REPLACED = 0.13
 
 
 def _size(layers: int, width: int, heads: int, embedding_width: int, generator: float) -> dict[str, Any]:
@@ -57,7 +62,7 @@ class ElectraConfig(Presets):
       dtype: compute dtype; parameters, softmax and logits are float32.
       vocab_multiple: the embedding table is padded inside to a multiple of this.
       initial_values: normal, or neighbours, with which heads first attend to the tokens beside: for pretraining
-        of few steps, see `attend_to_neighbours`.
+        of few steps, see `attend_to_neighbours`; the discriminator begins with the share of replaced tokens.
 
     Raises:
       ValueError: a value outside its choices, or sizes that do not divide.
@@ -141,6 +146,8 @@ class ElectraDiscriminator(EncoderWithHead):
         if config.initial_values == "neighbours":
             add_identity(self.transform.kernel)
         self.head = dense(config, config.width, 1, rngs)
+        if config.initial_values == "neighbours":
+            self.head.bias[...] = jnp.full_like(self.head.bias[...], math.log(_REPLACED / (1 - _REPLACED)))
 
     def logits(self, states: jax.Array) -> jax.Array:
         """States (..., D) -> (...) float32, above 0 where a token was rather replaced."""
