@@ -355,6 +355,7 @@ def test_a_diverging_run_names_the_step_and_keeps_its_checkpoint(files, tmp_path
         assert all(np.isfinite(leaf).all() for leaf in leaves.values())
 
 
+@pytest.mark.long
 def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
     folder = pathlib.Path(files["train"][0]).parent
     changed = {}

@@ -87,6 +87,7 @@ def test_greedy_is_the_large_models_own(models, draft_tokens):
     assert stopped(prompts, 20, keys(3)) == Generator(model, sampling=greedy, ends=(end,))(prompts, 20, keys(3))
 
 
+@pytest.mark.long
 def test_texts_are_distributed_as_the_large_models(models):
     """1,500 texts of two tokens against the product of the large model's probabilities."""
     model, draft = models

@@ -109,10 +109,8 @@ def test_forward_mode_equals_reverse_mode(kind, name):
     assert ("fusion_barrier" in str(jax.make_jaxpr(loss)(model, inputs))) == ("heads" in SIZES[name])
 
 
-SECOND = [pytest.param(*each, marks=[] if each[1] == "gpt" else pytest.mark.long) for each in MODELS]
-
-
-@pytest.mark.parametrize(("kind", "name"), SECOND)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "name"), MODELS)
 def test_hessians_in_forward_and_reverse_mode(kind, name):
     """Forward over reverse, as `jax.hessian` is, against forward over forward."""
     model, inputs = make(kind, name), tokens(kind)

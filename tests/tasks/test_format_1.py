@@ -67,12 +67,10 @@ GPT_FIELDS = dict(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "model_config", "others"),
-    [
-        pytest.param(translation, {}, dict(task="translation"), marks=pytest.mark.long),
-        (language, GPT_FIELDS, {}),
-    ],
+    [(translation, {}, dict(task="translation")), (language, GPT_FIELDS, {})],
 )
 def test_a_converted_run_resumes_bit_for_bit(tmp_path, make, model_config, others):
     config = make(tmp_path)
