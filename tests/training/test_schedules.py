@@ -1,9 +1,13 @@
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from transformer_jax.training.schedules import extends, inverse_sqrt, make_schedule
+from transformer_jax.training.optimizers import make_optimizer
+from transformer_jax.training.schedules import extends, growing_weight_decay, inverse_sqrt, make_schedule
 
 
 def test_inverse_sqrt_is_the_papers_schedule():
@@ -28,6 +32,22 @@ def test_cosine_ends_low():
     schedule = make_schedule("cosine", peak=1.0, warmup=10, steps=100)
     assert float(schedule(100)) == pytest.approx(0.01)
     assert float(schedule(55)) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_weight_decay_grows_along_a_cosine(name):
+    """A step without a gradient moves a matrix by what decays of it."""
+    decay, steps = growing_weight_decay(0.04, 10.0, 8), 8
+    weights = {"query/kernel": jnp.full((3, 5), 2.0)}
+    optimizer = make_optimizer(
+        name, optax.constant_schedule(0.5), weights, weight_decay=decay, clip=0.0, b1=0.9, b2=0.99, epsilon=1e-8
+    )
+    state = optimizer.init(weights)
+    for step in range(steps + 1):
+        updates, state = optimizer.update(jax.tree.map(jnp.zeros_like, weights), state, weights)
+        expected = 0.4 + (0.04 - 0.4) * (1 + np.cos(np.pi * step / steps)) / 2
+        np.testing.assert_allclose(updates["query/kernel"], -0.5 * expected * 2.0, rtol=1e-5)
+    assert growing_weight_decay(0.04, 1.0, 8) == 0.04
 
 
 def test_which_schedules_extend():

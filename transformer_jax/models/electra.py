@@ -147,7 +147,7 @@ class ElectraDiscriminator(EncoderWithHead):
             add_identity(self.transform.kernel)
         self.head = dense(config, config.width, 1, rngs)
         if config.initial_values == "neighbours":
-            self.head.bias[...] = jnp.full_like(self.head.bias[...], math.log(_REPLACED / (1 - _REPLACED)))
+            self.head.bias = nnx.Param(jnp.full(1, math.log(_REPLACED / (1 - _REPLACED))))
 
     def logits(self, states: jax.Array) -> jax.Array:
         """States (..., D) -> (...) float32, above 0 where a token was rather replaced."""

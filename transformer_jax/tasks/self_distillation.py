@@ -116,7 +116,8 @@ def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> R
         batch_size=1_024, parts=8, part_size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
         teacher_temperature=0.07, temperature_warmup=3 * steps // 10,
     )  # fmt: skip
-    return _recipe(task, model, preset, steps, "paper", learning_rate=2e-3, stochastic_depth=0.1)
+    config = _recipe(task, model, preset, steps, "paper", learning_rate=2e-3, stochastic_depth=0.1)
+    return config.with_values(weight_decay=0.04, weight_decay_growth=10.0)
 
 
 def _recipe(

@@ -13,7 +13,7 @@ import msgspec
 from transformer_jax.errors import UserError
 from transformer_jax.layers.position_configs import Positions, parse_positions
 from transformer_jax.training.optimizers import OPTIMIZERS
-from transformer_jax.training.schedules import SCHEDULES
+from transformer_jax.training.schedules import SCHEDULES, extends
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Optimization:
 
     steps: int = dataclasses.field(default=1_000, metadata=FREE)
     """Training steps in all. A larger number extends a finished run, unless its schedule is cosine or
-    linear."""
+    linear, or its weight decay grows."""
     optimizer: str = "adam"
     """adam (with decoupled weight decay) or muon."""
     learning_rate: float = 1e-3
@@ -82,6 +82,8 @@ class Optimization:
     """Warm-up steps."""
     weight_decay: float = 0.0
     """Decoupled weight decay of the matrices."""
+    weight_decay_growth: float = 1.0
+    """Factor that it has at the last step, reached along a cosine; DINO's is 10. 1 for none."""
     clip: float = 1.0
     """Largest global norm of the gradient; 0 for no clipping."""
     ema: float = 0.0
@@ -106,7 +108,7 @@ class Optimization:
         choose("schedule", self.schedule, SCHEDULES)
         check_at_least(
             self, steps=1, accumulation=1, average=1, save_every=1, evaluate_every=1, learning_rate=0, clip=0,
-            ema=0, weight_decay=0, warmup=0, b1=0, b2=0, epsilon=0,
+            ema=0, weight_decay=0, weight_decay_growth=0, warmup=0, b1=0, b2=0, epsilon=0,
         )  # fmt: skip
         choose("keep", self.keep, ("last", "best"))
         if not 0 < self.layer_decay <= 1:
@@ -114,6 +116,11 @@ class Optimization:
         if self.keep == "best" and self.average > 1:
             raise UserError(f"`keep` best and `average` {self.average} contradict each other: give one of them")
         check_below_one(self, "ema", "b1", "b2")
+
+    @property
+    def extends(self) -> bool:
+        """Whether a run may be given more steps after it ended."""
+        return extends(self.schedule) and self.weight_decay_growth == 1
 
 
 @dataclasses.dataclass(frozen=True)

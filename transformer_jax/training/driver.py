@@ -30,7 +30,7 @@ from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.run_folder import AVERAGED, RunFolder, read_config
-from transformer_jax.training.schedules import make_schedule
+from transformer_jax.training.schedules import growing_weight_decay, make_schedule
 from transformer_jax.training.starts import OpenedStart, open_start, started
 from transformer_jax.training.step import (
     TrainState,
@@ -176,9 +176,10 @@ def optimizer_of(
     """
     own = config.optimization
     schedule = make_schedule(own.schedule, peak=own.learning_rate, warmup=own.warmup, steps=own.steps)
+    decay = growing_weight_decay(own.weight_decay, own.weight_decay_growth, own.steps)
     optimizer = make_optimizer(
         own.optimizer, schedule, model, trained=split_trainable(model, config.trainable)[0],
-        weight_decay=own.weight_decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
+        weight_decay=decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
         layer_decay=own.layer_decay, shard_optimizer=shard_optimizer,
     )  # fmt: skip
     return schedule, optimizer

@@ -21,7 +21,7 @@ def make_optimizer(
     model: Any,
     *,
     trained: Container[str] | None = None,
-    weight_decay: float,
+    weight_decay: float | optax.Schedule,
     clip: float,
     b1: float,
     b2: float,
@@ -37,7 +37,7 @@ def make_optimizer(
       schedule: learning rate of a step.
       model: the module, or its abstract shape; only names and axes are read.
       trained: names of the parameters that are trained; None is all.
-      weight_decay: decoupled decay of the matrices.
+      weight_decay: decoupled decay of the matrices, or that of a step.
       clip: largest global norm of the gradient; 0 is no clipping.
       b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9. Muon's Adam shares them but
         for epsilon, which is 1e-8 there: it guards Muon's norms as well.

@@ -279,13 +279,14 @@ def compare(folder: pathlib.Path, stored: RunConfig, config: RunConfig) -> None:
             "resume it, or name another `run_dir`"
         )
     before, after = stored.optimization, config.optimization
-    if after.steps > before.steps and not extends(before.schedule):
+    if after.steps > before.steps and not before.extends:
+        what = "schedule of weight decay" if extends(before.schedule) else f"{before.schedule} schedule"
         raise UserError(
-            f"{folder} was trained for {before.steps} steps on a {before.schedule} schedule, which ends there: "
+            f"{folder} was trained for {before.steps} steps on a {what}, which ends there: "
             f"`steps` {after.steps} needs another `run_dir`, or `schedule` inverse_sqrt from the start"
         )
     done = max(saved_steps(folder / CHECKPOINTS), default=0)
-    least = done if extends(before.schedule) else before.steps
+    least = done if before.extends else before.steps
     if after.steps < least:
         raise UserError(
             f"{folder} is a run of {least} steps: `steps` {after.steps} would cut it short; "

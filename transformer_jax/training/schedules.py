@@ -54,6 +54,17 @@ def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.S
     raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")
 
 
+def growing_weight_decay(first: float, growth: float, steps: int) -> optax.Schedule | float:
+    """Weight decay that goes from `first` to `growth` times it along a cosine (Caron et al. 2021, section 3.2).
+
+    Args:
+      first: of the first step.
+      growth: factor of the last step; 1 is a constant.
+      steps: number of steps in all.
+    """
+    return first if growth == 1 else optax.cosine_decay_schedule(first, steps, alpha=growth)
+
+
 def extends(name: str) -> bool:
     """Whether a run of this schedule may be given more steps after it ended."""
     return name not in ("cosine", "linear")
