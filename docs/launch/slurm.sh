@@ -12,5 +12,5 @@
 #SBATCH --requeue
 
 # The run folder has to be on a file system that all nodes see; so has the data, or a copy on each node.
-srun python -m experiments.translate \
+srun transformer-jax translate \
     --recipe wmt14-en-de-big --mesh data=4,fsdp=8 --run-dir "${RUNS:?a folder that all nodes see}/wmt14-en-de-big"

@@ -228,6 +228,8 @@ def test_what_would_fit_where_a_step_does_not(topology):
     assert way.flags.startswith(("--mesh ", "--remat ")), "accumulation costs more"
     offloads = [x for *_, x in _candidates(entry_of(own), own, target, None, ComputeOptions(remat="offload"))]
     assert {x.remat for x in offloads} == {"offload"}, "no flag would say another"
+    flags = [flags for flags, *_ in _candidates(entry_of(own), own, target, None, ComputeOptions())]
+    assert flags[-2:] == ["--mesh fsdp=2 --remat offload", "--mesh fsdp=2 --remat blocks --accumulation 8"]
 
 
 @pytest.mark.long

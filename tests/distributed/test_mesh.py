@@ -1,6 +1,7 @@
 """Eight devices against one: every model under every way of cutting it, and meshes that cannot be."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from transformer_jax.distributed.mesh import (
     on_mesh,
     parse_mesh,
     place_batch,
+    planned_mesh,
     replicated,
     row_shards,
 )
@@ -27,6 +29,8 @@ from transformer_jax.distributed.sharding import (
     describe_sharding,
     gradient_shardings,
     model_shardings,
+    over_data,
+    parameter_sharding,
     state_shardings,
 )
 from transformer_jax.errors import UserError
@@ -43,6 +47,7 @@ from transformer_jax.models import (
 )
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks import TASKS
 from transformer_jax.tasks.hard_attention import HardAttentionTraining
 from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.tasks.translation_losses import TokenLoss
@@ -50,6 +55,7 @@ from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.optimizers import make_optimizer
+from transformer_jax.training.plan import abstract_state
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.step import create_state, make_train_step
 from transformer_jax.training.trained_model import make_model
@@ -268,6 +274,50 @@ def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut, optimizer, 
     for name in (*own, f"ema/{expand}"):
         assert leaves[name].addressable_shards[0].data.size * 4 == leaves[name].size, name
     assert "data" not in leaves[f"trained/{expand}"].sharding.spec, "parameters stay as they are"
+
+
+@pytest.mark.parametrize("cut", ["data=8", "data=4,fsdp=2", "data=2,tensor=4"])
+@pytest.mark.parametrize(
+    ("task", "recipe", "changes"),
+    [
+        ("language_modeling", "text", dict(model="gpt", preset="124M", vocab_size=50_257)),
+        ("translation", "phrases", dict(model="transformer", preset="big", vocab_size=32_000)),
+    ],
+)
+def test_a_sharded_optimizer_has_a_share_of_its_state_on_each_device(task, recipe, changes, cut):
+    config, mesh = configure(task, recipe, **changes), planned_mesh(cut)
+    state = abstract_state(TASKS[task], config)
+    shardings = named_leaves(state_shardings(state, mesh, shard_optimizer=True))
+    whole = own = 0
+    for name, leaf in named_leaves(state).items():
+        if name.startswith("optimizer_state"):
+            whole += leaf.size
+            own += math.prod(shardings[name].shard_shape(leaf.shape))
+    assert own < 1.02 * whole / 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cut", ["data=8", "data=2,fsdp=2,tensor=2"])
+def test_recurrent_gradients_over_data_are_those_of_one_device(cut):
+    """Sharded both ways, the gradients of a loop over time came out wrong once: see `parameter_sharding`."""
+    mesh, (module, config) = make_mesh(cut), MODELS["lstm_lm"]
+    with on_mesh(mesh):
+        model = make_model(module, config, seed=0, compute=ComputeOptions(), mesh=mesh)
+        places = {
+            name: over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
+            for name, leaf in named_leaves(model).items()
+        }
+
+        def gradient(model, batch):
+            loss = lambda m: NextToken().loss(m, None, batch, jax.random.key(1))[0]["loss"]  # noqa: E731
+            own = named_leaves(jax.grad(loss)(model))
+            return {n: jax.lax.with_sharding_constraint(g, places[n]) for n, g in own.items()}
+
+        found = jax.jit(gradient)(model, place_batch(batch_of("lstm_lm"), mesh))
+    model = module(config, rngs=nnx.Rngs(0))
+    loss = lambda m: NextToken().loss(m, None, batch_of("lstm_lm"), jax.random.key(1))[0]["loss"]  # noqa: E731
+    for name, wanted in named_leaves(jax.jit(jax.grad(loss))(model)).items():
+        np.testing.assert_allclose(found[name], wanted, atol=1e-5 * np.abs(wanted).max() + 1e-6, err_msg=name)
 
 
 def state_on(cut):

@@ -2,6 +2,7 @@
 form."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,19 @@ def test_what_a_kernel_takes(kernel, changes, reason):
     assert found is None if reason is None else reason in found
     assert "bias" in refusal(kernel, x, x, x, None, jnp.zeros(()))
     assert "array" in refusal(kernel, x, x, x, jnp.ones((1, 1, 1, 1), bool), None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "takes"), [("7.5", False), ("8.0", True), ("9.0", True), ("gfx90a", False)]
+)
+def test_the_gpu_kernel_needs_a_device_that_has_it(capability, takes, monkeypatch):
+    device = types.SimpleNamespace(device_kind="a card", compute_capability=capability)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [device])
+    x = jnp.zeros((1, 64, 2, 64), jnp.bfloat16)
+    found = refusal("cudnn", x, x, x, None, None)
+    assert (found is None) == takes
+    assert takes or f"a card ({capability})" in found
 
 
 def cases():

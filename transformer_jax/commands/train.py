@@ -147,7 +147,9 @@ def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, 
             target_mesh(target, execution.mesh)
     if target is None:
         mesh = fake_devices(execution.mesh)
-    for name, value in describe(entry, config, execution.mesh):
+    for name, value in describe(
+        entry, config, execution.mesh, shard_optimizer=execution.compute.shard_optimizer
+    ):
         print(f"{name:<10} {value}", flush=True)
     if target is not None:
         show_target(entry, config, execution, target, json_too)

@@ -187,7 +187,7 @@ def matrix_stages(
 
     Args:
       name, shape, mesh, model: see `parameter_sharding`.
-      shard_optimizer: the layers are sharded over `data` from the beginning.
+      shard_optimizer: the layers are sharded over `data` too, from the first stage.
 
     Returns:
       The stages, the first as the parameter lies; and what the number of layers must be a multiple of.
@@ -207,15 +207,25 @@ def matrix_stages(
 
 
 def over_data(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> NamedSharding:
-    """The same with the first free axis that `data` divides sharded over it (Rajbhandari et al. 2020, ZeRO)."""
+    """The same with one axis sharded over `data` as well (Rajbhandari et al. 2020, ZeRO).
+
+    The first that is whole and that `data` divides; else one that is sharded already.
+    """
     assert isinstance(sharding, NamedSharding), "there is a mesh"
-    parts = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-    size = sharding.mesh.shape.get("data", 1)
-    for axis, part in enumerate(parts):
-        if size > 1 and part is None and shape[axis] % size == 0:
-            parts[axis] = "data"
+    mesh = sharding.mesh
+    parts: list[Any] = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+
+    def cut(part: Any) -> tuple[str, ...]:
+        names = (part,) if isinstance(part, str) else part or ()
+        return tuple(name for name in names if mesh.shape[name] > 1)
+
+    size = mesh.shape.get("data", 1)
+    for axis in sorted(range(len(shape)), key=lambda axis: len(cut(parts[axis]))):
+        own = cut(parts[axis])
+        if size > 1 and shape[axis] % (size * math.prod(mesh.shape[name] for name in own)) == 0:
+            parts[axis] = (*own, "data") if own else "data"
             break
-    return NamedSharding(sharding.mesh, PartitionSpec(*parts))
+    return NamedSharding(mesh, PartitionSpec(*parts))
 
 
 def gradient_shardings(state: Any, mesh: Mesh | AbstractMesh) -> dict[str, NamedSharding]:

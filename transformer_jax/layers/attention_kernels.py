@@ -65,6 +65,8 @@ def refusal(
         return f"a band of {T} queries and {S} keys over a ring"
     T, S = T // parts, S // parts
     if kernel == "cudnn":
+        if (device := _too_old()) is not None:
+            return f"{device} (it takes devices of compute capability 8.0 and later)"
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it takes bfloat16 and float16)"
         if width % _CUDNN_STEP or width > _CUDNN_WIDTH:
@@ -77,6 +79,19 @@ def refusal(
     if T % _LANES or S % _LANES:
         return f"{T} queries and {S} keys (it takes multiples of {_LANES})"
     return None
+
+
+def _too_old() -> str | None:
+    """The GPU that the program is made for, if it is here and has no flash attention: a T4, or one of AMD."""
+    if jax.default_backend() != "gpu":
+        return None
+    device = jax.local_devices(backend="gpu")[0]
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    if target is not None and target.device_kind != device.device_kind:
+        return None
+    capability = str(getattr(device, "compute_capability", ""))
+    major = capability.partition(".")[0]
+    return None if major.isdigit() and int(major) >= 8 else f"{device.device_kind} ({capability or 'unknown'})"
 
 
 def form_of(mask: Visibility | KernelMask | None, queries: int, keys: int) -> KernelMask | None:

@@ -81,10 +81,12 @@ def ways_to_fit(
     percent, "blocks" a third of the forward pass), accumulation smaller products.
     """
     found = 0
-    for tried, (flags, changed, own_mesh, own_compute) in enumerate(
-        _candidates(entry, config, topology, mesh, compute)
-    ):
-        if tried == _MOST_COMPILED or found == _FITTING:
+    candidates = list(_candidates(entry, config, topology, mesh, compute))
+    # Where there are too many, the last two are among them: they need least memory.
+    if len(candidates) > _MOST_COMPILED:
+        candidates = candidates[: _MOST_COMPILED - 2] + candidates[-2:]
+    for flags, changed, own_mesh, own_compute in candidates:
+        if found == _FITTING:
             return
         report = compile_step(changed, topology=topology, mesh=own_mesh, compute=own_compute, entry=entry)
         if report.fits:
@@ -102,19 +104,17 @@ def _candidates(entry, config, topology, mesh, compute):
         meshes.append(",".join(filter(None, (f"{FSDP}={sizes[DATA] * sizes[FSDP]}", others))))
     with on_mesh(target_mesh(topology, mesh)):
         recomputed = compute.recomputed
-    # Offloading stores least of all: nothing that is recomputed instead would need less.
-    policies = ("none", "elementwise", "attention", "blocks" if recomputed != "offload" else "offload")
+    # Offloading stores least of all: nothing that is recomputed instead would need less. Models without a stack
+    # of blocks have nothing to recompute.
+    policies = ("none", "elementwise", "attention", "blocks", "offload")
     own = policies.index(recomputed)
-    current, last = config.optimization.accumulation, len(policies) - 1
+    last = max(own, policies.index("blocks"))
+    current = config.optimization.accumulation
     # (parts of a batch, policy): first what costs least.
-    order = [(1, n) for n in range(own, last)] + [
-        (2, own),
-        (4, own),
-        (1, last),
-        (2, last),
-        (4, last),
-        (8, last),
-    ]
+    order = [(1, n) for n in range(own, min(last, 3))] + [(2, own), (4, own)]
+    order += [(1, last), (2, last), (4, last), (1, 4), (8, last)]
+    if not hasattr(config.model, "heads"):
+        order = [(1, own), (2, own), (4, own), (8, own)]
     for factor, policy in dict.fromkeys(order):
         accumulation, remat = current * factor, policies[policy]
         changed = dataclasses.replace(

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import (
@@ -180,13 +180,16 @@ def describe_compiled(program: Any) -> Iterator[str]:
         yield f"each device sends {sum(one.sent for one in found) / 1e6:,.2f} MB a step ({kinds})"
 
 
-def describe(entry: TaskEntry, config: RunConfig, mesh: str | None = None) -> Iterator[tuple[str, str]]:
+def describe(
+    entry: TaskEntry, config: RunConfig, mesh: str | None = None, *, shard_optimizer: bool = False
+) -> Iterator[tuple[str, str]]:
     """Yields (name, value) for each part of the run that a config stands for.
 
     Args:
       entry: of the task.
       config: of the run.
       mesh: over which it would be sharded, of any size, or None.
+      shard_optimizer: see `ComputeOptions`.
 
     Raises:
       UserError: a mesh that cannot be, or that does not divide the model or its batches.
@@ -206,7 +209,9 @@ def describe(entry: TaskEntry, config: RunConfig, mesh: str | None = None) -> It
     yield "batch", batch
     yield "training", _fields(config.optimization)
     if planned is not None:
-        for line in describe_sharding(_on_planned(abstract_state(entry, config), planned), planned):
+        state = abstract_state(entry, config)
+        shardings = state_shardings(state, planned, shard_optimizer=shard_optimizer)
+        for line in describe_sharding(placed_shapes(state, shardings), planned):
             yield "mesh", line
         rows = next(iter(entry.abstract_batch(config).values())).shape[0] // config.optimization.accumulation
         if rows < row_shards(planned):
@@ -221,10 +226,6 @@ def describe(entry: TaskEntry, config: RunConfig, mesh: str | None = None) -> It
     yield "time", f"computed for the work alone, {DEVICES} devices at {UTILISATION:.0%} of their peak: {times}"
     if score := getattr(recipe, "published", ""):
         yield "published", f"{score}; not measured here"
-
-
-def _on_planned(state: TrainState, mesh: AbstractMesh) -> TrainState:
-    return placed_shapes(state, state_shardings(state, mesh))
 
 
 def _fields(config: Any) -> str:
