@@ -6,15 +6,19 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.sentence import attention_of_encoder
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.models.bert import BertConfig, BertMaskedLM
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
+from transformer_jax.tasks.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.pretraining import Pretraining
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
@@ -310,6 +314,29 @@ def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_pa
     for start, pooling in ((tmp_path / "first", "first"), (tmp_path / "run", "mean")):
         config = tasks.configure("sentence_embedding", "fine_tune", start=(str(start),), **options)
         assert config.task.pooling == pooling, "as its encoder pooled before"
+
+
+def test_masked_words_in_parts_are_the_same(rng):
+    """Of five places two at a time, the last part filled up; a row without a masked word among them."""
+    config = BertConfig(vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_length=12, dropout=0.0)
+    batch = {
+        "tokens": rng.integers(5, 53, (3, 12)),
+        "segments": np.ones((3, 12), np.int32),
+        "positions": rng.integers(0, 12, (3, 5)),
+        "labels": rng.integers(5, 53, (3, 5)),
+        "weights": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32),
+    }
+    found = []
+    for parts in (1, 2):
+        model = BertMaskedLM(config, rngs=nnx.Rngs(0), compute=ComputeOptions(loss_parts=parts))
+
+        def objective(model):
+            sums, counts = MaskedWords().loss(model, None, batch, None)
+            return sums["loss"], (sums, counts)
+
+        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
+    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_best_checkpoint_is_kept(data, tmp_path):

@@ -1,6 +1,7 @@
 """Losses that return (sum, weight); the division happens once, over the global batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,23 @@ def cross_entropy_in_parts(
     Returns:
       See `smoothed_cross_entropy`.
     """
-    if parts == 1:
+
+    def sums_of(states, labels, weights):
         return smoothed_cross_entropy(logits_of(states), labels, weights, smoothing)
+
+    return sums_in_parts(sums_of, (states, labels, weights), parts)
+
+
+def sums_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], parts: int) -> Any:
+    """function(*arrays), the sums over tokens that it makes, of which it sees a part at a time.
+
+    Args:
+      function: of parts of the arrays, each computed anew in the backward pass; gives a tree of sums.
+      arrays: (B, T, ...) each. Tokens that are added where `parts` does not divide T are zeros.
+      parts: number of parts that T is cut into; 1 is all at once.
+    """
+    if parts == 1:
+        return function(*arrays)
 
     def cut(x: jax.Array) -> jax.Array:
         # Every part has tokens of every shard, whichever axis a mesh cuts.
@@ -65,16 +81,16 @@ def cross_entropy_in_parts(
         B, T, *rest = x.shape
         return jnp.moveaxis(x.reshape(B, T // parts, parts, *rest), 2, 0)
 
-    @jax.checkpoint
-    def sums_of(part):
-        states, labels, weights = part
-        return smoothed_cross_entropy(logits_of(states), labels, weights, smoothing)
+    computed_anew = jax.checkpoint(function)
 
     def add(sums, part):
-        return jax.tree.map(jnp.add, sums, sums_of(part)), None
+        return jax.tree.map(jnp.add, sums, computed_anew(*part)), None
 
-    none_yet = (jnp.zeros(()),) * 3
-    return jax.lax.scan(add, none_yet, jax.tree.map(cut, (states, labels, weights)))[0]
+    cuts = tuple(map(cut, arrays))
+    none_yet = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *(x[0] for x in cuts))
+    )
+    return jax.lax.scan(add, none_yet, cuts)[0]
 
 
 def symmetric_divergence(first: jax.Array, second: jax.Array, weights: jax.Array) -> jax.Array:

@@ -12,9 +12,16 @@ import jax.numpy as jnp
 from transformer_jax.data.batches.masked_batches import EncodedDocuments, PackedPieces, SentencePairs
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.layers.losses import sums_in_parts
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
-from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig, cross_entropy, per_row, states_at
+from transformer_jax.tasks.pretraining import (
+    Pretraining,
+    PretrainingConfig,
+    cross_entropy,
+    mean_of_rows,
+    states_at,
+)
 from transformer_jax.tasks.trained_encoders import TrainedMaskedLM
 from transformer_jax.training.config import Optimization, RunConfig, choose
 from transformer_jax.training.objective import Objective
@@ -64,13 +71,19 @@ def measured(
     states = model.hidden_states(
         batch["tokens"], types=batch.get("types"), segments=batch["segments"], dropout_key=dropout_key
     )
-    logits = model.logits(states_at(states, batch["positions"]))
     weights = batch["weights"]
-    losses = cross_entropy(logits, batch["labels"])
-    right = (logits.argmax(-1) == batch["labels"]).astype(jnp.float32)
-    sums = {"masked_loss": (losses * weights).sum(), "masked_accuracy": (right * weights).sum()}
+
+    def words(states, labels, weights):
+        logits = model.logits(states)
+        right = (logits.argmax(-1) == labels).astype(jnp.float32)
+        return (cross_entropy(logits, labels) * weights).sum(axis=1), (right * weights).sum()
+
+    given = states_at(states, batch["positions"]), batch["labels"], weights
+    parts = model.compute.loss_parts_of(*weights.shape, model.config.vocab_size)
+    losses, right = sums_in_parts(words, given, parts)
+    sums = {"masked_loss": losses.sum(), "masked_accuracy": right}
     own = dict.fromkeys(sums, weights.sum())
-    rows, real = per_row(losses, weights)
+    rows, real = mean_of_rows(losses, weights)
     if "next_label" in batch:
         # Rows that fill a batch up are no pairs.
         real_pairs = batch["next_weight"] * real

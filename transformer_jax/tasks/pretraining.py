@@ -157,8 +157,13 @@ def per_row(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array
       values: (B, N) losses.
       weights: (B, N) 1 where one counts.
     """
+    return mean_of_rows((values * weights).sum(axis=1), weights)
+
+
+def mean_of_rows(totals: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`per_row` of weighted sums (B,) that were made before."""
     counts = weights.sum(axis=1)
-    return (values * weights).sum(axis=1) / jnp.maximum(counts, 1.0), (counts > 0).astype(jnp.float32)
+    return totals / jnp.maximum(counts, 1.0), (counts > 0).astype(jnp.float32)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.byte_pairs import PAD
-from transformer_jax.layers.losses import cross_entropy_in_parts, smoothed_cross_entropy, symmetric_divergence
+from transformer_jax.layers.losses import (
+    cross_entropy_in_parts,
+    smoothed_cross_entropy,
+    sums_in_parts,
+    symmetric_divergence,
+)
 from transformer_jax.training.objective import Objective
 
 
@@ -59,10 +64,18 @@ class TokenLoss(Objective):
     def _two_passes(self, model, batch, key):
         # The rows twice in one batch: dropout draws by position, so the two passes differ.
         twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
-        logits, labels = batch_logits(model, twice, key), twice["target_out"]
-        total, likelihood, weight = smoothed_cross_entropy(logits, labels, labels != PAD, self.label_smoothing)
-        total, likelihood, weight = total / 2, likelihood / 2, weight / 2
-        first, second = jnp.split(logits, 2)
-        divergence = symmetric_divergence(first, second, batch["target_out"] != PAD)
+        states = model.hidden_states(twice["source"], twice["target_in"], **where_of(twice), dropout_key=key)
+        labels = batch["target_out"]
+
+        def sums_of(first, second, labels):
+            logits, both = model.logits(jnp.concatenate([first, second])), jnp.concatenate([labels, labels])
+            sums = smoothed_cross_entropy(logits, both, both != PAD, self.label_smoothing)
+            one, other = jnp.split(logits, 2)
+            return *sums, symmetric_divergence(one, other, labels != PAD)
+
+        parts = model.compute.loss_parts_of(2 * len(labels), labels.shape[1], model.config.vocab_size)
+        found = sums_in_parts(sums_of, (*jnp.split(states, 2), labels), parts)
+        total, likelihood, weight = (value / 2 for value in found[:3])
+        divergence = found[3]
         sums = {"loss": total + self.alpha / 2 * divergence, "nll": likelihood, "divergence": divergence}
         return sums, dict.fromkeys(sums, weight)
