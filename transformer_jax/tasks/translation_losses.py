@@ -25,11 +25,6 @@ def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {"source_mask": (batch["source"] != PAD).sum(axis=1)}
 
 
-def batch_logits(model: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None) -> jax.Array:
-    """Logits (B, T, V) of a batch of `TranslationBatches`."""
-    return model(batch["source"], batch["target_in"], **where_of(batch), dropout_key=dropout_key)
-
-
 def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
     """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
     labels = batch["target_out"]
