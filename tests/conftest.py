@@ -1,5 +1,6 @@
 """Shared by all tests: eight fake devices, the development data, and a small trained run."""
 
+import contextlib
 import gc
 import os
 import pathlib
@@ -36,6 +37,17 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from transformer_jax.layers.compute_options import ComputeOptions  # noqa: E402
+
+# With a size JAX also looks at every program of the folder before it writes one, for what to drop; of thousands
+# of programs that takes minutes in all, in which no other worker may read. Nothing comes near the size.
+with contextlib.suppress(ImportError):
+    from jax._src.lru_cache import LRUCache
+
+    LRUCache._evict_if_needed = lambda self, *, additional_size=0: None
+# Commands in processes of their own are not reached by that, and have no programs in common with the tests.
+CACHE_OF_COMMANDS = {
+    "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "commands")
+}
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAPPED = 25_000  # of the 65,530 memory maps that Linux lets a process have

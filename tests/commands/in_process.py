@@ -7,11 +7,11 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from tests.conftest import ROOT
+from tests.conftest import CACHE_OF_COMMANDS, ROOT
 from transformer_jax.commands.run_command import run_command
 
 # For a command in a process of its own: XLA as users have it, on one device.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | CACHE_OF_COMMANDS
 
 
 class Ended(NamedTuple):

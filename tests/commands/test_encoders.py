@@ -261,7 +261,7 @@ def test_texts_that_are_cut_are_counted(data, tmp_path, capsys):
     assert "1 of 1 valid texts are longer" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", others_long([pretrain, classify, tag, answer, embed], pretrain, answer))
+@pytest.mark.parametrize("command", others_long([pretrain, classify, tag, answer, embed], answer))
 def test_it_is_planned_without_data(command, tmp_path):
     done = call(command.main, *TINY, "--dry-run", "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

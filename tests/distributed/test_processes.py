@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import CACHE_OF_COMMANDS, ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
@@ -43,8 +43,8 @@ def start(module, arguments, *, process, devices):
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments(process))],
-        cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=ROOT, env=os.environ | CACHE_OF_COMMANDS | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

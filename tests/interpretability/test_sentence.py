@@ -25,7 +25,7 @@ def tokenizer():
 
 
 @pytest.mark.parametrize(
-    "name", others_long(["transformer", "bahdanau", "luong", "hard_attention"], "transformer", "hard_attention")
+    "name", others_long(["transformer", "bahdanau", "luong", "hard_attention"], "transformer")
 )
 def test_a_translation_tells_all_its_attention(name, tokenizer):
     entry = TRANSLATORS[name]

@@ -37,13 +37,8 @@ class TestUntied(DecoderBattery):
     changes = CHANGES | dict(use_bias=True, tie=True)
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [
-        "rotary",
-        *(pytest.param(p, marks=pytest.mark.long) for p in ("shaw", "sinusoidal", "alibi", "none")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("positions", ["rotary", "shaw", "sinusoidal", "alibi", "none"])
 def test_other_positions_in_steps(positions):
     """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
     battery = TestGPT()

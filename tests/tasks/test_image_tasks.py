@@ -78,7 +78,8 @@ def test_it_is_trained(case, trained):
     )
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "classes"))
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -99,7 +100,8 @@ def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     assert measured == {name: again[name] for name in measured}
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "classes"))
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_eight_devices_learn_the_same(case, trained, tmp_path):
     train(config_of(case), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
@@ -272,6 +274,7 @@ def test_the_teachers_temperature_rises():
     assert (paper.task.temperature_warmup, paper.model.stochastic_depth) == (300, 0.1)
 
 
+@pytest.mark.long
 def test_the_loss_of_views_is_that_of_the_paper():
     """Equation 3 in NumPy's float64: every global view of the teacher with every other view of the student."""
     import jax

@@ -32,6 +32,7 @@ def whole(sets, tmp_path_factory):
     return folder, train(config(sets), folder, note=notes.append), notes
 
 
+@pytest.mark.long
 def test_the_set_is_scored_and_counted(whole):
     folder, results, notes = whole
     assert results["test_sentences"] == 12
@@ -57,6 +58,7 @@ def test_a_run_goes_on_without_counting_again(sets, whole, tmp_path, monkeypatch
         np.testing.assert_array_equal(leaf, again[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_another_direction_is_another_run(sets, whole):
     with pytest.raises(UserError, match="holds a run of another config"):
         train(config(sets, direction="de-en"), whole[0])
