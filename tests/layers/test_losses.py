@@ -13,6 +13,7 @@ from transformer_jax.layers.losses import (
     cross_entropy_in_parts,
     smoothed_cross_entropy,
     symmetric_divergence,
+    tokens_in_parts,
 )
 
 B, T, V = 3, 5, 11
@@ -114,6 +115,16 @@ def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, len
         np.testing.assert_allclose(
             own.astype(jnp.float32), other.astype(jnp.float32), atol=tolerance * float(jnp.abs(other).max())
         )
+
+
+def test_what_is_drawn_in_parts_has_a_key_for_each():
+    same = jnp.zeros((64, 6))
+    found = tokens_in_parts(lambda x, key: jax.random.normal(key, x.shape), (same,), 3, jax.random.key(0))
+    assert found.shape == (64, 6)
+    assert len(np.unique(found)) == 64 * 6
+    # Without a key nothing is drawn, and every token is found at its place.
+    numbered = jnp.arange(4 * 7).reshape(4, 7)
+    np.testing.assert_array_equal(tokens_in_parts(lambda x: 2 * x, (numbered,), 3), 2 * numbered)
 
 
 def test_in_parts_it_holds_a_part_of_the_logits():

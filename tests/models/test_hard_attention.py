@@ -186,3 +186,23 @@ def test_presets():
     config = HardAttentionConfig.preset("tiny", 100)
     assert isinstance(config, HardAttentionConfig)
     assert config.hidden == 256
+
+
+def test_its_losses_in_parts_are_the_same(model):
+    """Of three tokens two at a time, the last part filled up; the paths are drawn before."""
+    batch = {
+        "source": jnp.array([[4, 5, 6], [5, 4, PAD]]),
+        "target_in": jnp.array([[1, 5, 4], [1, 6, PAD]]),
+        "target_out": jnp.array([[5, 4, END], [6, END, PAD]]),
+    }
+    found = []
+    for parts in (1, 2):
+        model.compute = ComputeOptions(loss_parts=parts)
+
+        def objective(model):
+            sums, weights = HardAttentionTraining(0.1).loss(model, None, batch, jax.random.key(0))
+            return sums["loss"], (sums, weights)
+
+        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
+    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)

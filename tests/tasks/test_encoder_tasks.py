@@ -15,11 +15,13 @@ from transformer_jax.errors import UserError
 from transformer_jax.interpretability.sentence import attention_of_encoder
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bert import BertConfig, BertMaskedLM
+from transformer_jax.models.electra import ElectraConfig, ElectraPretraining
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
 from transformer_jax.tasks.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.pretraining import Pretraining
+from transformer_jax.tasks.replaced_token_detection import ReplacedTokens
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
@@ -145,7 +147,8 @@ def test_it_is_trained(case, trained):
     assert len(read_metrics(folder)) >= 4
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "bert"))
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -166,7 +169,8 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
     assert measured == {name: again[name] for name in measured}
 
 
-@pytest.mark.parametrize("case", others_long([*PRETRAINING, "label", "tags"], "bert"))
+@pytest.mark.long
+@pytest.mark.parametrize("case", [*PRETRAINING, "label", "tags"])
 def test_eight_devices_learn_the_same(case, data, trained, tmp_path):
     train(config_of(case, data), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
@@ -339,6 +343,37 @@ def test_masked_words_in_parts_are_the_same(rng):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_generators_words_in_parts_are_the_same(rng):
+    """But for what is drawn: a part has its own key, so the discriminator's loss has no weight here."""
+    config = ElectraConfig(
+        vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_length=12, dropout=0.0,
+        attention_dropout=0.0, embedding_width=8, generator_size=0.5,
+    )  # fmt: skip
+    batch = {
+        "tokens": rng.integers(5, 53, (3, 12)),
+        "segments": np.ones((3, 12), np.int32),
+        "positions": np.stack([rng.permutation(12)[:5] for _ in range(3)]),
+        "labels": rng.integers(5, 53, (3, 5), np.int32),
+        "weights": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32),
+    }
+    batch = jax.tree.map(jax.numpy.asarray, batch)
+    found, replaced = [], []
+    for parts in (1, 2):
+        model = ElectraPretraining(config, rngs=nnx.Rngs(0), compute=ComputeOptions(loss_parts=parts))
+
+        def objective(model):
+            sums, counts = ReplacedTokens(0.0).loss(model, None, batch, jax.random.key(0))
+            return sums["loss"], (sums, counts)
+
+        gradient, (sums, counts) = jax.jit(jax.grad(objective, has_aux=True))(model)
+        found.append((gradient, sums["loss"], sums["generator_loss"], counts))
+        replaced.append(float(sums["replaced"]))
+    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+    # Of an untrained generator hardly a word is the right one by chance.
+    assert all(5 <= count <= 7 for count in replaced)
+
+
 def test_the_best_checkpoint_is_kept(data, tmp_path):
     config = config_of("label", data, steps=40, evaluate_every=10, save_every=10, learning_rate=1e-2)
     train(config, tmp_path / "run")
@@ -350,6 +385,7 @@ def test_the_best_checkpoint_is_kept(data, tmp_path):
     assert results["accuracy"] == pytest.approx(best)
 
 
+@pytest.mark.long
 def test_layer_decay_slows_the_lower_layers(data, tmp_path):
     """After one step of Adam every parameter of a layer has moved by about its learning rate."""
     config = config_of(

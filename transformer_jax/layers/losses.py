@@ -74,6 +74,49 @@ def sums_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], p
     """
     if parts == 1:
         return function(*arrays)
+    computed_anew = jax.checkpoint(function)
+
+    def add(sums, part):
+        return jax.tree.map(jnp.add, sums, computed_anew(*part)), None
+
+    cuts = _cut(arrays, parts)
+    none_yet = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *(x[0] for x in cuts))
+    )
+    return jax.lax.scan(add, none_yet, cuts)[0]
+
+
+def tokens_in_parts(
+    function: Callable[..., Any], arrays: tuple[jax.Array, ...], parts: int, key: jax.Array | None = None
+) -> Any:
+    """function(*arrays), what it finds of each token, of which it sees a part at a time.
+
+    Args:
+      function: of parts of the arrays, each computed anew in the backward pass; gives a tree of arrays
+        (B, t, ...).
+      arrays, parts: see `sums_in_parts`.
+      key: given to the function behind the arrays, if it draws. A part has its own: another number of parts
+        draws other values.
+
+    Returns:
+      The tree, of arrays (B, T, ...).
+    """
+    if parts == 1:
+        return function(*arrays) if key is None else function(*arrays, key)
+    computed_anew = jax.checkpoint(function)
+    keys = () if key is None else (jax.random.split(key, parts),)
+    found = jax.lax.map(lambda part: computed_anew(*part), (*_cut(arrays, parts), *keys))
+    T = arrays[0].shape[1]
+
+    def joined(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :T]
+
+    return jax.tree.map(joined, found)
+
+
+def _cut(arrays: tuple[jax.Array, ...], parts: int) -> tuple[jax.Array, ...]:
+    """Arrays (B, T, ...) -> (parts, B, T / parts, ...), with zeros behind where `parts` does not divide T."""
 
     def cut(x: jax.Array) -> jax.Array:
         # Every part has tokens of every shard, whichever axis a mesh cuts.
@@ -81,16 +124,7 @@ def sums_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], p
         B, T, *rest = x.shape
         return jnp.moveaxis(x.reshape(B, T // parts, parts, *rest), 2, 0)
 
-    computed_anew = jax.checkpoint(function)
-
-    def add(sums, part):
-        return jax.tree.map(jnp.add, sums, computed_anew(*part)), None
-
-    cuts = tuple(map(cut, arrays))
-    none_yet = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *(x[0] for x in cuts))
-    )
-    return jax.lax.scan(add, none_yet, cuts)[0]
+    return tuple(map(cut, arrays))
 
 
 def symmetric_divergence(first: jax.Array, second: jax.Array, weights: jax.Array) -> jax.Array:

@@ -190,12 +190,20 @@ class ElectraPretraining(nnx.Module):
         self, tokens: jax.Array, positions: jax.Array, *, dropout_key: jax.Array | None = None, **where: Any
     ) -> jax.Array:
         """The generator's logits (B, M, V) float32 at positions (B, M) of tokens (B, T)."""
-        embeddings = self.embeddings
+        return self.generator_logits(self.generator_states(tokens, positions, dropout_key=dropout_key, **where))
+
+    def generator_states(
+        self, tokens: jax.Array, positions: jax.Array, *, dropout_key: jax.Array | None = None, **where: Any
+    ) -> jax.Array:
+        """The generator's states (B, M, D) at positions (B, M) of tokens (B, T)."""
         states = self.generator.encoder.hidden_states(
-            tokens, embeddings=embeddings, dropout_key=dropout_key, **where
+            tokens, embeddings=self.embeddings, dropout_key=dropout_key, **where
         )
-        picked = jnp.take_along_axis(states, positions[..., None], axis=1)
-        return self.generator.logits(picked, embeddings.tokens)
+        return jnp.take_along_axis(states, positions[..., None], axis=1)
+
+    def generator_logits(self, states: jax.Array) -> jax.Array:
+        """The generator's states (B, M, D) -> its logits (B, M, V) float32."""
+        return self.generator.logits(states, self.embeddings.tokens)
 
     def replaced(self, tokens: jax.Array, *, dropout_key: jax.Array | None = None, **where: Any) -> jax.Array:
         """The discriminator's logits (B, T) float32."""

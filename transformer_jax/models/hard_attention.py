@@ -110,9 +110,24 @@ class HardAttention(Bahdanau):
         Returns:
           (logits (B, T, V) float32, `Glances`; the log-probability of a step that drew nothing is 0).
         """
+        states, glances = self.sampled_states(
+            source, target, rng=rng, soft=soft, dropout_key=dropout_key, **where
+        )
+        return self.logits(states), glances
+
+    def sampled_states(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        rng: jax.Array,
+        soft: float = 0.0,
+        dropout_key: jax.Array | None = None,
+        **where: Any,
+    ) -> tuple[jax.Array, Glances]:
+        """`sampled` before the last layer: (states (B, T, D), `Glances`)."""
         B, T = target.shape
         rng, soft_rng = jax.random.split(rng)
         rows = jnp.broadcast_to(jax.random.bernoulli(soft_rng, soft, (B,)), (T, B))
         draws = Draws(jax.random.split(rng, T), rows)
-        outputs, glances = self._run(source, target, dropout_key=dropout_key, draws=draws, **where)
-        return self.logits(outputs), glances
+        return self._run(source, target, dropout_key=dropout_key, draws=draws, **where)

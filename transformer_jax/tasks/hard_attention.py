@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.byte_pairs import END, PAD
-from transformer_jax.layers.losses import smoothed_cross_entropy
+from transformer_jax.layers.losses import smoothed_cross_entropy, tokens_in_parts
 from transformer_jax.tasks.translation_losses import where_of
 from transformer_jax.training.objective import Objective
 
@@ -61,7 +61,7 @@ class HardAttentionTraining(Objective):
 
     def loss(self, model: Any, extra: Any, batch: Any, key: jax.Array):
         rng, dropout_key = jax.random.split(key)
-        logits, glances = model.sampled(
+        states, glances = model.sampled_states(
             batch["source"],
             batch["target_in"],
             rng=rng,
@@ -70,9 +70,17 @@ class HardAttentionTraining(Objective):
             **where_of(batch),
         )
         labels, weights = batch["target_out"], batch["target_out"] != PAD
-        total, likelihood, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
-        chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        rewards = (chosen - jax.nn.logsumexp(logits, axis=-1)) * weights
+
+        def words(states, labels, weights):
+            def of_token(logits, label, weight):
+                return smoothed_cross_entropy(logits, label, weight, self.label_smoothing)
+
+            return jax.vmap(jax.vmap(of_token))(model.logits(states), labels, weights)
+
+        parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
+        losses, likelihoods, counts = tokens_in_parts(words, (states, labels, weights), parts)
+        total, likelihood, weight = losses.sum(), likelihoods.sum(), counts.sum()
+        rewards = -likelihoods
         earned = jax.lax.stop_gradient(returns(rewards, labels == END, self.discount))
         advantage = earned - jax.lax.stop_gradient(glances.baseline)
         policy = -(advantage * glances.log_probability * weights).sum()

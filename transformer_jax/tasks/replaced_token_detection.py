@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.layers.losses import tokens_in_parts
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
 from transformer_jax.tasks.masked_language_modeling import pretraining_optimization
@@ -66,11 +67,17 @@ def measured(
     """
     generator_key, draw_key, discriminator_key = jax.random.split(key, 3)
     segments, weights, labels = batch["segments"], batch["weights"], batch["labels"]
-    logits = model.generated(
+    states = model.generator_states(
         batch["tokens"], batch["positions"], segments=segments, dropout_key=generator_key if train else None
     )
-    losses = cross_entropy(logits, labels)
-    drawn = jax.random.categorical(draw_key, jax.lax.stop_gradient(logits)).astype(labels.dtype)
+
+    def words(states, labels, key):
+        logits = model.generator_logits(states)
+        drawn = jax.random.categorical(key, jax.lax.stop_gradient(logits))
+        return cross_entropy(logits, labels), drawn.astype(labels.dtype)
+
+    parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
+    losses, drawn = tokens_in_parts(words, (states, labels), parts, draw_key)
     # Places without a word lie behind the row, where nothing is written.
     places = jnp.where(weights > 0, batch["positions"], segments.shape[1])
     row = jnp.arange(len(places))[:, None]
