@@ -14,13 +14,14 @@ from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.layers import attention_kernels, visibility
 from transformer_jax.layers.attention import dot_product_attention
-from transformer_jax.layers.attention_kernels import kernel_attention, refusal
+from transformer_jax.layers.attention_kernels import even, kernel_attention, refusal
 from transformer_jax.layers.chunked_attention import Ring
 from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.ring_kernels import _Cudnn, _Static, ring_kernel_attention
 
 SEGMENTS = jnp.asarray([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]])
 VALID = SEGMENTS != 0
+ODD_DOCUMENTS = visibility.same_segment(jnp.ones((2, 129), jnp.int32), jnp.ones((2, 129), jnp.int32))
 
 
 def grid(rows):
@@ -100,7 +101,15 @@ def test_relations_that_no_kernel_has_a_form_for():
         ("cudnn", {}, "dtype float32"),
         ("cudnn", {"dtype": "bfloat16", "width": 12}, "head width 12"),
         ("cudnn", {"dtype": "bfloat16", "width": 256}, "head width 256"),
-        ("cudnn", {"dtype": "bfloat16", "length": 129}, "129 queries"),
+        ("cudnn", {"dtype": "bfloat16", "length": 129}, None),
+        ("cudnn", {"dtype": "bfloat16", "length": 129, "mask": visibility.real(jnp.full(2, 99), 129)}, None),
+        ("cudnn", {"dtype": "bfloat16", "length": 129, "mask": ODD_DOCUMENTS}, "129 queries"),
+        (
+            "cudnn",
+            {"dtype": "bfloat16", "length": 129, "mask": visibility.window(129, 129, before=3, after=3)},
+            "129 queries",
+        ),
+        ("cudnn", {"dtype": "bfloat16", "length": 130, "parts": 2}, "65 queries and 65"),
         ("cudnn", {"dtype": "bfloat16"}, None),
         ("splash", {"dtype": "float16"}, "dtype float16"),
         ("splash", {"length": 100}, "multiples of 128"),
@@ -108,12 +117,30 @@ def test_relations_that_no_kernel_has_a_form_for():
     ],
 )
 def test_what_a_kernel_takes(kernel, changes, reason):
-    own = dict(dtype="float32", width=64, length=128) | changes
+    own = dict(dtype="float32", width=64, length=128, parts=1) | changes
     x = jax.ShapeDtypeStruct((2, own["length"], 4, own["width"]), own["dtype"])
-    found = refusal(kernel, x, x, x, visibility.causal(own["length"], own["length"]), None)
+    mask = own.get("mask", visibility.causal(own["length"], own["length"]))
+    found = refusal(kernel, x, x, x, mask, None, parts=own["parts"])
     assert found is None if reason is None else reason in found
     assert "bias" in refusal(kernel, x, x, x, None, jnp.zeros(()))
     assert "array" in refusal(kernel, x, x, x, jnp.ones((1, 1, 1, 1), bool), None)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [None, (5, 3)])
+def test_odd_numbers_are_filled_up_for_the_gpu_kernel(rng, causal, lengths):
+    """By a place that no query sees: the plain form of what the kernel is given equals that of the odd ones."""
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 5, 4, 8)), jnp.float32) for _ in range(3))
+
+    def attend(query, key, value, lengths):
+        seen = visibility.causal(query.shape[1], key.shape[1]) if causal else visibility.Visibility(())
+        seen = seen if lengths is None else seen & visibility.real(lengths, key.shape[1])
+        return dot_product_attention(query, key, value, mask=seen if seen.relations else None)
+
+    lengths = None if lengths is None else jnp.asarray(lengths)
+    given = even(query, key, value, lengths, causal=causal)
+    assert [x.shape[1] for x in given[:3]] == [6, 6, 6]
+    np.testing.assert_allclose(attend(*given)[:, :5], attend(query, key, value, lengths), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ class ProgramReport:
       temporary_bytes: in addition while the program runs.
       flops: of the products of matrices on one device, see `program_flops`.
       bytes_accessed: as the compiler counts them, the body of a loop once; None if it does not say.
-      collective_bytes: sent by one device, by kind.
-      link_bytes: sent by one device "within" a slice or host and "between" them.
+      collective_bytes: sent by one device, by kind; None without a program.
+      link_bytes: sent by one device "within" a slice or host and "between" them; None without a program.
       seconds_modelled: the largest of `flops` / peak, memory traffic / bandwidth, and the time of the links.
         Memory traffic is at least arguments once and temporaries twice, written and read.
       utilisation_modelled: share of the peak that `flops` are in that time.
-      attention: which kernels are in the program.
+      attention: which kernels are in the program; None without one.
       limit: which of the three the time is: "compute", "memory" or "links".
       program: the compiled program, or None if the compiler refused it for its memory.
     """
@@ -51,11 +51,11 @@ class ProgramReport:
     temporary_bytes: int
     flops: float
     bytes_accessed: float | None
-    collective_bytes: dict[str, float]
-    link_bytes: dict[str, float]
+    collective_bytes: dict[str, float] | None
+    link_bytes: dict[str, float] | None
     seconds_modelled: float
     utilisation_modelled: float
-    attention: list[str]
+    attention: list[str] | None
     limit: str
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -97,7 +97,7 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
         if needed is None:
             raise
         own = sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
-        return _report(topology, None, own, max(0, needed - own), flops, None, [], [])
+        return _report(topology, None, own, max(0, needed - own), flops, None, None, None)
     needs = program.memory_analysis()
     text = program.as_text()
     cost = program.cost_analysis()
@@ -122,7 +122,7 @@ def _report(topology, program, arguments, temporaries, flops, accessed, found, k
     chip = topology.chip
     by_kind: dict[str, float] = {}
     links = {"within": 0.0, "between": 0.0}
-    for one in found:
+    for one in found or ():
         by_kind[one.kind] = by_kind.get(one.kind, 0.0) + one.sent
         links["between" if one.crosses(topology.group) else "within"] += one.sent
     traffic = max(accessed or 0.0, arguments + 2.0 * temporaries)
@@ -142,8 +142,8 @@ def _report(topology, program, arguments, temporaries, flops, accessed, found, k
         temporary_bytes=temporaries,
         flops=flops,
         bytes_accessed=accessed,
-        collective_bytes=by_kind,
-        link_bytes=links,
+        collective_bytes=None if found is None else by_kind,
+        link_bytes=None if found is None else links,
         seconds_modelled=slowest,
         utilisation_modelled=flops / chip.peak / slowest,
         attention=kernels,

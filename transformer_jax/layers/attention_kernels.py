@@ -71,14 +71,22 @@ def refusal(
             return f"dtype {query.dtype} (it takes bfloat16 and float16)"
         if width % _CUDNN_STEP or width > _CUDNN_WIDTH:
             return f"head width {width} (it takes multiples of {_CUDNN_STEP} up to {_CUDNN_WIDTH})"
-        if T % 2 or S % 2:
-            return f"{T} queries and {S} keys (it takes even numbers)"
+        if (T % 2 or S % 2) and (parts > 1 or _needs_array(form, T, S)):
+            return f"{T} queries and {S} keys (with a mask that is an array to it, it takes even numbers)"
         return None
     if query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype {query.dtype} (it takes bfloat16 and float32)"
     if T % _LANES or S % _LANES:
         return f"{T} queries and {S} keys (it takes multiples of {_LANES})"
     return None
+
+
+def _needs_array(form: KernelMask | None, queries: int, keys: int) -> bool:
+    """Whether a mask is an array to cuDNN: one that is neither lengths nor a causal band; see `cudnn_mask`."""
+    if form is None:
+        return False
+    segments = form.key_segments is not None and form.key_lengths is None
+    return segments or (form.band != _NO_BAND and not (form.highest == 0 and queries == keys))
 
 
 def _too_old() -> str | None:
@@ -196,12 +204,28 @@ def cudnn_mask(
     return additive, causal, -lowest if causal and lowest is not None else None
 
 
+def even(
+    query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array | None, *, causal: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Queries, keys and values of even numbers, which cuDNN's backward pass takes alone, and the keys' lengths.
+
+    A place is added behind odd ones, which no real query sees: lengths say so where the mask is not causal.
+    """
+    S = key.shape[1]
+    query, key, value = (jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)]) for x in (query, key, value))
+    if S % 2 and not causal and lengths is None:
+        lengths = jnp.full(len(key), S, jnp.int32)
+    return query, key, value, lengths
+
+
 def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.Array:
+    T = query.shape[1]
     additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
     lengths = None if form is None else form.key_lengths
     if additive is not None:
         return _cudnn_with_array(query, key, value, additive, causal, before, scale=scale)
-    return jax.nn.dot_product_attention(
+    query, key, value, lengths = even(query, key, value, lengths, causal=causal)
+    output = jax.nn.dot_product_attention(
         query,
         key,
         value,
@@ -212,6 +236,7 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
         key_value_seq_lengths=lengths,
         implementation="cudnn",
     )
+    return output[:, :T]
 
 
 def _cudnn_with_array(

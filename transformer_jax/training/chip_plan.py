@@ -144,8 +144,8 @@ def describe_report(report: ProgramReport) -> Iterator[str]:
         f"{needed / gib:.2f} GiB of {report.device_memory_bytes / gib:.2f} per device: "
         f"{report.argument_bytes / gib:.2f} arguments, {report.temporary_bytes / gib:.2f} temporaries; {state}"
     )
-    if report.program is None:
-        return
+    if report.attention is None or report.collective_bytes is None or report.link_bytes is None:
+        return  # the compiler refused it: there is no program to read them from
     yield (
         f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by roofline "
         f"(limit: {report.limit}), {report.utilisation_modelled:.0%} of the peak"
