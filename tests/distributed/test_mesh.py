@@ -195,6 +195,38 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     assert whole / 8e6 < told < whole / 3e6
 
 
+def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
+    """(losses of three steps, the collectives of their program)."""
+    sizes = dict(width=32, hidden=32, layers=2) if model == "lstm" else dict(
+        width=32, heads=4, feed_forward=64, layers=2
+    )  # fmt: skip
+    config = configure(
+        "language_modeling", "text", model=model, context=16, batch_size=8, vocab_size=64, learning_rate=1e-2,
+        **sizes | changes,
+    )  # fmt: skip
+    mesh, objective = None if cut is None else make_mesh(cut), NextToken()
+    with on_mesh(mesh):
+        network = make_model(
+            DECODERS["lstm_lm" if model == "lstm" else model][0],
+            config.model,
+            seed=0,
+            compute=ComputeOptions(),
+            mesh=mesh,
+        )
+        state, chosen, kept = begin(objective, config, network, mesh, shard_optimizer=shard_optimizer)
+        step = make_train_step(
+            objective, chosen, shardings=kept,
+            of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
+        )  # fmt: skip
+        batch = place_batch(batch_of("modern_gpt"), mesh)
+        program = step.lower(state, batch).compile()
+        losses = []
+        for _ in range(3):
+            state, metrics = program(state, batch)
+            losses.append(float(metrics["loss"]))
+    return losses, collectives(program.as_text())
+
+
 @pytest.mark.parametrize(
     ("cut", "axes", "layers"),
     others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]),
@@ -202,33 +234,33 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
 def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
     """And learns what it learns on one device, where the mesh divides the layers and where it does not."""
 
-    def learned(optimizer, cut):
-        config = configure(
-            "language_modeling", "text", model="modern_gpt", context=16, batch_size=8, vocab_size=64,
-            optimizer=optimizer, width=32, heads=4, feed_forward=64, layers=layers, learning_rate=1e-2,
-        )  # fmt: skip
-        mesh, objective = None if cut is None else make_mesh(cut), NextToken()
-        with on_mesh(mesh):
-            model = make_model(
-                MODELS["modern_gpt"][0], config.model, seed=0, compute=ComputeOptions(), mesh=mesh
-            )
-            state, chosen, kept = begin(objective, config, model, mesh)
-            step = make_train_step(objective, chosen, shardings=kept)
-            batch = place_batch(batch_of("modern_gpt"), mesh)
-            program = step.lower(state, batch).compile()
-            losses = []
-            for _ in range(3):
-                state, metrics = program(state, batch)
-                losses.append(float(metrics["loss"]))
-        return losses, collectives(program.as_text())
-
     def count(found):
         return sum(one.times for one in found)
 
-    losses, found = learned("muon", cut)
-    np.testing.assert_allclose(losses, learned("muon", None)[0], rtol=1e-5)
+    losses, found = learned(cut, optimizer="muon", layers=layers)
+    np.testing.assert_allclose(losses, learned(None, optimizer="muon", layers=layers)[0], rtol=1e-5)
     # Of six kinds of matrices gradient, momentum and parameter come, momentum and update go.
-    assert count(found) <= count(learned("adam", cut)[1]) + 6 * 5 * axes
+    assert count(found) <= count(learned(cut, optimizer="adam", layers=layers)[1]) + 6 * 5 * axes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "others",
+    [
+        dict(layer_decay=0.5),
+        dict(trainable="(blocks|unembedding)/.*"),
+        dict(shard_optimizer=True),
+        dict(model="lstm"),
+    ],
+    ids=str,
+)
+def test_muon_on_a_mesh_with_what_else_a_run_may_have(others):
+    """Rates by depth, frozen parameters, state sharded over data too, matrices that are in no stack."""
+    alone = {name: value for name, value in others.items() if name != "shard_optimizer"}
+    expected, _ = learned(None, optimizer="muon", **alone)
+    assert len(set(expected)) == 3, "it learns"
+    found, _ = learned("data=2,fsdp=2", optimizer="muon", **others)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
