@@ -33,19 +33,30 @@ def for_chips(topology):
     return pytest.param(topology, marks=[pytest.mark.skipif(reason is not None, reason=reason or "")])
 
 
-# The axis of size 2 that two GPUs have; four chips of a TPU have both.
-TRAINED = {
-    "transformer": "fsdp=2",
-    "gpt": "tensor=2",
-    "llama": "fsdp=2",
-    "modern_gpt": "fsdp=2",
-    "lstm": "fsdp=2",
-    "bahdanau": "fsdp=2",
-    "electra": "tensor=2",
-    "vit": "tensor=2",
-    "masked_autoencoder": "fsdp=2",
-}
 TOPOLOGIES = [for_chips("v5e:2x2"), for_chips("h100:2")]
+TPU, GPU = TOPOLOGIES
+BOTH = "fsdp=2,tensor=2"  # as four chips have them; two GPUs have one axis
+# Each kind of block on each kind of chip. A stack of images' patches is one of encoder blocks on both.
+TRAINED = [
+    (name, chips, mesh)
+    for chips, meshes in (
+        (TPU, dict.fromkeys(("transformer", "gpt", "modern_gpt", "lstm", "electra", "vit"), BOTH)),
+        (
+            GPU,
+            {
+                "transformer": "fsdp=2",
+                "gpt": "tensor=2",
+                "llama": "tensor=2",
+                "modern_gpt": "fsdp=2",
+                "lstm": "fsdp=2",
+                "bahdanau": "fsdp=2",
+                "electra": "tensor=2",
+                "masked_autoencoder": "fsdp=2",
+            },
+        ),
+    )
+    for name, mesh in meshes.items()
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +68,7 @@ def stacks_are_as_on_the_target(monkeypatch):
 
 
 def config(name):
-    """Of 128 tokens, two layers and heads of 32, in bfloat16, but "dino"; "gpt 256" has 256 tokens."""
+    """Of 128 tokens, two layers and heads of 32, in bfloat16 but for "dino"; "gpt 256" has 256 tokens."""
     if name.startswith("transformer"):
         length = int(name.partition(" ")[2] or 128)
         return configure(
@@ -79,7 +90,7 @@ def config(name):
     if name == "dino":
         return configure(
             "self_distillation", "images", image_size=32, patch_size=4, convolutions=0, width=128, heads=4,
-            feed_forward=256, layers=1, batch_size=16, prototypes=64, part_size=16, dtype="bfloat16",
+            feed_forward=256, layers=1, batch_size=16, prototypes=64, part_size=16,
         )  # fmt: skip
     if name == "masked_autoencoder":
         return configure(
@@ -117,10 +128,11 @@ def sizes(name, topology, mesh):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_training_step(name, topology):
-    mesh = "fsdp=2,tensor=2" if topology == "v5e:2x2" else TRAINED[name]
+@pytest.mark.parametrize(
+    ("name", "topology", "mesh"),
+    [pytest.param(name, *chips.values, mesh, marks=chips.marks) for name, chips, mesh in TRAINED],
+)
+def test_a_training_step(name, topology, mesh):
     report = step(name, topology, mesh)
     assert report.fits
     assert 0 < report.utilisation_modelled <= 1
@@ -151,19 +163,20 @@ def test_a_training_step(name, topology):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-def test_patches_and_a_class_token(topology):
-    """65 tokens, an odd number, and products of shapes that a GPU's compiler has no kernel for."""
+@pytest.mark.filterwarnings("ignore:attention. cudnn does not take dtype float32")
+def test_products_without_a_kernel(topology):
+    """Of 65 tokens in float32: a GPU's compiler has no kernel for the shapes of some, but for one by Triton."""
     report = step("dino", topology, "data=2")
     assert report.fits
-    assert report.attention == ["cudnn"]
+    assert report.attention == []
     assert BARRIER not in report.program.as_text()
     assert report.program.memory_analysis().alias_size_in_bytes >= report.argument_bytes * 0.9
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", [GPU])
 def test_rows_over_devices(topology):
-    report = step("gpt", topology, "data=4" if topology == "v5e:2x2" else "data=2")
+    report = step("gpt", topology, "data=2")
     assert KERNEL[topology] in report.attention
     assert set(report.collective_bytes) == {"all-reduce"}
 
@@ -183,6 +196,7 @@ def test_tokens_over_devices(name, topology):
 def test_gradients_go_between_slices(topology):
     """Summed within a slice first: each device sends a quarter of them to the other slice."""
     report = step("gpt", topology, "data=8")
+    assert "splash" in report.attention
     # A parameter and its two moments are float32, its gradient here is bfloat16; the compiler pads small ones.
     gradients = report.argument_bytes / 12 * 2
     assert 1 < report.link_bytes["between"] / (gradients / 4) < 2
@@ -210,10 +224,10 @@ def test_decoding(name, topology):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-@pytest.mark.parametrize("mask", ["lengths", "causal lengths", "documents"])
-def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask):
+@pytest.mark.parametrize(("mask", "T"), [("lengths", 512), ("causal lengths", 511), ("documents", 512)])
+def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask, T):
     """Documents, for which the kernel has no other form here, are an array of all pairs."""
-    B, T = 4, 512
+    B = 4
     x = jax.ShapeDtypeStruct((B, T, 4, 64), jnp.bfloat16)
     numbers = jax.ShapeDtypeStruct((B, T) if mask == "documents" else (B,), jnp.int32)
 
