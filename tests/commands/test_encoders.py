@@ -209,7 +209,9 @@ def test_bad_use(data, runs, tmp_path):
         classify, "--run-dir", runs / "tag", "--text", "a"
     )
     assert "--text is empty" in refused(classify, "--run-dir", folder, "--text", " ")
-    assert "text 1 is empty" in refused(classify, "--run-dir", folder, "--stdin", stdin="\n")
+    # Lines are answered 512 together, and counted from the first one on.
+    lines = "a film\n" * 512 + "\n"
+    assert "standard input, line 513 is empty" in refused(classify, "--run-dir", folder, "--stdin", stdin=lines)
     assert "--text and --stdin contradict" in refused(classify, "--run-dir", folder, "--text", "a", "--stdin")
     assert "name the trained run with --run-dir" in refused(classify, "--text", "a")
     assert "name the model with --weights" in refused(embed, "--stdin", stdin="a\n")

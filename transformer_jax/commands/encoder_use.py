@@ -88,13 +88,16 @@ def lines_of_stdin() -> Iterator[str]:
     """The lines of standard input without their ends.
 
     Raises:
-      UserError: not UTF-8.
+      UserError: not UTF-8, or an empty line.
     """
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, content in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise UserError(f"standard input, line {number}: not UTF-8; convert it first") from None
+        if not line.strip():
+            raise UserError(f"standard input, line {number} is empty: a text of no tokens has nothing to read")
+        yield line
 
 
 def in_batches(items: Iterable[Any]) -> Iterator[list[Any]]:
