@@ -13,6 +13,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import create_state
 from transformer_jax.training.totals import Totals
 
@@ -79,6 +80,17 @@ def test_names_on_disk_are_canonical(checkpoints):
 
 def test_nothing_saved_is_none(checkpoints):
     assert checkpoints.restore(state()) is None
+
+
+def test_what_a_run_is_for_is_its_moving_average(checkpoints):
+    """As the step was validated, not the newest parameters beside it."""
+    saved = state(5, fill=1.0)
+    saved = saved.replace(ema=jax.tree.map(lambda x: x * 0 + 3.0, saved.ema))
+    checkpoints.save(saved)
+    checkpoints.wait()
+    kept = checkpoints.restore_kept(Objective(), state().model, None, 5)
+    assert all((leaf == 3.0).all() for leaf in jax.tree.leaves(kept))
+    assert all((leaf == 1.0).all() for leaf in jax.tree.leaves(checkpoints.restore_model(state().model, 5)))
 
 
 def test_average_is_the_mean(checkpoints):

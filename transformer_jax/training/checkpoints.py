@@ -348,7 +348,8 @@ class Checkpoints:
         return self._restore_parts({"model": target}, name)["model"]
 
     def restore_kept(self, objective: Objective, model: Any, extra: Any, name: int | str) -> Any:
-        """The model that a run is for, from one checkpoint of its state.
+        """The model that a run is for, from one checkpoint of its state; with the moving average of its trained
+        parameters if the run has one, as the step was validated.
 
         Args:
           objective: of the run; its `kept` is applied.
@@ -360,7 +361,22 @@ class Checkpoints:
         """
         parts = {"model": model} if extra is None else {"model": model, "extra": extra}
         found = self._restore_parts(parts, name)
-        return objective.kept(found["model"], found.get("extra"))
+        leaves = named_leaves(found["model"])
+        average = self._moving_average(name, leaves)
+        return objective.kept(with_leaves(found["model"], leaves | average), found.get("extra"))
+
+    def _moving_average(self, name: int | str, leaves: dict[str, Any]) -> dict[str, Any]:
+        """The moving average in a checkpoint by canonical name, in the shapes of a model's leaves; {} without."""
+        path = self.folder / str(name)
+        stored = ocp.PyTreeCheckpointHandler().metadata(path / "training").tree.get("ema")
+        if not stored:
+            return {}
+        # The moments of the optimizer lie beside it; they are not read.
+        wanted = {own: leaves[own] for own in named_leaves(stored)}
+        where = map_names(lambda own, _: _restore_args(wanted[own]), stored)
+        args = ocp.args.PyTreeRestore(item={"ema": stored}, restore_args={"ema": where}, partial_restore=True)
+        read = self._orbax.restore(path, args=ocp.args.Composite(training=args))
+        return _restored(wanted, read["training"]["ema"])
 
     def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
         if not self.is_complete(name):
