@@ -366,7 +366,7 @@ class Checkpoints:
         return objective.kept(with_leaves(found["model"], leaves | average), found.get("extra"))
 
     def _moving_average(self, name: int | str, leaves: dict[str, Any]) -> dict[str, Any]:
-        """The moving average in a checkpoint by canonical name, in the shapes of a model's leaves; {} without."""
+        """The moving average in a checkpoint by canonical name, shaped as a model's leaves; {} without one."""
         path = self.folder / str(name)
         stored = ocp.PyTreeCheckpointHandler().metadata(path / "training").tree.get("ema")
         if not stored:
