@@ -64,17 +64,17 @@ _AUTOENCODERS = {"ViT-B/16": "b16", "ViT-L/16": "l16", "ViT-H/14": "h14"}
 _TEACHERS: dict[str, tuple[str, int]] = {"ViT-S/8": ("s16", 8), "ViT-B/16": ("b16", 16), "ViT-B/8": ("b16", 8)}
 _RECURRENT = {"LSTM seq2seq": "lstm", "Bahdanau": "bahdanau", "Luong": "luong"}
 _DEVICES = {"h100:8": 8, "h100:8x8": 64}
-# (preset, chips, rows a device, tokens of each).
+# (preset, chips, rows a device, tokens of each, remat).
 _LLAMAS = {
-    "Llama 3.2 1B, 2 x 8,192": ("3.2-1B", "h100:8", 2, 8_192),
-    "Llama 3.2 3B, 1 x 8,192": ("3.2-3B", "h100:8", 1, 8_192),
-    "Llama 7B, 2 x 2,048": ("7B", "h100:8", 2, 2_048),
-    "Llama 13B, 2 x 2,048": ("13B", "h100:8", 2, 2_048),
-    "Llama 2 7B, 1 x 4,096": ("2-7B", "h100:8", 1, 4_096),
-    "Llama 2 13B, 1 x 4,096": ("2-13B", "h100:8", 1, 4_096),
-    "Llama 2 70B, 1 x 4,096": ("2-70B", "h100:8x8", 1, 4_096),
-    "Llama 3 70B, 1 x 8,192": ("3-70B", "h100:8x8", 1, 8_192),
-    "Llama 3.1 8B, 1 x 8,192": ("3.1-8B", "h100:8", 1, 8_192),
+    "Llama 3.2 1B, 2 x 8,192": ("3.2-1B", "h100:8", 2, 8_192, None),
+    "Llama 3.2 3B, 1 x 8,192": ("3.2-3B", "h100:8", 1, 8_192, None),
+    "Llama 7B, 2 x 2,048": ("7B", "h100:8", 2, 2_048, None),
+    "Llama 13B, 2 x 2,048": ("13B", "h100:8", 2, 2_048, None),
+    "Llama 2 7B, 1 x 4,096": ("2-7B", "h100:8", 1, 4_096, None),
+    "Llama 2 13B, 1 x 4,096": ("2-13B", "h100:8", 1, 4_096, None),
+    "Llama 2 70B, 1 x 4,096": ("2-70B", "h100:8x8", 1, 4_096, None),
+    "Llama 3 70B, 1 x 8,192": ("3-70B", "h100:8x8", 1, 8_192, "blocks"),
+    "Llama 3.1 8B, 1 x 8,192": ("3.1-8B", "h100:8", 1, 8_192, None),
 }
 
 
@@ -258,8 +258,9 @@ def rows() -> list[Row]:
                 chips,
                 functools.partial(llama, rows * _DEVICES[chips], preset, context),
                 f"fsdp={_DEVICES[chips]}",
+                remat,
             )
-            for name, (preset, chips, rows, context) in _LLAMAS.items()
+            for name, (preset, chips, rows, context, remat) in _LLAMAS.items()
         ),
         Row("Llama 3 8B, 1 x 8,192 a device", "h100:8", lambda: llama(8), "fsdp=8"),
         Row("Llama 3 8B, 2 x 8,192 a chip", "v5p:2x2x4", lambda: llama(32), "fsdp=16"),
@@ -343,11 +344,11 @@ def line(row: Row, report: ProgramReport) -> str:
         f"{report.argument_bytes / GIB:.2f} + {report.temporary_bytes / GIB:.2f} of "
         f"{report.device_memory_bytes / GIB:.1f}"
     )
-    sent = sum(report.link_bytes.values()) / 1e9
+    sent = "-" if report.link_bytes is None else f"{sum(report.link_bytes.values()) / 1e9:.2f}"
     return (
         f"| {row.name} | {row.topology} | {row.mesh or 'rows'} | {row.remat or 'own'} | {memory} | "
-        f"{'yes' if report.fits else 'no'} | {report.flops / 1e12:.3g} | {sent:.2f} | "
-        f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention) or '-'} |"
+        f"{'yes' if report.fits else 'no'} | {report.flops / 1e12:.3g} | {sent} | "
+        f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention or ()) or '-'} |"
     )
 
 

@@ -27,6 +27,7 @@ from transformer_jax.commands.run_command import run_command
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.layers import visibility
 from transformer_jax.layers.attention import dot_product_attention, kernel_for
+from transformer_jax.layers.attention_kernels import refusal
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.language_modeling import NextToken
@@ -123,13 +124,26 @@ def seconds_of_generation(arguments: Arguments) -> dict[str, float]:
     return {"first_token": first, "token": (seconds(1 + arguments.new) - first) / arguments.new}
 
 
+def kernel_taken(arguments: Arguments) -> str | None:
+    """The kernel that the model's attention takes on this device, or None if it refuses."""
+    config = GPTConfig.preset(arguments.preset, 50_257, max_length=arguments.context)
+    T, heads = arguments.context, config.heads
+    x = jax.ShapeDtypeStruct((arguments.rows, T, heads, config.width // heads), jnp.bfloat16)
+    kernel = kernel_for("auto", T)
+    return (
+        None
+        if kernel is None or refusal(kernel, x, x, x, visibility.causal(T, T), None) is not None
+        else kernel
+    )
+
+
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     device = jax.devices()[0]
     found: dict[str, Any] = {
         "device": device.device_kind,
         "jax": jax.__version__,
-        "kernel": kernel_for("auto", arguments.context),
+        "kernel": kernel_taken(arguments),
         "differences": dict(kernel_differences(min(512, arguments.context))),
     }
     spent, found["loss"] = seconds_of_steps(arguments)

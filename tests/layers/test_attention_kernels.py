@@ -126,6 +126,18 @@ def test_what_a_kernel_takes(kernel, changes, reason):
     assert "array" in refusal(kernel, x, x, x, jnp.ones((1, 1, 1, 1), bool), None)
 
 
+def test_lengths_beside_a_band_are_part_of_the_gpu_kernels_array(monkeypatch):
+    """Which has them in a form of its own only with a causal band, or with none."""
+    seen = visibility.window(6, 6, before=2, after=1) & visibility.real(jnp.asarray([3, 6]), 6)
+    given = []
+    monkeypatch.setattr(
+        attention_kernels, "_cudnn_with_array", lambda q, k, v, array, *_, **__: given.append(array) or q
+    )
+    x = jnp.zeros((2, 6, 4, 8), jnp.bfloat16)
+    kernel_attention("cudnn", x, x, x, mask=seen, scale=1.0)
+    np.testing.assert_array_equal(given[0] == 0, np.broadcast_to(seen.dense(), (2, 1, 6, 6)))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [None, (5, 3)])
 def test_odd_numbers_are_filled_up_for_the_gpu_kernel(rng, causal, lengths):

@@ -11,6 +11,8 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.losses import (
     cross_entropy_in_parts,
+    drawn_tokens,
+    keys_of_tokens,
     smoothed_cross_entropy,
     symmetric_divergence,
     tokens_in_parts,
@@ -117,14 +119,15 @@ def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, len
         )
 
 
-def test_what_is_drawn_in_parts_has_a_key_for_each():
-    same = jnp.zeros((64, 6))
-    found = tokens_in_parts(lambda x, key: jax.random.normal(key, x.shape), (same,), 3, jax.random.key(0))
-    assert found.shape == (64, 6)
-    assert len(np.unique(found)) == 64 * 6
-    # Without a key nothing is drawn, and every token is found at its place.
-    numbered = jnp.arange(4 * 7).reshape(4, 7)
-    np.testing.assert_array_equal(tokens_in_parts(lambda x: 2 * x, (numbered,), 3), 2 * numbered)
+def test_what_is_drawn_does_not_depend_on_the_parts(rng):
+    logits = jnp.asarray(rng.normal(size=(400, 7, 3)), jnp.float32)
+    keys = keys_of_tokens(jax.random.key(0), (400, 7))
+    whole, cut = (tokens_in_parts(drawn_tokens, (keys, logits), parts) for parts in (1, 3))
+    np.testing.assert_array_equal(whole, cut)
+    # As often as the softmax says: 2,800 draws of each token, by more than four standard errors otherwise.
+    expected = np.asarray(jax.nn.softmax(logits))
+    shares = np.eye(3)[np.asarray(whole)].mean(axis=(0, 1))
+    np.testing.assert_allclose(shares, expected.mean(axis=(0, 1)), atol=4 * np.sqrt(0.25 / 2_800))
 
 
 def test_in_parts_it_holds_a_part_of_the_logits():

@@ -344,7 +344,7 @@ def test_masked_words_in_parts_are_the_same(rng):
 
 
 def test_a_generators_words_in_parts_are_the_same(rng):
-    """But for what is drawn: a part has its own key, so the discriminator's loss has no weight here."""
+    """And the words that are drawn, by a key of each place."""
     config = ElectraConfig(
         vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_length=12, dropout=0.0,
         attention_dropout=0.0, embedding_width=8, generator_size=0.5,
@@ -357,21 +357,19 @@ def test_a_generators_words_in_parts_are_the_same(rng):
         "weights": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32),
     }
     batch = jax.tree.map(jax.numpy.asarray, batch)
-    found, replaced = [], []
+    found = []
     for parts in (1, 2):
         model = ElectraPretraining(config, rngs=nnx.Rngs(0), compute=ComputeOptions(loss_parts=parts))
 
         def objective(model):
-            sums, counts = ReplacedTokens(0.0).loss(model, None, batch, jax.random.key(0))
+            sums, counts = ReplacedTokens(50.0).loss(model, None, batch, jax.random.key(0))
             return sums["loss"], (sums, counts)
 
-        gradient, (sums, counts) = jax.jit(jax.grad(objective, has_aux=True))(model)
-        found.append((gradient, sums["loss"], sums["generator_loss"], counts))
-        replaced.append(float(sums["replaced"]))
+        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
     for own, other in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
     # Of an untrained generator hardly a word is the right one by chance.
-    assert all(5 <= count <= 7 for count in replaced)
+    assert 5 <= found[0][1][0]["replaced"] <= 7
 
 
 def test_the_best_checkpoint_is_kept(data, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, parse_run
-from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.commands.train import PlanFlags, default_run_dir, keep_programs, planned, train
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
     config = parsed.config
     run_dir = pathlib.Path(own.run_dir or default_run_dir(ENTRY, parsed, corpus_name(parsed)))
     if own.text is not None or own.stdin:
+        keep_programs(run_dir)
         with parsed.execution.on_mesh() as mesh:
             translate(parsed, run_dir, mesh)
     else:

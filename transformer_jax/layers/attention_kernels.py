@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from transformer_jax.layers.kernel_mask import KernelMask
 from transformer_jax.layers.named_points import KERNEL_RESULTS
 from transformer_jax.layers.visibility import Visibility
 
-# Head widths that cuDNN's flash attention takes: a multiple of 8 up to 128. (On Hopper up to 256, which JAX
-# believes only if it finds the device.)
-_CUDNN_WIDTH, _CUDNN_STEP = 128, 8
+# Head widths that cuDNN's flash attention takes: multiples of 8 up to 128, or from Hopper on up to 256, which
+# JAX believes only if it finds the device.
+_CUDNN_WIDTH, _CUDNN_WIDTH_OF_HOPPER, _CUDNN_STEP = 128, 256, 8
 # Lanes of a TPU: blocks of queries and keys are multiples.
 _LANES = 128
 # Keys of every distance are visible.
@@ -65,12 +65,14 @@ def refusal(
         return f"a band of {T} queries and {S} keys over a ring"
     T, S = T // parts, S // parts
     if kernel == "cudnn":
-        if (device := _too_old()) is not None:
-            return f"{device} (it takes devices of compute capability 8.0 and later)"
+        found = _device()
+        if found is not None and found.major < 8:
+            return f"{found.name} (it takes devices of compute capability 8.0 and later)"
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it takes bfloat16 and float16)"
-        if width % _CUDNN_STEP or width > _CUDNN_WIDTH:
-            return f"head width {width} (it takes multiples of {_CUDNN_STEP} up to {_CUDNN_WIDTH})"
+        most = _CUDNN_WIDTH if found is None or found.major < 9 else _CUDNN_WIDTH_OF_HOPPER
+        if width % _CUDNN_STEP or width > most:
+            return f"head width {width} (it takes multiples of {_CUDNN_STEP} up to {most})"
         if (T % 2 or S % 2) and (parts > 1 or _needs_array(form, T, S)):
             return f"{T} queries and {S} keys (with a mask that is an array to it, it takes even numbers)"
         return None
@@ -89,8 +91,20 @@ def _needs_array(form: KernelMask | None, queries: int, keys: int) -> bool:
     return segments or (form.band != _NO_BAND and not (form.highest == 0 and queries == keys))
 
 
-def _too_old() -> str | None:
-    """The GPU that the program is made for, if it is here and has no flash attention: a T4, or one of AMD."""
+class _Device(NamedTuple):
+    """A GPU that is here.
+
+    Attributes:
+      name: with its compute capability.
+      major: first number of that; 0 for one that is not NVIDIA's.
+    """
+
+    name: str
+    major: int
+
+
+def _device() -> _Device | None:
+    """The GPU that the program is made for, if it is here."""
     if kernel_of(platform()) != "cudnn":
         return None
     try:
@@ -102,7 +116,7 @@ def _too_old() -> str | None:
         return None
     capability = str(getattr(device, "compute_capability", ""))
     major = capability.partition(".")[0]
-    return None if major.isdigit() and int(major) >= 8 else f"{device.device_kind} ({capability or 'unknown'})"
+    return _Device(f"{device.device_kind} ({capability or 'unknown'})", int(major) if major.isdigit() else 0)
 
 
 def form_of(mask: Visibility | KernelMask | None, queries: int, keys: int) -> KernelMask | None:
@@ -186,6 +200,11 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
     return local(query, key, value, form)
 
 
+def _hidden(dtype: Any) -> jax.Array:
+    """What is added to a logit that is not seen: the lowest number overflows once a bias is added to it."""
+    return jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
+
+
 def cudnn_mask(
     form: KernelMask | None, queries: int, keys: int, dtype: Any
 ) -> tuple[jax.Array | None, bool, int | None]:
@@ -199,7 +218,7 @@ def cudnn_mask(
         inside = jnp.ones((queries, keys), bool)
         inside = inside if lowest is None else inside & (distance >= lowest)
         inside = inside if highest is None else inside & (distance <= highest)
-        band = jnp.where(inside, 0, jnp.finfo(dtype).min / 2).astype(dtype)[None, None]
+        band = jnp.where(inside, jnp.zeros((), dtype), _hidden(dtype))[None, None]
         additive, lowest = band if additive is None else jnp.minimum(additive, band), None
     return additive, causal, -lowest if causal and lowest is not None else None
 
@@ -222,6 +241,10 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
     T = query.shape[1]
     additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
     lengths = None if form is None else form.key_lengths
+    if additive is not None and lengths is not None:
+        # The kernel's lengths do not go with an array here: they become part of it.
+        real = jnp.arange(key.shape[1]) < lengths[:, None]
+        additive = jnp.where(real[:, None, None], additive, _hidden(query.dtype))
     if additive is not None:
         return _cudnn_with_array(query, key, value, additive, causal, before, scale=scale)
     query, key, value, lengths = even(query, key, value, lengths, causal=causal)
@@ -252,8 +275,15 @@ def _cudnn_with_array(
     return _dot_product_attention(
         query, key, value, additive, *(6 * [absent]), scale, 42, 0.0, (True, False),
         MaskType.CAUSAL if causal else MaskType.NO_MASK, AttentionLayout.BTNH.value,
-        None if before is None else before + 1, True, False,
+        None if before is None else before + 1, _cudnn_version(), False,
     )  # fmt: skip
+
+
+def _cudnn_version() -> int:
+    """Of the library that is here, as JAX's own function passes it; who compiles for a GPU has one."""
+    from jax._src.cudnn.fused_attention_stablehlo import check_cudnn_version
+
+    return check_cudnn_version()
 
 
 def _block(length: int) -> int:

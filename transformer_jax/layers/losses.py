@@ -86,26 +86,22 @@ def sums_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], p
     return jax.lax.scan(add, none_yet, cuts)[0]
 
 
-def tokens_in_parts(
-    function: Callable[..., Any], arrays: tuple[jax.Array, ...], parts: int, key: jax.Array | None = None
-) -> Any:
+def tokens_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], parts: int) -> Any:
     """function(*arrays), what it finds of each token, of which it sees a part at a time.
 
     Args:
       function: of parts of the arrays, each computed anew in the backward pass; gives a tree of arrays
         (B, t, ...).
-      arrays, parts: see `sums_in_parts`.
-      key: given to the function behind the arrays, if it draws. A part has its own: another number of parts
-        draws other values.
+      arrays, parts: see `sums_in_parts`. What is drawn is the same for any number of parts where every token
+        has a key of its own among them, see `keys_of_tokens`.
 
     Returns:
       The tree, of arrays (B, T, ...).
     """
     if parts == 1:
-        return function(*arrays) if key is None else function(*arrays, key)
+        return function(*arrays)
     computed_anew = jax.checkpoint(function)
-    keys = () if key is None else (jax.random.split(key, parts),)
-    found = jax.lax.map(lambda part: computed_anew(*part), (*_cut(arrays, parts), *keys))
+    found = jax.lax.map(lambda part: computed_anew(*part), _cut(arrays, parts))
     T = arrays[0].shape[1]
 
     def joined(x: jax.Array) -> jax.Array:
@@ -113,6 +109,22 @@ def tokens_in_parts(
         return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :T]
 
     return jax.tree.map(joined, found)
+
+
+def keys_of_tokens(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The words of a key for each token, (*shape, words) uint32: an array as others, which can be cut."""
+    return jax.random.key_data(jax.random.split(key, shape))
+
+
+def drawn_tokens(keys: jax.Array, logits: jax.Array) -> jax.Array:
+    """A token id of each softmax, (B, t) int32.
+
+    Args:
+      keys: (B, t, words), see `keys_of_tokens`.
+      logits: (B, t, V).
+    """
+    draw = jax.vmap(jax.vmap(lambda key, own: jax.random.categorical(jax.random.wrap_key_data(key), own)))
+    return draw(keys, logits).astype(jnp.int32)
 
 
 def _cut(arrays: tuple[jax.Array, ...], parts: int) -> tuple[jax.Array, ...]:

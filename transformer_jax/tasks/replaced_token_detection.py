@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.layers.losses import tokens_in_parts
+from transformer_jax.layers.losses import drawn_tokens, keys_of_tokens, tokens_in_parts
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
 from transformer_jax.tasks.masked_language_modeling import pretraining_optimization
@@ -71,13 +71,13 @@ def measured(
         batch["tokens"], batch["positions"], segments=segments, dropout_key=generator_key if train else None
     )
 
-    def words(states, labels, key):
+    def words(states, labels, keys):
         logits = model.generator_logits(states)
-        drawn = jax.random.categorical(key, jax.lax.stop_gradient(logits))
-        return cross_entropy(logits, labels), drawn.astype(labels.dtype)
+        return cross_entropy(logits, labels), drawn_tokens(keys, jax.lax.stop_gradient(logits))
 
     parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
-    losses, drawn = tokens_in_parts(words, (states, labels), parts, draw_key)
+    given = states, labels, keys_of_tokens(draw_key, labels.shape)
+    losses, drawn = tokens_in_parts(words, given, parts)
     # Places without a word lie behind the row, where nothing is written.
     places = jnp.where(weights > 0, batch["positions"], segments.shape[1])
     row = jnp.arange(len(places))[:, None]

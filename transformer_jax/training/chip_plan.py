@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from transformer_jax.training.task import TaskEntry
 # A compilation for a TPU takes half a minute to two.
 _MOST_COMPILED = 8
 _FITTING = 3
+# Of a GPU's memory, what JAX takes if it is not told otherwise (XLA_PYTHON_CLIENT_MEM_FRACTION).
+_SHARE_OF_GPU = 0.75
 
 
 def compile_decoding(
@@ -88,7 +91,10 @@ def ways_to_fit(
     for flags, changed, own_mesh, own_compute in candidates:
         if found == _FITTING:
             return
-        report = compile_step(changed, topology=topology, mesh=own_mesh, compute=own_compute, entry=entry)
+        try:
+            report = compile_step(changed, topology=topology, mesh=own_mesh, compute=own_compute, entry=entry)
+        except UserError:
+            continue  # a change that the run cannot have: micro-batches of a loss that compares rows
         if report.fits:
             found += 1
             yield Way(flags, report)
@@ -144,6 +150,12 @@ def describe_report(report: ProgramReport) -> Iterator[str]:
         f"{needed / gib:.2f} GiB of {report.device_memory_bytes / gib:.2f} per device: "
         f"{report.argument_bytes / gib:.2f} arguments, {report.temporary_bytes / gib:.2f} temporaries; {state}"
     )
+    share = needed / report.device_memory_bytes
+    if report.fits and share > _SHARE_OF_GPU and not report.device.startswith("TPU"):
+        yield (
+            f"more than the {_SHARE_OF_GPU:.0%} of a GPU's memory that JAX takes by itself: set "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(0.98, math.ceil(share * 100 + 2) / 100):.2f}"
+        )
     if report.attention is None or report.collective_bytes is None or report.link_bytes is None:
         return  # the compiler refused it: there is no program to read them from
     yield (

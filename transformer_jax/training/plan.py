@@ -27,7 +27,7 @@ from transformer_jax.distributed.sharding import (
     placed_shapes,
     state_shardings,
 )
-from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
+from transformer_jax.distributed.targets import CHIPS, Topology, target_mesh, topology_of
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import name_of
 from transformer_jax.training.config import RunConfig, as_json
@@ -38,8 +38,13 @@ from transformer_jax.training.task import TaskEntry, entry_of
 from transformer_jax.training.trained_model import module_of
 
 # Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
-# bfloat16 (float32 on the P100, the paper's own device).
-PEAKS = {"P100": 10.6, "A100": 312, "H100": 989, "TPU v4": 275, "TPU v5e": 197, "TPU v5p": 459, "TPU v6e": 918}
+# bfloat16, or for float32 of the P100, the paper's own device.
+PEAKS = {"P100": 10.6} | {
+    label: CHIPS[name].peak / 1e12
+    for label, name in {
+        "A100": "a100", "H100": "h100", "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e",
+    }.items()
+}  # fmt: skip
 # The share of it is an assumption, and so is that neither input nor communication is waited for.
 DEVICES, UTILISATION = 8, 0.3
 # A plan for more devices is not compiled: XLA takes minutes and gigabytes for each.
