@@ -126,6 +126,12 @@ def test_flags_that_contradict_each_other(data, run, tmp_path):
     one_line(call(classify_images.main, "--plot-attention", "a.png"), "name them with --images")
     one_line(call(classify_images.main, "--images", "a.png"), "--run-dir")
     one_line(call(classify_images.main, "--run-dir", run, "--images", tmp_path / "no.png"), "cannot be read")
+    file = next(data.rglob("*.png"))
+    nowhere = call(
+        classify_images.main, "--run-dir", run, "--images", file, "--plot-attention", tmp_path / "no" / "a.png"
+    )
+    assert nowhere.returncode == 2
+    assert "the picture cannot be written" in nowhere.stderr
     one_line(call(classify_images.main, "--model", "resnet"), "unknown model 'resnet'", "vit")
     one_line(call(classify_images.main, "--preset", "mni"), "did you mean mini?")
     one_line(call(self_distill.main, "--method", "simclr"), "unknown method 'simclr'", "dino, mae")

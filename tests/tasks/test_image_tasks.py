@@ -14,6 +14,7 @@ from transformer_jax.parameter_names import named_leaves
 from transformer_jax.plotting.image_maps import plot_attention_maps
 from transformer_jax.plotting.image_page import ImagePage
 from transformer_jax.tasks.image_classification import ImageClassification
+from transformer_jax.tasks.image_data import ImageDataConfig, open_splits
 from transformer_jax.tasks.image_pretraining import ImagePretraining
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
@@ -366,3 +367,14 @@ def test_classes_of_other_sizes_and_sets(tmp_path):
     assert run.processor.size == 16
     assert run.attention_maps(np.zeros((16, 16, 3), np.uint8)).grid == (8, 8)
     assert dataclasses.asdict(run.config.model)["image_size"] == 8
+
+
+def test_a_further_set_of_several_splits_is_its_test(tmp_path):
+    """Never the training images again."""
+    pixels = np.random.default_rng(0).integers(256, size=(12, 8, 8), dtype=np.uint8)
+    path = str(tmp_path / "set.npz")
+    np.savez(path, x_train=pixels, y_train=[0, 1] * 6, x_test=pixels[:3], y_test=[1, 0, 1])
+    splits = open_splits(ImageDataConfig(data=path, test=(path,)))
+    assert [len(one) for one in splits.tests.values()] == [3]
+    with pytest.raises(UserError, match="has several splits, of which none is said to be for validation"):
+        open_splits(ImageDataConfig(data=path, valid=path))

@@ -78,7 +78,11 @@ def use(own: Arguments) -> None:
     if own.plot_attention is not None:
         from transformer_jax.plotting.image_maps import plot_attention_maps
 
-        plot_attention_maps([run.attention_maps(image) for image in own.images], path=own.plot_attention)
+        maps = [run.attention_maps(image) for image in own.images]
+        try:
+            plot_attention_maps(maps, path=own.plot_attention)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{own.plot_attention}: the picture cannot be written ({error})") from None
     if own.html is not None:
         from transformer_jax.plotting.image_page import ImagePage
 

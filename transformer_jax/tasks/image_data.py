@@ -115,8 +115,16 @@ def open_splits(task: ImageDataConfig) -> Splits:
         name = pathlib.Path(path).name.split(".")[0]
         while name in tests:
             name += "_"
-        tests[name] = corpora.open_images(path, classes=train.classes)
+        # Of a set of several splits the one of the test, never the training split.
+        split = "test" if "test" in corpora.splits_of(path) else ""
+        split = task.splits[1] if path.startswith("tfds:") else split
+        tests[name] = corpora.open_images(path, classes=train.classes, split=split, data_dir=task.data_dir)
     if task.valid:
+        if task.valid.startswith("tfds:") or len(corpora.splits_of(task.valid)) > 1:
+            raise UserError(
+                f"`valid` {task.valid} has several splits, of which none is said to be for validation: leave "
+                "`valid` out, and `held_out` of the training split is taken"
+            )
         valid = corpora.open_images(task.valid, classes=train.classes)
     else:
         train, valid = corpora.stratified(train, task.held_out)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformer_jax.data.batches.augmentation import OPERATIONS, Augmentation, Mixing, rand_augment
+from transformer_jax.data.batches.augmentation import OPERATIONS, Augmentation, Mixing, erased, rand_augment
 from transformer_jax.data.batches.image_batches import CropViews, ImageBatches, LabelledViews, Mixer, OneView
 from transformer_jax.tasks.image_data import Kept
 
@@ -125,6 +125,12 @@ def test_an_erased_image_is_another_one():
     kept = image.copy()
     Augmentation(erase=1.0)(image, 12, np.random.default_rng(0))
     np.testing.assert_array_equal(image, kept)
+
+
+def test_every_row_and_column_can_be_erased():
+    rng, image = np.random.default_rng(0), np.zeros((8, 8, 3), np.uint8)
+    changed = np.any([erased(image, rng).any(axis=2) for _ in range(200)], axis=0)
+    assert changed.all()
 
 
 def test_parts_are_smaller_than_wholes():

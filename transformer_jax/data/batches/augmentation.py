@@ -163,7 +163,7 @@ def erased(pixels: np.ndarray, rng: Rng) -> np.ndarray:
         ratio = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         down, across = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < down < height and 0 < across < width:
-            top, left = rng.integers(height - down), rng.integers(width - across)
+            top, left = rng.integers(height - down + 1), rng.integers(width - across + 1)
             changed = pixels.copy()
             noise = rng.integers(256, size=(down, across, pixels.shape[2]), dtype=np.uint8)
             changed[top : top + down, left : left + across] = noise
