@@ -41,7 +41,7 @@ BOTH = "fsdp=2,tensor=2"  # as four chips have them; two GPUs have one axis
 TRAINED = [
     (name, chips, mesh)
     for chips, meshes in (
-        (TPU, dict.fromkeys(("transformer", "gpt", "modern_gpt", "lstm", "electra", "vit"), BOTH)),
+        (TPU, dict.fromkeys(("transformer", "llama", "modern_gpt", "bahdanau", "electra", "vit"), BOTH)),
         (
             GPU,
             {
