@@ -428,7 +428,7 @@ def main() -> None:
             "# Compiled for chips",
             "",
             "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for "
-            "chips that were not there. bfloat16, Adam; times are a model, see "
+            "chips that were not there. bfloat16, Adam but where Muon is named; times are a model, see "
             "[On an accelerator](on_an_accelerator.md).",
             "",
             *lines,
