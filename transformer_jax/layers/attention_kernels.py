@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from transformer_jax.distributed.mesh import ROWS, TENSOR, platform
 from transformer_jax.distributed.program_flops import band_scope
-from transformer_jax.layers.kernel_mask import KernelMask
+from transformer_jax.layers.kernel_mask import KernelMask, added_to_logits
 from transformer_jax.layers.named_points import KERNEL_RESULTS
 from transformer_jax.layers.visibility import Visibility
 
@@ -200,11 +200,6 @@ def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.A
     return local(query, key, value, form)
 
 
-def _hidden(dtype: Any) -> jax.Array:
-    """What is added to a logit that is not seen: the lowest number overflows once a bias is added to it."""
-    return jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
-
-
 def cudnn_mask(
     form: KernelMask | None, queries: int, keys: int, dtype: Any
 ) -> tuple[jax.Array | None, bool, int | None]:
@@ -217,8 +212,11 @@ def cudnn_mask(
         distance = jnp.arange(keys)[None, :] - jnp.arange(queries)[:, None]
         inside = jnp.ones((queries, keys), bool)
         inside = inside if lowest is None else inside & (distance >= lowest)
-        inside = inside if highest is None else inside & (distance <= highest)
-        band = jnp.where(inside, jnp.zeros((), dtype), _hidden(dtype))[None, None]
+        inside = (inside if highest is None else inside & (distance <= highest))[None]
+        if form is not None and form.key_lengths is not None:
+            # The kernel's lengths do not go with an array here.
+            inside = inside & (jnp.arange(keys) < form.key_lengths[:, None, None])
+        band = added_to_logits(inside, dtype)[:, None]
         additive, lowest = band if additive is None else jnp.minimum(additive, band), None
     return additive, causal, -lowest if causal and lowest is not None else None
 
@@ -241,10 +239,6 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
     T = query.shape[1]
     additive, causal, before = cudnn_mask(form, query.shape[1], key.shape[1], query.dtype)
     lengths = None if form is None else form.key_lengths
-    if additive is not None and lengths is not None:
-        # The kernel's lengths do not go with an array here: they become part of it.
-        real = jnp.arange(key.shape[1]) < lengths[:, None]
-        additive = jnp.where(real[:, None, None], additive, _hidden(query.dtype))
     if additive is not None:
         return _cudnn_with_array(query, key, value, additive, causal, before, scale=scale)
     query, key, value, lengths = even(query, key, value, lengths, causal=causal)

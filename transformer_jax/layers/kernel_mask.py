@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.visibility import Visibility
+
+
+def added_to_logits(seen: jax.Array, dtype: Any) -> jax.Array:
+    """What is added to logits: 0 where a key is seen, else half of the lowest number, which would overflow."""
+    return jnp.where(seen, jnp.zeros((), dtype), jnp.asarray(jnp.finfo(dtype).min / 2, dtype))
 
 
 class KernelMask(flax.struct.PyTreeNode):
@@ -87,9 +92,7 @@ class KernelMask(flax.struct.PyTreeNode):
         if self.query_segments is None or self.key_segments is None or self.key_lengths is not None:
             return self
         same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
-        # The lowest number overflows once a bias is added to it; half of it is low enough.
-        lowest = jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
-        return self.replace(additive=jnp.where(same, jnp.zeros((), dtype), lowest)[:, None])
+        return self.replace(additive=added_to_logits(same, dtype)[:, None])
 
     def dense(self) -> jax.Array:
         """The boolean mask, broadcastable to (B, H, T, S)."""

@@ -97,7 +97,7 @@ class HardAttention(Bahdanau):
         dropout_key: jax.Array | None = None,
         **where: Any,
     ) -> tuple[jax.Array, Glances]:
-        """The logits of a translator that looks at random, and where it looked.
+        """The states of a translator that looks at random, which `logits` takes, and where it looked.
 
         Args:
           source, target: as in `__call__`.
@@ -108,24 +108,8 @@ class HardAttention(Bahdanau):
           **where: masks or segments, as in `__call__`.
 
         Returns:
-          (logits (B, T, V) float32, `Glances`; the log-probability of a step that drew nothing is 0).
+          (states (B, T, D), `Glances`; the log-probability of a step that drew nothing is 0).
         """
-        states, glances = self.sampled_states(
-            source, target, rng=rng, soft=soft, dropout_key=dropout_key, **where
-        )
-        return self.logits(states), glances
-
-    def sampled_states(
-        self,
-        source: jax.Array,
-        target: jax.Array,
-        *,
-        rng: jax.Array,
-        soft: float = 0.0,
-        dropout_key: jax.Array | None = None,
-        **where: Any,
-    ) -> tuple[jax.Array, Glances]:
-        """`sampled` before the last layer: (states (B, T, D), `Glances`)."""
         B, T = target.shape
         rng, soft_rng = jax.random.split(rng)
         rows = jnp.broadcast_to(jax.random.bernoulli(soft_rng, soft, (B,)), (T, B))

@@ -61,7 +61,7 @@ class HardAttentionTraining(Objective):
 
     def loss(self, model: Any, extra: Any, batch: Any, key: jax.Array):
         rng, dropout_key = jax.random.split(key)
-        states, glances = model.sampled_states(
+        states, glances = model.sampled(
             batch["source"],
             batch["target_in"],
             rng=rng,
