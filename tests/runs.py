@@ -24,3 +24,20 @@ def write_pairs(folder, **counts):
 def train(config, folder, *, note=lambda line: None, **execution):
     """The results of a run; `execution` are fields of `Execution`."""
     return tasks.train(config, folder, execution=Execution(**execution), note=note)[0]
+
+
+def tiny_runs(folder):
+    """Trains a translator and a decoder for a step, in folders of these names."""
+    pairs = write_pairs(folder, train=40, valid=8, test=8)
+    tiny = dict(steps=1, save_every=1, evaluate_every=1, dtype="bfloat16")
+    changes = dict(preset="mini", vocab_size=300, max_length=64, encoder_layers=1, decoder_layers=1)
+    train(
+        tasks.configure("translation", "phrases", model="transformer", **pairs, **changes, **tiny),
+        folder / "translator",
+    )
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 100)
+    config = tasks.configure(
+        "language_modeling", "text", text=(str(text),), tokenizer="char", context=64, layers=1, **tiny
+    )
+    train(config, folder / "decoder")

@@ -129,7 +129,7 @@ def sizes(name, topology, mesh):
 
 
 def copies_of_state(text):
-    """Copies of arrays that a program is given to write into, but for those that a TPU moves to its cores, S(1)."""
+    """Copies of arrays that a program is to write into, but for those that a TPU moves to its cores, S(1)."""
     donated = set(re.findall(r"\{[\d, ]*\}: \((\d+), ", text[: text.index("\n")]))
     entry = text[text.index("\nENTRY") :]
     given = {
@@ -231,6 +231,9 @@ def test_decoding(name, topology):
     # A prompt's tokens, or a source's, attend to each other; a step of one token has no use for a kernel.
     assert reports["decoding"].attention == []
     assert reports[first].attention == ([] if name in ("lstm", "bahdanau") else [KERNEL[topology]])
+    if topology == "h100:2" and first == "prefill" and name != "lstm":
+        # Prompts of unequal length are turned, not masked by an array of all pairs.
+        assert '"mask_type": "CAUSAL"' in reports[first].program.as_text()
     # The cache is written in place.
     cache = reports["decoding"].program.memory_analysis()
     assert cache.alias_size_in_bytes > 0

@@ -5,11 +5,9 @@ import json
 import pytest
 
 from tests.commands.in_process import call
+from tests.runs import tiny_runs
 from transformer_jax.commands import generate, language_model, translate
 from transformer_jax.distributed import targets
-from transformer_jax.distributed.targets import missing_compiler
-
-WITHOUT = missing_compiler("gpu") is not None
 
 
 @pytest.fixture
@@ -62,16 +60,20 @@ def test_without_a_compiler_the_plan_is_the_cpus_and_names_the_extra(no_compiler
     assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stdout
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A translator and a decoder, trained for a step."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny_runs(folder)
+    return folder
+
+
 @pytest.mark.long
-@pytest.mark.skipif(WITHOUT, reason=missing_compiler("gpu") or "")
-def test_the_last_line_is_one_object():
-    flags = ["--dry-run", "--topology", "h100:2", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--json"]
-    ended = call(language_model.main, *flags)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert found["device"] == "NVIDIA H100 80GB HBM3"
-    assert (found["devices"], found["fits"], found["bytes_accessed"]) == (2, True, None)
-    assert found["attention"] == ["cudnn"]
-    assert found["flops"] > 0
-    assert "all-gather" in found["collective_bytes"]
-    assert set(found["decoding"]) >= {"argument_bytes", "temporary_bytes", "device_memory_bytes"}
+def test_a_plan_of_using_a_run_refuses(runs, no_compiler):
+    use = ("--run-dir", runs / "translator", "--text", "a cat", "--dry-run")
+    assert "needs --run-dir and --topology" in call(translate.main, *use).stderr
+    ended = call(translate.main, *use, "--topology", "h100:1")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stderr
+    other = ("--run-dir", runs / "decoder", *use[2:], "--topology", "h100:1")
+    assert "which is of no translator" in call(translate.main, *other).stderr

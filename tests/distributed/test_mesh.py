@@ -12,6 +12,8 @@ from flax import nnx
 from tests.cases import others_long
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
+from transformer_jax.decoding.generation import for_decoding
+from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import (
     check_model,
@@ -492,6 +494,23 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
         spread_out = load(tmp_path / "many", mesh=mesh)
         assert len(jax.tree.leaves(spread_out.model)[0].sharding.device_set) == 4
         assert spread_out.translate(text) == load(tmp_path / "many").translate(text)
+
+
+@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "data=1"])
+def test_a_plan_of_decoding_shards_what_decoding_shards(axes):
+    """Blocks one by one as their stack was, with the same names; on a mesh of one device, joined and whole."""
+    config = llama.LlamaConfig.preset("mini", vocab_size=50, layers=2)
+    mesh = make_mesh(axes)
+    model = make_model(llama.Llama, config, mesh=mesh)
+    with on_mesh(mesh):
+        found = named_leaves(for_decoding(model))
+        programs = abstract_programs(
+            config, rows=4, prompt=8, length=16, mesh=mesh, dtype="float32", compute=ComputeOptions()
+        )
+    planned = named_leaves(programs["prefill"][1][0])
+    assert {name: leaf.shape for name, leaf in found.items()} == {n: leaf.shape for n, leaf in planned.items()}
+    for name, leaf in found.items():
+        assert leaf.sharding.is_equivalent_to(planned[name].sharding, leaf.ndim), name
 
 
 @pytest.mark.long

@@ -39,6 +39,10 @@ MASKS = {
         visibility.causal(3, 3) & visibility.real(jnp.asarray([2, 3]), 3),
         ["100 110 110", "100 110 111"],
     ),
+    "turned": (
+        visibility.causal(3, 3) & visibility.real_from(jnp.asarray([1, 0]), 3),
+        ["000 010 011", "100 110 111"],
+    ),
     "documents": (
         visibility.causal(5, 5) & visibility.same_segment(SEGMENTS, SEGMENTS),
         ["10000 11000 00100 00110 00001", "10000 01000 01100 01110 01111"],
@@ -76,6 +80,10 @@ def test_a_kernels_form_of_a_mask_shows_what_the_grid_shows(name):
     if "lengths" in name:
         # cuDNN reads them in place of an array; a row without keys has one there, and no output.
         np.testing.assert_array_equal(form.key_lengths, np.maximum(expected.any(axis=1).sum(axis=1), 1))
+        assert form.with_additive("bfloat16") is form
+        return
+    if name == "turned":
+        np.testing.assert_array_equal(form.first_keys, [1, 0])
         assert form.with_additive("bfloat16") is form
         return
     assert form.key_lengths is None
@@ -136,6 +144,35 @@ def test_lengths_beside_a_band_are_part_of_the_gpu_kernels_array(monkeypatch):
     x = jnp.zeros((2, 6, 4, 8), jnp.bfloat16)
     kernel_attention("cudnn", x, x, x, mask=seen, scale=1.0)
     np.testing.assert_array_equal(given[0] == 0, np.broadcast_to(seen.dense(), (2, 1, 6, 6)))
+
+
+@pytest.mark.parametrize("before", [None, 2])
+@pytest.mark.parametrize("T", [6, 7])
+def test_rows_that_begin_late_are_turned_for_the_gpu_kernel(monkeypatch, rng, before, T):
+    """Which then needs its causal band alone; here the plain form stands in for it."""
+    plain = jax.nn.dot_product_attention
+    given = []
+
+    def kernel(*arrays, implementation, **options):
+        given.append(options)
+        return plain(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+    query, key, value = (jnp.asarray(rng.normal(size=(3, T, 4, 8)), jnp.float32) for _ in range(3))
+    seen = visibility.window(T, T, before=before) & visibility.real_from(jnp.asarray([0, 2, T]), T)
+
+    def total(query, key, value, attend):
+        return (attend(query, key, value) * jnp.arange(8)).sum()
+
+    by_kernel = functools.partial(kernel_attention, "cudnn", mask=seen, scale=8**-0.5)
+    exact = functools.partial(dot_product_attention, mask=seen)
+    np.testing.assert_allclose(by_kernel(query, key, value), exact(query, key, value), atol=1e-5)
+    found, expected = (
+        jax.grad(total, argnums=(0, 1, 2))(query, key, value, attend) for attend in (by_kernel, exact)
+    )
+    for own, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, theirs, atol=1e-5)
+    assert all(options["is_causal"] and options["key_value_seq_lengths"] is None for options in given)
 
 
 @pytest.mark.parametrize("causal", [False, True])

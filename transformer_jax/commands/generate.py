@@ -12,18 +12,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from transformer_jax.commands.plan_decoding import TOKENS, check_compiler, show_decoding
 from transformer_jax.commands.train import keep_programs
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
-from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.pretrained.folder import read_config
 from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.language_modeling import TrainedLanguageModel
-from transformer_jax.training.chip_plan import compile_decoding, describe_report
 from transformer_jax.training.run_folder import read_run
 
 DESCRIPTION = "Continue texts with a causal decoder; the text streams to the terminal as it is made."
@@ -99,10 +98,7 @@ def _check(arguments: Arguments) -> Sampling:
     Raises:
       UserError: flags that are missing or contradict each other.
     """
-    if (arguments.weights is None) == (arguments.run_dir is None):
-        raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
-    if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
-        raise UserError("`draft_weights` and `draft_run_dir` contradict each other: give one of them")
+    _check_model(arguments)
     if not arguments.prompt or not all(arguments.prompt):
         raise UserError("the prompt is empty: give some text with `prompt`")
     _check_counts(arguments)
@@ -125,6 +121,13 @@ def _check(arguments: Arguments) -> Sampling:
         min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
     )
+
+
+def _check_model(arguments: Arguments) -> None:
+    if (arguments.weights is None) == (arguments.run_dir is None):
+        raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
+    if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
+        raise UserError("`draft_weights` and `draft_run_dir` contradict each other: give one of them")
 
 
 def _check_counts(arguments: Arguments) -> None:
@@ -150,49 +153,50 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax gene
         generate(arguments, sampling, mesh)
 
 
-# Tokens of a prompt in a plan, which has no tokenizer.
-_PROMPT = 128
-
-
 def show_plan(arguments: Arguments) -> None:
     """Prints what the compiler for `topology` says of the generation.
 
     Raises:
-      UserError: flags that are missing, or see `compile_decoding`.
+      UserError: flags that are missing, or see `show_decoding`.
     """
     if not arguments.dry_run or arguments.topology is None:
         raise UserError("`dry_run` and `topology` belong together: give both")
-    if (arguments.weights is None) == (arguments.run_dir is None):
-        raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
+    _check_model(arguments)
     _check_counts(arguments)
-    without_plugins()
-    missing = missing_compiler(chip_of(arguments.topology).kind)
-    config: Any
-    if arguments.weights is not None:
-        config = read_config(pathlib.Path(arguments.weights), arguments.dtype)[0]
-    else:
-        assert arguments.run_dir is not None
-        config = read_run(arguments.run_dir, TASKS).model_config
-    if type(config) not in {entry.config for entry in DECODERS.values()}:
-        folder = arguments.weights or arguments.run_dir
-        raise UserError(f"{folder} has a {type(config).__name__}, which is of no language model")
-    if missing is not None:
-        raise UserError(missing)
-    prompt = min(_PROMPT, config.max_length)
-    reports = compile_decoding(
-        config,
+    config = _config(arguments.weights, arguments.run_dir, arguments.dtype)
+    drafts = arguments.draft_weights is not None or arguments.draft_run_dir is not None
+    draft = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype) if drafts else None
+    check_compiler(arguments.topology)
+    prompt = min(TOKENS, config.max_length)
+    # A draft model's texts are made one by one.
+    rows = 1 if drafts else max(1, len(arguments.prompt)) * arguments.samples
+    options: dict[str, Any] = dict(
         topology=arguments.topology,
-        rows=max(1, len(arguments.prompt)) * arguments.samples,
-        prompt=prompt,
-        length=min(prompt + arguments.max_new_tokens, config.max_length),
         mesh=arguments.mesh,
-        dtype=arguments.dtype or config.dtype,
+        prompt=prompt,
+        rows=rows,
+        length=min(prompt + arguments.max_new_tokens, config.max_length),
     )
-    for name, report in reports.items():
-        for line in describe_report(report):
-            print(f"{name:<10} {line}")
+    dtype, judged = arguments.dtype or config.dtype, arguments.draft_tokens + 1 if drafts else 1
+    found = show_decoding(config, dtype=dtype, new_tokens=judged, **options)
+    if draft is not None:
+        own = show_decoding(draft, name="draft ", dtype=arguments.dtype or draft.dtype, **options)
+        found["draft"] = own
     if arguments.json:
-        print(json.dumps({name: report.as_json() for name, report in reports.items()}))
+        print(json.dumps(found))
+
+
+def _config(weights: str | None, run_dir: str | None, dtype: str | None) -> Any:
+    """Of a language model; no weights are read."""
+    config: Any
+    if weights is not None:
+        config = read_config(pathlib.Path(weights), dtype)[0]
+    else:
+        assert run_dir is not None, "one of the two is given"
+        config = read_run(run_dir, TASKS).model_config
+    if type(config) not in {entry.config for entry in DECODERS.values()}:
+        raise UserError(f"{weights or run_dir} has a {type(config).__name__}, which is of no language model")
+    return config
 
 
 def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, parse_run
+from transformer_jax.commands.plan_decoding import TOKENS, check_compiler, show_decoding
 from transformer_jax.commands.train import PlanFlags, default_run_dir, keep_programs, planned, train
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
-from transformer_jax.tasks import load
+from transformer_jax.models.registry import TRANSLATORS
+from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.translation import ENTRY, TrainedTranslator, default_recipe
+from transformer_jax.training.run_folder import read_run
 
 DESCRIPTION = "Train a translator, score it on unseen sentences, and translate with it."
 
@@ -144,6 +148,34 @@ def show_page(own: Arguments, run: TrainedTranslator, search: dict[str, Any]) ->
         AttentionPage(maps, title=f"{own.text} → {made.text}").save(own.html)
 
 
+def show_plan(parsed: Parsed) -> None:
+    """Prints what the compiler for `topology` says of one translation by the trained run.
+
+    Raises:
+      UserError: flags that are missing, or see `show_decoding`.
+    """
+    own: Arguments = parsed.own
+    if own.topology is None or own.run_dir is None:
+        raise UserError("the plan of a translation needs `run_dir` and `topology`")
+    stored = read_run(own.run_dir, TASKS)
+    config = stored.model_config
+    if type(config) not in {entry.config for entry in TRANSLATORS.values()}:
+        raise UserError(f"{own.run_dir} has a {type(config).__name__}, which is of no translator")
+    task = parsed.config.task if "beam_size" in parsed.named else stored.run.task
+    check_compiler(own.topology)
+    found = show_decoding(
+        config,
+        topology=own.topology,
+        mesh=parsed.execution.mesh,
+        compute=parsed.execution.compute,
+        prompt=min(TOKENS, config.max_length),
+        beams=task.beam_size,
+        dtype=config.dtype,
+    )
+    if own.json:
+        print(json.dumps(found))
+
+
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax translate") -> None:
     """The command."""
     argv = sys.argv[1:] if argv is None else argv
@@ -151,13 +183,17 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
         ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=default_recipe
     )
     own: Arguments = parsed.own
+    check(own)
+    uses = own.text is not None or own.stdin
+    if uses and own.dry_run:
+        show_plan(parsed)
+        return
     if planned(ENTRY, parsed):
         return
-    check(own)
     parsed.execution.processes.join()
     config = parsed.config
     run_dir = pathlib.Path(own.run_dir or default_run_dir(ENTRY, parsed, corpus_name(parsed)))
-    if own.text is not None or own.stdin:
+    if uses:
         keep_programs(run_dir)
         with parsed.execution.on_mesh() as mesh:
             translate(parsed, run_dir, mesh)

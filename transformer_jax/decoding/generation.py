@@ -15,6 +15,7 @@ import numpy as np
 from transformer_jax.decoding.sampling import draw, penalise_repetition, sampling_logits
 from transformer_jax.decoding.top_k import top_k
 from transformer_jax.decoding.translator import bucket_length
+from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
 
 # Tokens that a call of the compiled loop makes at most, before the host reads them.
@@ -103,6 +104,7 @@ def _chosen(state: GenerationState, logits: jax.Array, sampling: Sampling, ends:
     if seen is not None:
         seen = seen.at[jnp.arange(len(token)), token].set(True)
     done = state.done | jnp.isin(token, jnp.asarray(ends, jnp.int32)) if ends else state.done
+    token, done = replicated((token, done))
     return state.replace(last=token, done=done, seen=seen, made=state.made + 1)
 
 
@@ -129,6 +131,7 @@ def prefill(
       ends: token ids that end a text.
     """
     B, P = prompts.shape
+    prompts = constrained(prompts, (ROWS, None))
     step = model.step_function()
     cache = model.start(B, max_length=room, first=first)
     output, cache = step(cache, prompts, prompt=True)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from transformer_jax.data.tokenizers.byte_pairs import PAD
 from transformer_jax.distributed.mesh import ROWS, TENSOR, row_shards
-from transformer_jax.distributed.sharding import model_shardings, placed_shapes
+from transformer_jax.distributed.sharding import decoding_shardings, model_shardings, placed_shapes
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import module_of
 
@@ -28,8 +29,12 @@ def abstract_programs(
     dtype: str,
     compute: ComputeOptions,
     module: Any = None,
+    beams: int = 1,
+    new_tokens: int = 1,
 ) -> dict[str, Program]:
     """(jitted function, shapes of its arguments) of "prefill" or "encode", and of "decoding".
+
+    Those of generation: of a model as `for_decoding` makes it, with prompts of unequal length.
 
     Args:
       config: of a decoder or a translator.
@@ -41,6 +46,8 @@ def abstract_programs(
       dtype: of parameters and computation.
       compute: how the model is computed.
       module: of the model; None: the registry's.
+      beams: of each row.
+      new_tokens: of each step, more than one where the model judges what a draft proposes.
     """
     config = dataclasses.replace(config, dtype=dtype)
     made = module_of(config) if module is None else module
@@ -54,27 +61,36 @@ def abstract_programs(
     model = placed_shapes(model, model_shardings(model, mesh))
     tokens = jax.ShapeDtypeStruct((rows, prompt), jnp.int32)
     if hasattr(model, "encode") or hasattr(model, "source_embedding"):
-        start = jax.jit(lambda model, source: model.start(source, max_length=length))
+
+        @jax.jit
+        def start(model: Any, source: jax.Array) -> Any:
+            return model.start(source, source_mask=(source != PAD).sum(axis=1), max_length=length)
+
         cache = jax.eval_shape(start, model, tokens)
         first: Program = start, (model, _placed(tokens, mesh))
         name = "encode"
     else:
+        model = jax.eval_shape(lambda model: model.for_decoding(), model)
+        model = placed_shapes(model, decoding_shardings(model, mesh))
 
-        def prefill(model: Any, tokens: jax.Array) -> Any:
-            cache = model.start(rows, max_length=length)
+        def prefill(model: Any, tokens: jax.Array, place: jax.Array) -> Any:
+            cache = model.start(rows, max_length=length, first=place)
             output, cache = model.step_function()(cache, tokens, prompt=True)
             return output.logits, cache
 
-        cache = jax.eval_shape(prefill, model, tokens)[1]
-        first = jax.jit(prefill), (model, _placed(tokens, mesh))
+        place = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        cache = jax.eval_shape(prefill, model, tokens, place)[1]
+        first = jax.jit(prefill), (model, _placed(tokens, mesh), _placed(place, mesh))
         name = "prefill"
 
     def decode(model: Any, cache: Any, tokens: jax.Array) -> Any:
         output, cache = model.step_function()(cache, tokens)
         return output.logits, cache
 
+    if beams > 1:
+        cache = jax.eval_shape(lambda cache: cache.repeat(beams), cache)
     cache = jax.tree.map(lambda x: _placed(x, mesh), cache)
-    last = _placed(jax.ShapeDtypeStruct((rows, 1), jnp.int32), mesh)
+    last = _placed(jax.ShapeDtypeStruct((rows * beams, new_tokens), jnp.int32), mesh)
     # The cache is updated in place, as in the loop of a search.
     return {name: first, "decoding": (jax.jit(decode, donate_argnums=1), (model, cache, last))}
 

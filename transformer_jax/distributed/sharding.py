@@ -273,6 +273,25 @@ def model_shardings(model: Any, mesh: Mesh) -> Any:
     return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh, model), model)
 
 
+def decoding_shardings(model: Any, mesh: Mesh) -> Any:
+    """`model_shardings` of a model as its `for_decoding` gives it: a block has what its part of the stack had.
+
+    On one device, where projections are joined, all is replicated.
+    """
+
+    def sharding(name: str, leaf: Any) -> jax.sharding.Sharding:
+        if mesh.size == 1:
+            return NamedSharding(mesh, PartitionSpec())
+        in_stack = re.sub(r"^blocks/\d+/", "blocks/", name)
+        if in_stack == name:
+            return parameter_sharding(name, leaf.shape, mesh, model)
+        own = parameter_sharding(in_stack, (1, *leaf.shape), mesh, model)
+        assert isinstance(own, NamedSharding), "there is a mesh"
+        return NamedSharding(mesh, PartitionSpec(*own.spec[1:]))
+
+    return map_names(sharding, model)
+
+
 def placed_shapes(tree: Any, shardings: Any) -> Any:
     """The abstract tree with its shardings: what a checkpoint is restored into."""
     return jax.tree.map(

@@ -117,7 +117,7 @@ def dot_product_attention(
                 assert not isinstance(mask, jax.Array), "kernels refuse it"
                 attend_by = ring_kernel_attention if parts > 1 else kernel_attention
                 return attend_by(kernel, query, key, value, mask=mask, scale=scale)
-            if implementation == "fused" or refused.startswith(("head width", "dtype")):
+            if implementation == "fused" or refused.startswith(("head width", "dtype", "values")):
                 report_refusal(kernel, refused, form)
         if form == "chunked":
             attend = ring_attention if parts > 1 else chunked_attention

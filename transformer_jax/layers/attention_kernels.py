@@ -87,7 +87,7 @@ def _needs_array(form: KernelMask | None, queries: int, keys: int) -> bool:
     """Whether a mask is an array to cuDNN: one that is neither lengths nor a causal band; see `cudnn_mask`."""
     if form is None:
         return False
-    segments = form.key_segments is not None and form.key_lengths is None
+    segments = form.key_segments is not None and not form.needs_no_segments
     return segments or (form.band != _NO_BAND and not (form.highest == 0 and queries == keys))
 
 
@@ -241,6 +241,10 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
     lengths = None if form is None else form.key_lengths
     if additive is not None:
         return _cudnn_with_array(query, key, value, additive, causal, before, scale=scale)
+    first = None if form is None else form.first_keys
+    if first is not None:
+        # With each row's first real token at place 0, the causal band hides what then stands behind the last.
+        query, key, value = (_turned(x, -first) for x in (query, key, value))
     query, key, value, lengths = even(query, key, value, lengths, causal=causal)
     output = jax.nn.dot_product_attention(
         query,
@@ -253,7 +257,13 @@ def _cudnn(query, key, value, form: KernelMask | None, *, scale: float) -> jax.A
         key_value_seq_lengths=lengths,
         implementation="cudnn",
     )
-    return output[:, :T]
+    output = output[:, :T]
+    return output if first is None else _turned(output, first)
+
+
+def _turned(x: jax.Array, places: jax.Array) -> jax.Array:
+    """x (B, T, ...) with each row's tokens moved by its number of places (B,), from the end to the front."""
+    return jax.vmap(functools.partial(jnp.roll, axis=0))(x, places)
 
 
 def _cudnn_with_array(

@@ -23,7 +23,7 @@ class Relation(flax.struct.PyTreeNode):
       lowest, highest: None: no such limit.
       kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of
         a query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key,
-        "leading" the same where the real keys of a row come first.
+        "leading" the same where the real keys of a row come first, "trailing" where they come last.
       first: see `kind`.
     """
 
@@ -31,7 +31,7 @@ class Relation(flax.struct.PyTreeNode):
     key: jax.Array
     lowest: int | None = flax.struct.field(pytree_node=False, default=None)
     highest: int | None = flax.struct.field(pytree_node=False, default=None)
-    kind: Literal["places", "segments", "real", "leading", "other"] = flax.struct.field(
+    kind: Literal["places", "segments", "real", "leading", "trailing", "other"] = flax.struct.field(
         pytree_node=False, default="other"
     )
     first: int = flax.struct.field(pytree_node=False, default=0)
@@ -121,6 +121,12 @@ def real(valid: jax.Array, keys: int | None = None) -> Visibility:
     kind: Literal["leading", "real"] = "leading" if valid.ndim == 1 else "real"
     valid = real_tokens(valid, keys).astype(jnp.int32)
     return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, kind),))
+
+
+def real_from(first: jax.Array, keys: int) -> Visibility:
+    """No query sees a key in front of its row's first one (B,), of `keys` in all."""
+    valid = (jnp.arange(keys) >= first[:, None]).astype(jnp.int32)
+    return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, "trailing"),))
 
 
 def real_tokens(valid: jax.Array, length: int | None) -> jax.Array:

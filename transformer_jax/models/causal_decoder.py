@@ -21,7 +21,7 @@ from transformer_jax.layers.position_schemes import PositionScheme
 from transformer_jax.layers.positions import segment_positions
 from transformer_jax.layers.self_attention import AttentionContext, JoinedSelfAttention
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
-from transformer_jax.layers.visibility import Visibility, causal, real, same_segment
+from transformer_jax.layers.visibility import Visibility, causal, real_from, same_segment
 from transformer_jax.models.causal_cache import CausalCache
 from transformer_jax.models.config_checks import head_width
 from transformer_jax.models.input_checks import check_length
@@ -173,12 +173,17 @@ class CausalDecoder(nnx.Module):
         """The same model with its blocks one by one rather than stacked and its tables without padding, which
         `step_function` then need not cut out, and with joined projections: for a program that is called many
         times. Training needs the stack.
+
+        On a mesh projections and padding stay: heads side by side, and tables of any size, are not divided by
+        the axes that divide each alone.
         """
         copy = nnx.merge(*nnx.split(self))
         blocks = unstack(copy.blocks)
+        copy.blocks = nnx.data(blocks)
+        if jax.sharding.get_abstract_mesh().size > 1:
+            return copy
         for block in blocks:
             block.attention = JoinedSelfAttention(block.attention)
-        copy.blocks = nnx.data(blocks)
         copy.embedding = copy.embedding.without_padding()
         if copy.unembedding is not None:
             copy.unembedding = copy.unembedding.without_padding()
@@ -216,7 +221,7 @@ class CausalDecoder(nnx.Module):
             if prompt:
                 at, seen = None, causal(N, N)
                 if cache.first is not None:
-                    seen = seen & real(jnp.arange(N) >= cache.first[:, None])
+                    seen = seen & real_from(cache.first, N)
                 context = self._context_within(own, seen)
             else:
                 queries = jnp.tile(coming, W)  # the beams of a row after each other

@@ -35,8 +35,10 @@ def compile_decoding(
     dtype: str = "bfloat16",
     compute: ComputeOptions = ComputeOptions(),
     module: Any = None,
+    beams: int = 1,
+    new_tokens: int = 1,
 ) -> dict[str, ProgramReport]:
-    """ "prefill" (of a decoder) or "encode" (of a translator), and "decoding", one token of each row.
+    """ "prefill" (of a decoder) or "encode" (of a translator), and "decoding", one step of each row.
 
     Args:
       model_config: of the model.
@@ -48,6 +50,7 @@ def compile_decoding(
       dtype: of the parameters and of the computation.
       compute: how the model is computed.
       module: of the model; None: the registry's for the config.
+      beams, new_tokens: see `abstract_programs`.
 
     Raises:
       UserError: see `compile_step`; or a model that the mesh does not divide.
@@ -59,6 +62,7 @@ def compile_decoding(
         programs = abstract_programs(
             model_config, rows=rows, prompt=min(prompt, model_config.max_length),
             length=length or model_config.max_length, mesh=own, dtype=dtype, compute=compute, module=module,
+            beams=beams, new_tokens=new_tokens,
         )  # fmt: skip
         return {name: reported(*program, topology) for name, program in programs.items()}
 
