@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from transformer_jax import configure
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
-from transformer_jax.distributed.program_report import _shard_bytes
+from transformer_jax.distributed.program_report import shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -123,8 +123,8 @@ def sizes(name, topology, mesh):
     _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
     leaves = jax.tree.leaves(state)
     with on_mesh(mesh):
-        return sum(map(_shard_bytes, leaves)), sum(
-            _shard_bytes(jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in leaves
+        return sum(map(shard_bytes, leaves)), sum(
+            shard_bytes(jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in leaves
         )
 
 
@@ -279,11 +279,26 @@ def test_what_would_fit_where_a_step_does_not(topology):
     way = next(ways_to_fit(entry_of(own), own, small, None, ComputeOptions()))
     assert way.report.fits
     assert way.report.argument_bytes + way.report.temporary_bytes < needed
-    assert way.flags.startswith(("--mesh ", "--remat ")), "accumulation costs more"
+    assert way.flags.startswith(("--mesh ", "--remat ", "--shard-optimizer")), "accumulation costs more"
     offloads = [x for *_, x in _candidates(entry_of(own), own, target, None, ComputeOptions(remat="offload"))]
     assert {x.remat for x in offloads} == {"offload"}, "no flag would say another"
     flags = [flags for flags, *_ in _candidates(entry_of(own), own, target, None, ComputeOptions())]
-    assert flags[-2:] == ["--mesh fsdp=2 --remat offload", "--mesh fsdp=2 --remat blocks --accumulation 8"]
+    assert flags[:2] == ["--shard-optimizer", "--mesh fsdp=2"]
+    assert flags[-3:] == [
+        "--mesh tensor=2 --remat blocks",
+        "--mesh fsdp=2 --remat offload",
+        "--mesh fsdp=2 --remat blocks --accumulation 8",
+    ]
+    # Room for half of the state alone: nothing is compiled that could not fit whatever is recomputed.
+    tight = dataclasses.replace(
+        target, chip=dataclasses.replace(target.chip, memory=int(report.argument_bytes * 0.6))
+    )
+    meshes = {one for _, _, one, _ in _candidates(entry_of(own), own, tight, None, ComputeOptions())}
+    assert meshes == {"fsdp=2", "tensor=2"}
+    # A row that two devices cannot share.
+    single = dataclasses.replace(own, task=dataclasses.replace(own.task, batch_size=1))
+    by_heads = [flags for flags, *_ in _candidates(entry_of(own), single, target, "tensor=2", ComputeOptions())]
+    assert all("--mesh" not in flags for flags in by_heads)
 
 
 @pytest.mark.long

@@ -96,7 +96,7 @@ def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> P
         needed = _needed(str(error))
         if needed is None:
             raise
-        own = sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
+        own = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
         return _report(topology, None, own, max(0, needed - own), flops, None, None, None)
     needs = program.memory_analysis()
     text = program.as_text()
@@ -158,7 +158,7 @@ def _needed(message: str) -> int | None:
     return int(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
-def _shard_bytes(leaf: Any) -> int:
+def shard_bytes(leaf: Any) -> int:
     """Bytes of an argument on one device."""
     shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
     size = 4 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
