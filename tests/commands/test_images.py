@@ -82,6 +82,9 @@ def test_other_kinds_of_files_are_converted(run, tmp_path):
     files = sorted(map(str, tmp_path.iterdir()))
     ended = call(classify_images.main, "--run-dir", run, "--images", *files, "--json")
     assert len(ended.stdout.splitlines()) == 5, ended.stderr
+    kinds = [line.partition(": ")[2] for line in ended.stderr.splitlines() if "converted" in line]
+    named = ("grey", "alpha", "CMYK", "P", "16-bit")
+    assert kinds == [f"{kind}, converted to RGB" for kind in named]
 
 
 @pytest.mark.long
@@ -123,6 +126,8 @@ def test_pretraining_and_probes(data, tmp_path):
 
 def test_flags_that_contradict_each_other(data, run, tmp_path):
     one_line(call(classify_images.main, "--probe", "knn"), "--probe", "--start")
+    both = ("--start-from", run, "--recipe", "fine_tune", "--probe", "linear")
+    one_line(call(classify_images.main, *both), "--probe linear trains a classifier alone")
     one_line(call(classify_images.main, "--plot-attention", "a.png"), "name them with --images")
     one_line(call(classify_images.main, "--images", "a.png"), "--run-dir")
     one_line(call(classify_images.main, "--run-dir", run, "--images", tmp_path / "no.png"), "cannot be read")

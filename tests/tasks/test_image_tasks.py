@@ -16,6 +16,7 @@ from transformer_jax.plotting.image_page import ImagePage
 from transformer_jax.tasks.image_classification import ImageClassification
 from transformer_jax.tasks.image_data import ImageDataConfig, open_splits
 from transformer_jax.tasks.image_pretraining import ImagePretraining
+from transformer_jax.tasks.trained_encoders import classified
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.metrics import read_metrics
@@ -183,6 +184,50 @@ def test_masks_keep_the_smallest_set_of_a_share():
 
 
 @pytest.mark.long
+def test_classes_of_one_name_have_their_own_probabilities():
+    """ImageNet has two cranes."""
+    found = classified(np.log([0.2, 0.7, 0.1]), ("crane", "crane", "kite"), "label")
+    assert found.label == "crane (1)"
+    assert found.probabilities == pytest.approx({"crane (0)": 0.2, "crane (1)": 0.7, "kite": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("classes", dict(channels=1), "`channels` 1: images are read as red, green and blue"),
+        ("mae", dict(patch_size=8), "`patch_size` 8 makes one patch"),
+        ("mae", dict(width=18), "must be a multiple of 4"),
+    ],
+)
+def test_sizes_that_cannot_be(case, changes, message, tmp_path):
+    with pytest.raises((UserError, ValueError), match=message):
+        train(config_of(case, **changes), tmp_path / "run")
+
+
+def test_entropies_are_those_of_all_outputs_at_once(tmp_path):
+    """They are summed a batch at a time, for each test set."""
+    file = str(tmp_path / "set.npz")
+    images, _ = digits()
+    pixels = np.stack([images[n] for n in range(60)])
+    np.savez(file, images=pixels, labels=images.labels[:60] % 2)
+    config = config_of("dino", data=file, test=(file, file), examples=0, steps=1)
+    results = train(config, tmp_path / "run")
+    assert set(results["teacher_entropy"]) == {"set", "set_"}
+    trained = tasks.load(tmp_path / "run")
+    outputs = np.asarray(
+        trained.model(trained.normalised(np.stack([trained.processor.pixels(p) for p in pixels])))
+    )
+    logits = (outputs - outputs.mean(axis=0)) / config.task.teacher_temperature
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+
+    def entropy(p):
+        return -(p * np.log(np.maximum(p, 1e-30))).sum(axis=-1)
+
+    assert results["teacher_entropy"]["set"] == pytest.approx(entropy(shares).mean(), rel=1e-4)
+    assert results["prototype_entropy"]["set_"] == pytest.approx(entropy(shares.mean(axis=0)), rel=1e-4)
+
+
 def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
     """From DINO, from a masked autoencoder, and as a frozen one under a linear classifier."""
     small = dict(batch_size=16, examples=200, steps=10, evaluate_every=10, save_every=10)

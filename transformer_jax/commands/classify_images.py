@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.data.corpora.image_files import kind_of_file
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -62,6 +63,9 @@ def use(own: Arguments) -> None:
     run = load(own.run_dir)
     if not isinstance(run, TrainedImageEncoder):
         raise UserError(f"{own.run_dir} holds a {type(run.model).__name__}, which does not read images")
+    for file in own.images:
+        if kind := kind_of_file(file):
+            print(f"{file}: {kind}, converted to RGB", file=sys.stderr)
     if isinstance(run, TrainedImageClassifier):
         for file, found in zip(own.images, run.classify(list(own.images)), strict=True):
             probability = found.probabilities[found.label]
@@ -132,6 +136,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax clas
 def _check(own: Arguments, parsed: Parsed) -> None:
     if own.probe != "none" and not parsed.config.start:
         raise UserError("`probe` measures a pretrained encoder: name it with `start`")
+    if own.probe == "linear" and parsed.config.recipe != "probe":
+        raise UserError(
+            f"`probe` linear trains a classifier alone, the recipe {parsed.config.recipe} more than that: "
+            "leave `recipe` out"
+        )
     if not own.images and (own.plot_attention is not None or own.html is not None):
         raise UserError("`plot_attention` and `html` show images: name them with `images`")
     if own.html is not None:

@@ -144,13 +144,25 @@ class ImageRunner:
           model: what `prepared` gave.
           images: (N, height, width, 3) uint8, at least one; or a sequence of such images that is read in parts.
         """
+        return np.concatenate(list(self.parts(model, images)))
+
+    def parts(self, model: Any, images: Any) -> Iterator[np.ndarray]:
+        """What `__call__` gives, a batch at a time; one more is computed ahead.
+
+        Args: see `__call__`.
+        """
         count = len(images)
         # Few images take a small shape; powers of two, so that few are compiled.
         rows = next((r for r in (1, 8, 32, self._rows) if r >= count), self._rows)
-        running = []
+        ahead: tuple[Any, int] | None = None
         for begin in range(0, count, rows):
             part = np.stack([np.asarray(images[n]) for n in range(begin, min(begin + rows, count))])
-            if len(part) < rows:
-                part = np.concatenate([part, np.zeros((rows - len(part), *part.shape[1:]), part.dtype)])
-            running.append(self._function(model, place_batch({"images": part}, self._mesh)["images"]))
-        return np.concatenate([np.asarray(found)[:rows] for found in running])[:count]
+            own = len(part)
+            if own < rows:
+                part = np.concatenate([part, np.zeros((rows - own, *part.shape[1:]), part.dtype)])
+            found = self._function(model, place_batch({"images": part}, self._mesh)["images"])
+            if ahead is not None:
+                yield np.asarray(ahead[0])[: ahead[1]]
+            ahead = found, own
+        assert ahead is not None, "at least one image"
+        yield np.asarray(ahead[0])[: ahead[1]]

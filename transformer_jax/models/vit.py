@@ -145,6 +145,8 @@ class ViTConfig(Presets):
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.positions == "sinusoidal" and self.width % 4:
+            raise ValueError(f"width {self.width} must be a multiple of 4 for sinusoidal positions of two axes")
         check_dropout(self)
         for field in ("attention_dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, field) < 1.0:

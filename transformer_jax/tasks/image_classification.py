@@ -232,8 +232,8 @@ class ImageClassification:
         )
         self._splits = {"valid": splits.valid, **splits.tests}
         self._images = {name: image_data.kept_if_small(own, processor) for name, own in self._splits.items()}
-        for own in (splits.train, *self._splits.values()):
-            if line := image_data.converted_note(own):
+        for own, images in ((splits.train, train), *((self._splits[n], self._images[n]) for n in self._splits)):
+            if line := image_data.converted_note(own, complete=isinstance(images, image_data.Kept)):
                 note(line)
         self._runner = ImageRunner(self._logits, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch

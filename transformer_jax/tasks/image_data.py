@@ -22,11 +22,14 @@ from transformer_jax.data.corpora.images import ImageSet
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.mesh import SEQUENCE, check_rows
 from transformer_jax.errors import UserError
+from transformer_jax.pretrained.folder import read_config
 from transformer_jax.training.config import FREE, RunConfig, check_at_least
 from transformer_jax.training.run_folder import is_run
 
 # Decoded images that are kept in memory: 1 GiB.
 _KEPT = 2**30
+# Images of a larger set whose kind is looked at before they are trained on.
+_LOOKED_AT = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,15 +199,26 @@ def workers_of(task: ImageDataConfig, images: Any) -> int:
     """The number of worker processes of a run."""
     if task.workers >= 0:
         return task.workers
-    return 0 if isinstance(images, Kept) else len(os.sched_getaffinity(0))
+    if isinstance(images, Kept):
+        return 0
+    # Not every system says which cores are this process's.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def converted_note(images: ImageSet) -> str | None:
-    """A line on images that were not 8-bit RGB, or None if all were."""
-    if not images.converted:
+def converted_note(images: ImageSet, *, complete: bool) -> str | None:
+    """A line on images that were not 8-bit RGB, or None if all were.
+
+    Args:
+      images: a set.
+      complete: all of it were decoded here; else the beginnings of some of its files are read.
+    """
+    looked_at = len(images) if complete else min(len(images), _LOOKED_AT)
+    found = images.converted if complete else images.kinds(_LOOKED_AT)
+    if not found:
         return None
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(images.converted.items()))
-    return f"{images.where}: converted to RGB: {kinds}"
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.items()))
+    which = "" if looked_at == len(images) else f" of {looked_at:,} that were looked at"
+    return f"{images.where}: converted to RGB{which}: {kinds}"
 
 
 def normalised_images(images: jax.Array | np.ndarray, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
@@ -225,6 +239,8 @@ def check(config: RunConfig, model_config: Any) -> None:
       UserError: values that contradict each other.
     """
     size = image_size(config)
+    if model_config.channels != 3:
+        raise UserError(f"`channels` {model_config.channels}: images are read as red, green and blue, give 3")
     if not model_config.convolutions and size % model_config.patch_size:
         raise UserError(f"`size` {size} is no multiple of `patch_size` {model_config.patch_size}")
     if config.task.batch_size % config.optimization.accumulation:
@@ -264,7 +280,9 @@ def processor_in(folder: str) -> ImageProcessor | None:
     """
     path = pathlib.Path(folder)
     if pretrained.is_published(path):
-        return ImageProcessor.open(path, size=224)
+        _, family, described = read_config(path)
+        found = family.processor(path, described)
+        return found if isinstance(found, ImageProcessor) else None
     names = ImageProcessor.FILES
     if not is_run(path) or not all((path / name).is_file() for name in names):
         return None

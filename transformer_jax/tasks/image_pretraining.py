@@ -101,7 +101,7 @@ class ImagePretraining:
         self._seed = config.seed
         train = image_data.kept_if_small(splits.train, None)
         # Noted before images are decoded once more in the processor's size.
-        notes = [image_data.converted_note(splits.train)]
+        notes = [image_data.converted_note(splits.train, complete=isinstance(train, image_data.Kept))]
         batches = ImageBatches(
             train, task.batch_size, config.seed, views=self.views(config),
             workers=image_data.workers_of(task, train),
@@ -111,7 +111,11 @@ class ImagePretraining:
         )
         self._splits = {"train": splits.train, "valid": splits.valid, **splits.tests}
         self._images = {name: image_data.kept_if_small(own, processor) for name, own in self._splits.items()}
-        notes += [image_data.converted_note(own) for name, own in self._splits.items() if name != "train"]
+        notes += [
+            image_data.converted_note(own, complete=isinstance(self._images[name], image_data.Kept))
+            for name, own in self._splits.items()
+            if name != "train"
+        ]
         for line in filter(None, notes):
             note(line)
         self._runner = ImageRunner(self._vectors, mesh=mesh)
@@ -172,8 +176,12 @@ class ImagePretraining:
                 for kind in others[tests[0]]
             },
             "images_per_second": totals.weight / max(totals.seconds, 1e-9),
-            **dict(self.further(kept_model, tests[0])),
         }
+        further = {name: dict(self.further(kept_model, name)) for name in tests}
+        for kind in further[tests[0]]:
+            results[kind] = (
+                further[tests[0]][kind] if one else {name: own[kind] for name, own in further.items()}
+            )
         shown = [
             f"{name:<12} k-NN accuracy {accuracy[name]:.2f}, spread {spread[name]:.3f}; "
             + ", ".join(f"{kind.removesuffix('_knn_accuracy')} {own:.2f}" for kind, own in others[name].items())
@@ -182,8 +190,8 @@ class ImagePretraining:
         return results, shown
 
     def _without_training(self, encoder: Any, tests: Sequence[str]) -> dict[str, dict[str, float]]:
-        """By test set the k-NN accuracies that features are compared with: of the same encoder before training,
-        and of pixels as they are, where those of all training images fit into a gigabyte."""
+        """By test set the k-NN accuracies that features are compared with: of an encoder of the same sizes with
+        initial values, and of pixels as they are, where those of all training images fit into a gigabyte."""
         labels, k = self._splits["train"].labels, self._task.neighbours
 
         def before_training() -> Any:

@@ -36,9 +36,10 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     trained = load(config.start[0].folder)
     if not isinstance(trained, TrainedImageEncoder):
         raise UserError(f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}: no images")
-    size = config.task.size or trained.processor.size
-    if size != trained.processor.size:
-        trained = dataclasses.replace(trained, processor=trained.processor.in_size(size))
+    own = trained.processor.in_size(config.task.size or trained.processor.size)
+    # The config's mean and deviation are the start's unless others were given.
+    own = dataclasses.replace(own, mean=config.task.mean, std=config.task.std)
+    trained = dataclasses.replace(trained, processor=own)
     splits = image_data.open_splits(config.task)
     tests = splits.tests or {"valid": splits.valid}
     known = trained.embed_images(splits.train)

@@ -121,6 +121,9 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
       UserError: values that contradict each other.
     """
     image_data.check(config, model_config)
+    size = image_data.image_size(config)
+    if size == model_config.patch_size:
+        raise UserError(f"`patch_size` {size} makes one patch of an image: there is none to hide beside it")
     return MaskedPixels(config.task)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.data.batches.augmentation import Augmentation
 from transformer_jax.data.batches.image_batches import CropViews
@@ -268,23 +269,33 @@ class SelfDistillationTask(ImagePretraining):
         """
         task = self._task
         assert isinstance(task, SelfDistillationConfig)
-        outputs = jnp.asarray(self._prototypes(kept, self._images[name]))
-        shares = jax.nn.softmax((outputs - outputs.mean(axis=0)) / task.teacher_temperature)
+        images, count = self._images[name], len(self._images[name])
 
-        def entropy(p: jax.Array) -> jax.Array:
-            return -(p * jnp.log(jnp.maximum(p, 1e-30))).sum(axis=-1)
+        def entropy(p: np.ndarray) -> np.ndarray:
+            return -(p * np.log(np.maximum(p, 1e-30))).sum(axis=-1)
 
-        yield "teacher_entropy", float(entropy(shares).mean())
-        yield "prototype_entropy", float(entropy(shares.mean(axis=0)))
+        # Twice over the images: the outputs of all, tens of thousands of numbers each, are never held.
+        mean = sum(outputs.sum(axis=0) for outputs in self._prototypes.parts(kept, images)) / count
+        entropies, shares = 0.0, np.zeros_like(mean)
+        for outputs in self._prototypes.parts(kept, images):
+            own = np.asarray(jax.nn.softmax((outputs - mean) / task.teacher_temperature))
+            entropies += float(entropy(own).sum())
+            shares += own.sum(axis=0) / count
+        yield "teacher_entropy", entropies / count
+        yield "prototype_entropy", float(entropy(shares))
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         results, shown = super().score(kept_model, totals)
         # The mutual information of an image and the prototype that it is given.
-        information = results["prototype_entropy"] - results["teacher_entropy"]
-        line = f"{information:.3f} nats of an image in the teacher's output"
-        if information < _COLLAPSED:
-            line += ": collapsed, it is the same for all images"
-        return results, [*shown, line]
+        named = [results[kind] for kind in ("prototype_entropy", "teacher_entropy")]
+        of_all, of_each = (own if isinstance(own, dict) else {"": own} for own in named)
+        for name, entropy in of_all.items():
+            information = entropy - of_each[name]
+            line = f"{name + ': ' if name else ''}{information:.3f} nats of an image in the teacher's output"
+            if information < _COLLAPSED:
+                line += ": collapsed, it is the same for all images"
+            shown.append(line)
+        return results, shown
 
 
 def prepare(config, objective, **options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import warnings
@@ -379,9 +380,12 @@ def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classi
 
     Args:
       logits: float32.
-      labels: names of the classes.
+      labels: names of the classes; those of one name, as ImageNet has, get their numbers behind it.
       target: "label", "labels" (several at once) or "score".
     """
+    if len(set(labels)) < len(labels):
+        several = {label for label, count in collections.Counter(labels).items() if count > 1}
+        labels = [f"{label} ({n})" if label in several else label for n, label in enumerate(labels)]
     if target == "score":
         return Classified(None, {"score": float(logits[0])})
     if target == "labels":

@@ -65,6 +65,16 @@ def test_a_folder_and_archives_hold_the_same(folder):
             np.testing.assert_array_equal(found[own], np.asarray(picture(number)))
 
 
+def test_folders_inside_class_folders(folder):
+    """Belong to their class, however deep."""
+    (folder / "train" / "cat").rename(folder / "train" / "old")
+    (folder / "train" / "cat").mkdir()
+    (folder / "train" / "old").rename(folder / "train" / "cat" / "2026")
+    found = open_images(str(folder))
+    assert found.classes == ("cat", "dog")
+    assert [found.classes[n] for n in found.labels] == ["cat"] * 3 + ["dog"] * 3
+
+
 def test_classes_of_numbered_names_and_of_training(tmp_path):
     (tmp_path / "true").mkdir()
     for number, name in enumerate(("dog", "cat", "dog")):
@@ -320,11 +330,14 @@ def test_fingerprints_tell_sets_apart(folder):
 def test_converted_images_are_counted(folder):
     (folder / "train" / "dog" / "1.png").write_bytes(encoded(picture().convert("L")))
     found = open_images(str(folder))
+    assert (found.kinds(6), found.kinds(1)) == ({"grey": 1}, {})
+    assert found.converted == {}, "nothing was decoded"
     for number in (*range(6), *range(6)):
         found[number]
     assert found.converted == {"grey": 1}
     arrays = ImageSet("set", ["a", "b"], np.zeros(2), ["one"], np.zeros((2, 4, 4, 1), np.uint8))
     assert (arrays[0].shape, arrays.converted) == ((4, 4, 3), {"grey": 1})
+    assert arrays.kinds(2) == {"grey": 2}
 
 
 def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):

@@ -29,6 +29,7 @@ class Augmentation:
       grey, blur, solarise: probabilities of turning grey, of a Gaussian blur, and of inverting bright pixels
         (Grill et al. 2020, BYOL, appendix B).
       erase: probability of replacing a rectangle by noise (Zhong et al. 2020).
+      largest_crop: largest share of the area that a random part has, of which `crop` is the smallest.
     """
 
     crop: float = 1.0

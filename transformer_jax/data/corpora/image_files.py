@@ -64,9 +64,40 @@ def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
         raise UserError(f"{name}: more than the {LARGEST:,} pixels that are decoded") from None
 
 
+def kind_of(content: bytes) -> str:
+    """What `decoded` would convert, read from the beginning of a file; "" also where it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return _kind(Image.open(io.BytesIO(content)))
+    except (*_DAMAGED, Image.DecompressionBombError):
+        return ""
+
+
+def kind_of_file(path: str | os.PathLike[str]) -> str:
+    """`kind_of` a file; "" also where there is none."""
+    try:
+        return kind_of(pathlib.Path(path).read_bytes())
+    except OSError:
+        return ""
+
+
+def _kind(image: Image.Image) -> str:
+    """What is to be converted of a Pillow image."""
+    if getattr(image, "is_animated", False):
+        return "animated"
+    if image.mode == "RGB":
+        return ""
+    if image.mode.startswith("I") or image.mode == "F":
+        return "16-bit"
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        return "alpha"
+    return {"L": "grey", "1": "grey"}.get(image.mode, image.mode)
+
+
 def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
     """(pixels (height, width, 3) uint8, what was converted) of a Pillow image; see `decoded`."""
-    what = "animated" if getattr(image, "is_animated", False) else ""
+    what = _kind(image)
     image.load()
     # A plain attribute where there is no EXIF part: a copy of the image only where it must be turned.
     image = ImageOps.exif_transpose(image)
@@ -80,14 +111,13 @@ def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
         largest = values.max(initial=0)
         top = 65_535 if mode.startswith("I;16") or largest > 255 else 1 if mode == "F" and largest <= 1 else 255
         grey = np.clip(values / top * 255, 0, 255).round().astype(np.uint8)
-        return np.repeat(grey[..., None], 3, axis=2), what or "16-bit"
-    transparent = mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-    if transparent:
+        return np.repeat(grey[..., None], 3, axis=2), what
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         # What lies under transparent pixels is arbitrary: they are shown on white, as a page shows them.
         own = image.convert("RGBA")
         white = Image.new("RGBA", own.size, (255, 255, 255, 255))
-        return np.asarray(Image.alpha_composite(white, own).convert("RGB")), what or "alpha"
-    return np.asarray(image.convert("RGB")), what or {"L": "grey", "1": "grey"}.get(mode, mode)
+        return np.asarray(Image.alpha_composite(white, own).convert("RGB")), what
+    return np.asarray(image.convert("RGB")), what
 
 
 def image_array(image: Any, name: str = "the image") -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from transformer_jax.data.corpora.image_files import decoded, image_array, is_image_name
+from transformer_jax.data.corpora.image_files import decoded, image_array, is_image_name, kind_of
 from transformer_jax.errors import UserError
 
 # Names of folders that hold splits: two of them side by side are no classes.
@@ -23,6 +23,8 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "te
 # Bytes of an image's file at most: an archive of a few kilobytes can say that it holds a terabyte.
 LARGEST_FILE = 2**30
 _BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+# What arrays of so many channels are.
+_KINDS = {1: "grey", 4: "alpha"}
 _NUMBERED = re.compile(r"\d+_(.+)")
 
 
@@ -143,7 +145,7 @@ class ImageSet:
         name = f"{self.where}/{self.names[number]}"
         if isinstance(found, np.ndarray):
             channels = found.shape[2] if found.ndim == 3 else 1
-            pixels, kind = image_array(found, name), {1: "grey", 4: "alpha"}.get(channels, "")
+            pixels, kind = image_array(found, name), _KINDS.get(channels, "")
         else:
             pixels, kind = decoded(found, name)
         if kind:
@@ -154,6 +156,16 @@ class ImageSet:
     def converted(self) -> collections.Counter[str]:
         """How many of the images that were decoded so far were of which other kind, see `decoded`."""
         return collections.Counter(self._kinds.values())
+
+    def kinds(self, most: int) -> collections.Counter[str]:
+        """How many of `most` images, spread over the set, would be converted; see `kind_of`."""
+        found: collections.Counter[str] = collections.Counter()
+        for number in np.linspace(0, len(self) - 1, min(most, len(self))).astype(int).tolist():
+            own = self.source[number]
+            channels = own.shape[2] if isinstance(own, np.ndarray) and own.ndim == 3 else 1
+            found[_KINDS.get(channels, "") if isinstance(own, np.ndarray) else kind_of(own)] += 1
+        del found[""]
+        return found
 
     def some(self, numbers: np.ndarray) -> ImageSet:
         """The set of some of the images, in this order."""
@@ -176,7 +188,7 @@ class ImageSet:
         return ImageSet(self.where, self.names, number[self.labels], classes, self.source)
 
     def fingerprint(self) -> str:
-        """Tells this set from any other, by names, labels and the first bytes of each thousandth image."""
+        """Tells this set from any other, by names, labels and the content of about a thousand images."""
         digest = hashlib.sha256(repr((self.classes, len(self))).encode())
         digest.update(self.labels.tobytes())
         for name in self.names:
@@ -240,9 +252,10 @@ def open_images(
     """A set of labelled images.
 
     Args:
-      path: a folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, or with all
-        files in one folder as NUMBER_CLASS.png; an .npz file with `images` and `labels`, or `x_train`,
-        `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an image and a label.
+      path: a folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, which may have
+        further folders inside, or with all files in one folder as NUMBER_CLASS.png; an .npz file with `images`
+        and `labels`, or `x_train`, `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an
+        image and a label.
       classes: of the training set, for a further one; None takes its own, by the alphabet.
       split: of an .npz file that has several, or of a TFDS set.
       data_dir: folder of TFDS's sets.
@@ -306,8 +319,13 @@ def _labelled(
                 f"{where}: all images are in one folder; classes need a folder each, or names as 00001_cat.png"
             )
         own = [match[1] for match in found if match]
+    elif len(set(parents)) == 1:
+        own = [parents[0].rpartition("/")[2]] * len(names)
     else:
-        own = [parent.rpartition("/")[2] for parent in parents]
+        # The first folders that differ are the classes; what lies deeper belongs to them.
+        root = os.path.commonpath(set(parents))
+        depth = len(pathlib.PurePosixPath(root).parts)
+        own = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
     classes = sorted(set(own))
     numbers = {name: number for number, name in enumerate(classes)}
     return ImageSet(where, names, np.array([numbers[name] for name in own]), classes, source)
@@ -455,7 +473,9 @@ def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
     builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=choose)
     chosen = choose(builder)
     records = tfds_sources.TfdsExamples(builder, split, tuple(chosen.values()))
-    labels = np.array([int(records[n][chosen["label"]]) for n in range(len(records))])
+    # Labels are read alone, without decoding any image.
+    bare = tfds_sources.TfdsExamples(builder, split, (chosen["label"],), encoded=(chosen["image"],))
+    labels = np.array([int(bare[n][chosen["label"]]) for n in range(len(bare))])
     classes = builder.info.features[chosen["label"]].names
     names = [str(number) for number in range(len(records))]
     return ImageSet(f"{name}:{split}", names, labels, classes, _Features(records, chosen["image"]))

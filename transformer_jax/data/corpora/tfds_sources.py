@@ -34,12 +34,13 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
     Args:
       builder: of a set that is on disk, from `prepared_builder`.
       split: in TFDS's syntax: "train", "train[:90%]".
+      encoded: names of features that stay as they are stored.
 
     Raises:
       UserError: an unknown split, or a shard that is missing, damaged or of another set.
     """
 
-    def __init__(self, builder: Any, split: str):
+    def __init__(self, builder: Any, split: str, *, encoded: tuple[str, ...] = ()):
         try:
             # Splits come from users, in a syntax of their own; TFDS raises whatever its parser meets.
             instructions = builder.info.splits[split].file_instructions
@@ -54,7 +55,9 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
         self._ends = list(itertools.accumulate(i.take for i in instructions))
         for instruction in instructions:
             _check_shard(instruction.filename, instruction.examples_in_shard)
-        self._source = builder.as_data_source(split=split)
+        # A set that has no decoder to leave out is read as it is.
+        how: dict[str, Any] = {"decoders": {name: _skip_decoding() for name in encoded}} if encoded else {}
+        self._source = builder.as_data_source(split=split, **how)
 
     def _kept(self, example: Any) -> Record:
         """What is kept of an example."""
@@ -127,14 +130,21 @@ class TfdsExamples(TfdsRecords[dict[str, Any]]):
     Args:
       builder, split: see `TfdsRecords`, and for its errors.
       features: names of those that are kept.
+      encoded: see `TfdsRecords`.
     """
 
-    def __init__(self, builder: Any, split: str, features: tuple[str, ...]):
+    def __init__(self, builder: Any, split: str, features: tuple[str, ...], *, encoded: tuple[str, ...] = ()):
         self._features = features
-        super().__init__(builder, split)
+        super().__init__(builder, split, encoded=encoded)
 
     def _kept(self, example: Any) -> dict[str, Any]:
         return {name: example[name] for name in self._features}
+
+
+def _skip_decoding() -> Any:
+    import tensorflow_datasets as tfds
+
+    return tfds.decode.SkipDecoding()
 
 
 def _check_shard(path: str, records: int) -> None:

@@ -16,9 +16,9 @@ from transformer_jax.errors import UserError
 
 FILE = "preprocessor_config.json"
 _PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "square": "DeiTImageProcessor"}
-# Pillow's numbers, which published files hold.
 # The longer side of an image in shorter ones, of which more is not read.
 _LONGEST = 100
+# Pillow's numbers, which published files hold.
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
