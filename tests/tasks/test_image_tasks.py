@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cases import others_long
 from transformer_jax import pretrained, tasks
@@ -226,6 +227,22 @@ def test_entropies_are_those_of_all_outputs_at_once(tmp_path):
 
     assert results["teacher_entropy"]["set"] == pytest.approx(entropy(shares).mean(), rel=1e-4)
     assert results["prototype_entropy"]["set_"] == pytest.approx(entropy(shares.mean(axis=0)), rel=1e-4)
+
+
+def test_images_without_classes_are_pretrained_on(tmp_path):
+    (tmp_path / "photos").mkdir()
+    images, _ = digits()
+    for number in range(40):
+        Image.fromarray(images[number]).save(tmp_path / "photos" / f"{number}.png")
+    config = config_of("dino", data=str(tmp_path / "photos"), examples=0, steps=2, keep="last")
+    results = train(config, tmp_path / "run")
+    assert {"feature_spread", "teacher_entropy"} <= set(results)
+    assert not any("knn" in name for name in results)
+    assert tasks.load(tmp_path / "run").embed_images([images[0]]).shape == (1, 24)
+    with pytest.raises(UserError, match="no classes to choose the best step by: give `keep` last"):
+        train(config.with_values(keep="best"), tmp_path / "best")
+    with pytest.raises(UserError, match="all images are in one folder; classes need"):
+        train(config_of("classes", data=str(tmp_path / "photos")), tmp_path / "classes")
 
 
 def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):

@@ -91,8 +91,12 @@ class Splits(NamedTuple):
     tests: dict[str, ImageSet]
 
 
-def open_splits(task: ImageDataConfig) -> Splits:
+def open_splits(task: ImageDataConfig, *, labelled: bool = True) -> Splits:
     """The images of a config.
+
+    Args:
+      task: of the config.
+      labelled: whether there must be two classes or more.
 
     Raises:
       UserError: see `open_images`.
@@ -109,10 +113,10 @@ def open_splits(task: ImageDataConfig) -> Splits:
         )
     else:
         own = corpora.splits_of(task.data)
-        train = corpora.open_images(task.data, split="train" if "train" in own else "")
+        train = corpora.open_images(task.data, split="train" if "train" in own else "", labelled=labelled)
         if "test" in own and not task.test:
             tests["test"] = corpora.open_images(task.data, split="test", classes=train.classes)
-    if len(train.classes) < 2:
+    if labelled and len(train.classes) < 2:
         raise UserError(f"{train.where}: all images are of the class {train.classes[0]!r}: classes need two")
     for path in task.test:
         name = pathlib.Path(path).name.split(".")[0]
@@ -121,14 +125,16 @@ def open_splits(task: ImageDataConfig) -> Splits:
         # Of a set of several splits the one of the test, never the training split.
         split = "test" if "test" in corpora.splits_of(path) else ""
         split = task.splits[1] if path.startswith("tfds:") else split
-        tests[name] = corpora.open_images(path, classes=train.classes, split=split, data_dir=task.data_dir)
+        tests[name] = corpora.open_images(
+            path, classes=train.classes, split=split, data_dir=task.data_dir, labelled=len(train.classes) > 1
+        )
     if task.valid:
         if task.valid.startswith("tfds:") or len(corpora.splits_of(task.valid)) > 1:
             raise UserError(
                 f"`valid` {task.valid} has several splits, of which none is said to be for validation: leave "
                 "`valid` out, and `held_out` of the training split is taken"
             )
-        valid = corpora.open_images(task.valid, classes=train.classes)
+        valid = corpora.open_images(task.valid, classes=train.classes, labelled=len(train.classes) > 1)
     else:
         train, valid = corpora.stratified(train, task.held_out)
     if task.examples and task.examples < len(train):

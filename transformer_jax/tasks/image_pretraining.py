@@ -17,6 +17,7 @@ from transformer_jax.data.batches.image_batches import ImageBatches, Views
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.mesh import rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner, feature_spread, knn_accuracy
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import image_data
@@ -81,7 +82,7 @@ class ImagePretraining:
       UserError: images that cannot be read.
     """
 
-    best: tuple[str, Literal["min", "max"]] = ("valid_knn_accuracy", "max")
+    best: tuple[str, Literal["min", "max"]]
     unit = "images"
 
     def __init__(
@@ -109,6 +110,11 @@ class ImagePretraining:
         self.batches = batches.share(
             rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         )
+        # Without classes features have no accuracy.
+        self._classes = len(splits.train.classes) > 1
+        if not self._classes and config.optimization.keep == "best":
+            raise UserError(f"{splits.train.where} has no classes to choose the best step by: give `keep` last")
+        self.best = ("valid_knn_accuracy" if self._classes else "valid_feature_spread", "max")
         self._splits = {"train": splits.train, "valid": splits.valid, **splits.tests}
         self._images = {name: image_data.kept_if_small(own, processor) for name, own in self._splits.items()}
         notes += [
@@ -146,48 +152,51 @@ class ImagePretraining:
         kept = self._objective.kept(model, extra)
         encoder = getattr(kept, "encoder", kept)
         task: ImagePretrainingConfig = self._task
-        count = len(self._splits["train"])
-        numbers = np.random.default_rng(2).permutation(count)[: task.measured]
-        known, labels = self.vectors(encoder, "train", numbers), self._splits["train"].labels[numbers]
         asked = self.vectors(encoder, "valid")
-        accuracy = knn_accuracy(known, labels, asked, self._splits["valid"].labels, k=task.neighbours)
-        yield "valid_knn_accuracy", accuracy
+        if self._classes:
+            count = len(self._splits["train"])
+            numbers = np.random.default_rng(2).permutation(count)[: task.measured]
+            known, labels = self.vectors(encoder, "train", numbers), self._splits["train"].labels[numbers]
+            accuracy = knn_accuracy(known, labels, asked, self._splits["valid"].labels, k=task.neighbours)
+            yield "valid_knn_accuracy", accuracy
         yield "valid_feature_spread", feature_spread(asked)
         for name, value in self.further(kept, "valid"):
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
-        task: ImagePretrainingConfig = self._task
         tests = [name for name in self._splits if name not in ("train", "valid")] or ["valid"]
         encoder = getattr(kept_model, "encoder", kept_model)
-        known, labels = self.vectors(encoder, "train"), self._splits["train"].labels
-        accuracy, spread = {}, {}
-        others = self._without_training(encoder, tests)
-        for name in tests:
-            asked = self.vectors(encoder, name)
-            accuracy[name] = knn_accuracy(known, labels, asked, self._splits[name].labels, k=task.neighbours)
-            spread[name] = feature_spread(asked)
-        one = len(tests) == 1
-        results: dict[str, Any] = {
-            "knn_accuracy": accuracy[tests[0]] if one else accuracy,
-            "feature_spread": spread[tests[0]] if one else spread,
-            **{
-                kind: others[tests[0]][kind] if one else {name: others[name][kind] for name in tests}
-                for kind in others[tests[0]]
-            },
-            "images_per_second": totals.weight / max(totals.seconds, 1e-9),
+        asked = {name: self.vectors(encoder, name) for name in tests}
+        found = {
+            name: {"feature_spread": feature_spread(own), **dict(self.further(kept_model, name))}
+            for name, own in asked.items()
         }
-        further = {name: dict(self.further(kept_model, name)) for name in tests}
-        for kind in further[tests[0]]:
-            results[kind] = (
-                further[tests[0]][kind] if one else {name: own[kind] for name, own in further.items()}
-            )
-        shown = [
-            f"{name:<12} k-NN accuracy {accuracy[name]:.2f}, spread {spread[name]:.3f}; "
-            + ", ".join(f"{kind.removesuffix('_knn_accuracy')} {own:.2f}" for kind, own in others[name].items())
-            for name in tests
-        ]
+        if self._classes:
+            for name, accuracies in self._accuracies(encoder, asked).items():
+                found[name] |= accuracies
+        results: dict[str, Any] = {
+            kind: found[tests[0]][kind] if len(tests) == 1 else {name: own[kind] for name, own in found.items()}
+            for kind in found[tests[0]]
+        }
+        results["images_per_second"] = totals.weight / max(totals.seconds, 1e-9)
+        shown = []
+        for name, own in found.items():
+            others = [
+                f"{kind.removesuffix('_knn_accuracy')} {own[kind]:.2f}" for kind in own if "_knn_" in kind
+            ]
+            accuracy = f"k-NN accuracy {own['knn_accuracy']:.2f}, " if self._classes else ""
+            line = f"{name:<12} {accuracy}spread {own['feature_spread']:.3f}"
+            shown.append("; ".join(filter(None, [line, ", ".join(others)])))
         return results, shown
+
+    def _accuracies(self, encoder: Any, asked: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+        """By test set the k-NN accuracies of its vectors, and of what `_without_training` compares."""
+        labels, k = self._splits["train"].labels, self._task.neighbours
+        known, found = self.vectors(encoder, "train"), self._without_training(encoder, list(asked))
+        for name, vectors in asked.items():
+            accuracy = knn_accuracy(known, labels, vectors, self._splits[name].labels, k=k)
+            found[name] = {"knn_accuracy": accuracy, **found[name]}
+        return found
 
     def _without_training(self, encoder: Any, tests: Sequence[str]) -> dict[str, dict[str, float]]:
         """By test set the k-NN accuracies that features are compared with: of an encoder of the same sizes with
@@ -235,7 +244,7 @@ def prepare(
     note: Callable[[str], None],
 ) -> ImagePretraining:
     """Opens the images and makes batches; see `TaskEntry.prepare`."""
-    splits = on_first_then_every_process(lambda: image_data.open_splits(config.task))
+    splits = on_first_then_every_process(lambda: image_data.open_splits(config.task, labelled=False))
 
     def make() -> ImageProcessor:
         if stored is not None:

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -247,7 +247,12 @@ def stratified(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
 
 
 def open_images(
-    path: str, *, classes: Sequence[str] | None = None, split: str = "", data_dir: str | None = None
+    path: str,
+    *,
+    classes: Sequence[str] | None = None,
+    split: str = "",
+    data_dir: str | None = None,
+    labelled: bool = True,
 ) -> ImageSet:
     """A set of labelled images.
 
@@ -259,6 +264,7 @@ def open_images(
       classes: of the training set, for a further one; None takes its own, by the alphabet.
       split: of an .npz file that has several, or of a TFDS set.
       data_dir: folder of TFDS's sets.
+      labelled: False: files in one folder whose names say no class are all of one that is named "".
 
     Raises:
       UserError: nothing that can be read, no images, a class without any, names that lead out of an archive, or
@@ -267,17 +273,17 @@ def open_images(
     if path.startswith("tfds:"):
         found = _tfds(path, split or "train", data_dir)
     else:
-        place = pathlib.Path(path)
+        place, known = pathlib.Path(path), _Known(classes or (), labelled)
         if place.is_dir():
-            found = _of_folder(place, classes)
+            found = _of_folder(place, known)
         elif not place.is_file():
             raise UserError(f"{path}: no such folder or archive of images")
         elif place.suffix == ".npz":
             found = _of_npz(place, split)
         elif zipfile.is_zipfile(place):
-            found = _of_zip(place, classes)
+            found = _of_zip(place, known)
         else:
-            found = _of_tar(place, classes)
+            found = _of_tar(place, known)
     return found if classes is None else found.with_classes(classes)
 
 
@@ -292,10 +298,17 @@ def splits_of(path: str) -> tuple[str, ...]:
         raise UserError(f"{path}: no .npz file that can be read ({error})") from None
 
 
+class _Known(NamedTuple):
+    """What is known of a set before it is opened: the classes of training, and whether it must have some."""
+
+    classes: Sequence[str]
+    labelled: bool
+
+
 def _labelled(
-    where: str, names: Sequence[str], source: Source, empty: Iterable[str], known: Sequence[str] | None
+    where: str, names: Sequence[str], source: Source, empty: Iterable[str], known: _Known
 ) -> ImageSet:
-    """The set of files whose folders are their classes; `known` are those of training, if there was one."""
+    """The set of files whose folders are their classes."""
     if not names:
         raise UserError(f"{where}: no images; their names end in .jpg, .png, .webp ...")
     for folder in sorted(empty):
@@ -312,8 +325,10 @@ def _labelled(
     if alone and len(set(parents)) > 1:
         raise UserError(f"{where}: {alone[0]} lies beside the class folders: put it into one, or remove it")
     # One folder may be one class of those that training has.
-    if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in (known or ()):
+    if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in known.classes:
         found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
+        if not all(found) and not known.labelled:
+            return ImageSet(where, names, np.zeros(len(names)), [""], source)
         if not all(found):
             raise UserError(
                 f"{where}: all images are in one folder; classes need a folder each, or names as 00001_cat.png"
@@ -331,7 +346,7 @@ def _labelled(
     return ImageSet(where, names, np.array([numbers[name] for name in own]), classes, source)
 
 
-def _of_folder(folder: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
+def _of_folder(folder: pathlib.Path, known: _Known) -> ImageSet:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [path for path in files if is_image_name(path.relative_to(folder).as_posix())]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -355,7 +370,7 @@ def _check_size(name: str, size: int) -> None:
         raise UserError(f"{name}: {size:,} bytes, more than the {LARGEST_FILE:,} of an image's file")
 
 
-def _of_tar(path: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
+def _of_tar(path: pathlib.Path, known: _Known) -> ImageSet:
     names: list[str] = []
     contents: list[bytes] = []
     places: list[tuple[int, int]] = []
@@ -407,7 +422,7 @@ def _empty_folders(folders: Iterable[str], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _of_zip(path: pathlib.Path, known: Sequence[str] | None) -> ImageSet:
+def _of_zip(path: pathlib.Path, known: _Known) -> ImageSet:
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
