@@ -266,12 +266,10 @@ def onnx_embedding(argument: tuple[str, int]) -> dict[str, Callable[[], Any]]:
             super().__init__()
             self.own = own
 
-        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
-            return self.own(
-                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
-            ).last_hidden_state
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.own(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
-    names = ["input_ids", "attention_mask", "token_type_ids"]
+    names = ["input_ids", "attention_mask"]
     example = tuple(torch.ones((2, 8), dtype=torch.long) for _ in names)
     axes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("length")}
     torch.onnx.export(

@@ -12,6 +12,7 @@ from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import encoder_batches
 from transformer_jax.interpretability.sentence import attention_of_encoder
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bert import BertConfig, BertMaskedLM
@@ -248,6 +249,26 @@ def test_vectors_do_not_depend_on_their_company(trained):
     together = run.embed(texts)
     for number in (0, 1, 2, 40):
         np.testing.assert_allclose(run.embed(texts[number : number + 1])[0], together[number], atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+def test_many_texts_share_rows(trained, pooling, monkeypatch):
+    """Each vector is that of its text alone, in its place; nearly nothing is padding."""
+    run, shared = tasks.load(trained("vectors")[0]), []
+    plain = encoder_batches._shared_rows
+    monkeypatch.setattr(
+        encoder_batches, "_shared_rows", lambda *a: shared.extend(found := list(plain(*a))) or found
+    )
+    words, rng = ["the", "dog", "is", "great", "film", "house"], np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 20, 400)]
+    found = run.embed(texts, pooling=pooling)
+    alone = np.stack([run.embed([text], pooling=pooling)[0] for text in texts[:40]])
+    np.testing.assert_allclose(found[:40], alone, atol=1e-6)
+    of_each = [number for texts_of_batch, _ in shared for number, *_ in texts_of_batch]
+    assert len(set(of_each)) == len(of_each) > 300
+    filled = np.mean([(batch["segments"] > 0).mean() for _, batch in shared[:-1]])
+    assert filled > 0.9
+    assert max(batch["segments"].max() for _, batch in shared) > 3
 
 
 @pytest.mark.parametrize(

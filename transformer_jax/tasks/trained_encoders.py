@@ -17,7 +17,7 @@ from flax import nnx
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import best_span, question_windows
-from transformer_jax.evaluation.encoder_batches import EncoderRunner
+from transformer_jax.evaluation.encoder_batches import SHARING, EncoderRunner, VectorRunner
 from transformer_jax.models.electra import ElectraGenerator
 from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.training.config import choose
@@ -59,6 +59,29 @@ def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
     if pooling == "max":
         return jnp.where(real, states, jnp.finfo(jnp.float32).min).max(axis=1)
     return jnp.where(real, states, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+
+
+def pooled_texts(states: jax.Array, segments: jax.Array, pooling: str, count: int) -> jax.Array:
+    """One vector of each text of rows that several share.
+
+    Args:
+      states: (B, T, D).
+      segments: (B, T) number of the text that a token is of, from 1; 0 is padding.
+      pooling: see `pooled`.
+      count: C, the most texts of a row.
+
+    Returns:
+      (B, C, D) float32; anything where a row has fewer texts.
+    """
+    states = states.astype(jnp.float32)
+    own = segments[:, None, :] == jnp.arange(1, count + 1)[:, None]  # (B, C, T)
+    if pooling == "first":
+        return jnp.take_along_axis(states, own.argmax(axis=2)[..., None], axis=1)
+    if pooling == "max":
+        lowest = jnp.finfo(jnp.float32).min
+        return jnp.where(own[..., None], states[:, None], lowest).max(axis=2)
+    sums = jnp.einsum("bct,btd->bcd", own.astype(jnp.float32), states)
+    return sums / jnp.maximum(own.sum(axis=2, keepdims=True), 1)
 
 
 def normalised(vectors: jax.Array) -> jax.Array:
@@ -175,8 +198,11 @@ class TrainedEncoder(Trained):
     """A text encoder from a run or a published folder, whatever its head."""
 
     @functools.cached_property
-    def _runners(self) -> dict[Any, tuple[EncoderRunner, Any]]:
+    def _runners(self) -> dict[Any, tuple[EncoderRunner | VectorRunner, Any]]:
         return {}
+
+    def _keep(self, name: Any, runner: EncoderRunner | VectorRunner) -> None:
+        self._runners[name] = runner, runner.prepared(self.model)
 
     def run(
         self, name: Any, function: Callable[[Any, Mapping[str, jax.Array]], Any], examples: Sequence[Example]
@@ -189,8 +215,7 @@ class TrainedEncoder(Trained):
           examples: see `encoded`.
         """
         if name not in self._runners:
-            runner = EncoderRunner(function, pad=self.processor.pad)
-            self._runners[name] = runner, runner.prepared(self.model)
+            self._keep(name, EncoderRunner(function, pad=self.processor.pad))
         runner, model = self._runners[name]
         return runner(model, examples)
 
@@ -234,12 +259,23 @@ class TrainedEncoder(Trained):
         choose("pooling", pooling, POOLINGS)
         normalise = settings.get("normalise", False) if normalise is None else normalise
 
-        def function(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        def alone(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
             vectors = pooled(text_states(model, batch), batch["segments"] > 0, pooling)
             return normalised(vectors) if normalise else vectors
 
+        def together(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            encoder, segments = getattr(model, "encoder", model), batch["segments"]
+            types = batch["types"] if model.config.token_types > 1 else None
+            states = encoder.hidden_states(batch["tokens"], types=types, segments=segments)
+            vectors = pooled_texts(states, segments, pooling, SHARING)
+            return normalised(vectors) if normalise else vectors
+
         examples = self.encoded(texts, max_length=settings.get("max_length"))
-        vectors = self.run(("embed", pooling, normalise), function, examples)
+        name = ("embed", pooling, normalise)
+        if name not in self._runners:
+            self._keep(name, VectorRunner(alone, together, pad=self.processor.pad))
+        runner, model = self._runners[name]
+        vectors = runner(model, examples)
         return np.stack(vectors) if vectors else np.zeros((0, self.model.config.width), np.float32)
 
     def similarity(self, texts: Sequence[str], others: Sequence[str] | None = None) -> np.ndarray:
