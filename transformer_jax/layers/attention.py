@@ -170,23 +170,31 @@ def _plain_attention(query, key, value, mask, bias, scale, dropped=None):
     B, T, H, K = query.shape
     S, G = key.shape[1:3]
     query = query * jnp.asarray(scale, query.dtype)
-    if G == H:
+    # One token of a cache that lies in the order of these products.
+    alone = T == 1 and G == H
+    if not alone:
+        # Heads in front of tokens, as the products want them: from the other order XLA's CPU backend made
+        # copies that took as long as the products, and of unmasked weights twice that.
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    if alone:
         logits = float32_product("bthk,bshk->bhts", query, key)
+    elif G == H:
+        logits = float32_product("bhtk,bhsk->bhts", query, key)
     else:
-        grouped = query.reshape(B, T, G, H // G, K)
-        logits = float32_product("btgrk,bsgk->bgrts", grouped, key)
+        logits = float32_product("bgrtk,bgsk->bgrts", query.reshape(B, G, H // G, T, K), key)
         logits = logits.reshape(B, H, T, S)
     if bias is not None:
         logits = logits + bias
     weights = named(masked_softmax(logits, mask), WEIGHTS)
     mixing = (weights if dropped is None else dropped(weights)).astype(value.dtype)
+    if alone:
+        return float32_product("bhts,bshv->bthv", mixing, value).astype(query.dtype), weights
     if G == H:
-        output = float32_product("bhts,bshv->bthv", mixing, value)
+        output = float32_product("bhts,bhsv->bhtv", mixing, value)
     else:
-        mixing = mixing.reshape(B, G, H // G, T, S)
-        output = float32_product("bgrts,bsgv->btgrv", mixing, value)
-        output = output.reshape(B, T, H, value.shape[-1])
-    return output.astype(query.dtype), weights
+        output = float32_product("bgrts,bgsv->bgrtv", mixing.reshape(B, G, H // G, T, S), value)
+        output = output.reshape(B, H, T, value.shape[-1])
+    return jnp.swapaxes(output, 1, 2).astype(query.dtype), weights
 
 
 class KeyValueCache(flax.struct.PyTreeNode):
