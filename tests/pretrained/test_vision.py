@@ -223,7 +223,7 @@ def test_timm_names_are_read(tmp_path, dinov2):
     (tmp_path / "config.json").write_text(json.dumps(described))
     read, processor = pretrained.load(tmp_path)
     assert (processor.resized, processor.mean) == (int(size / 0.8), (0.4, 0.5, 0.6))
-    assert configure("image_classification", start=(str(tmp_path),)).task.mean == processor.mean
+    assert configure("image_classification", "fine_tune", start=(str(tmp_path),)).task.mean == processor.mean
     images = jnp.asarray(pictures(size, size))
     if dinov2:
         np.testing.assert_allclose(read.hidden_states(images), model.hidden_states(images), atol=1e-4)
