@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from transformer_jax.distributed.program_report import ProgramReport
 from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
 from transformer_jax.errors import UserError
 from transformer_jax.training.chip_plan import compile_decoding, describe_report
@@ -26,12 +28,19 @@ def check_compiler(topology: str) -> None:
         raise UserError(missing)
 
 
-def show_decoding(config: Any, *, topology: str, name: str = "", **options: Any) -> dict[str, Any]:
-    """Prints what the compiler says of each program.
+def show_reports(reports: Mapping[str, ProgramReport], prefix: str = "") -> dict[str, Any]:
+    """Prints the lines on each program behind its name; returns them for JSON."""
+    for name, report in reports.items():
+        for line in describe_report(report):
+            print(f"{prefix + name:<10} {line}", flush=True)
+    return {name: report.as_json() for name, report in reports.items()}
+
+
+def show_decoding(config: Any, *, name: str = "", **options: Any) -> dict[str, Any]:
+    """Compiles and prints the programs of decoding, see `show_reports`.
 
     Args:
       config: of the model.
-      topology: that it is compiled for.
       name: put in front of the programs' names.
       options: of `compile_decoding`.
 
@@ -41,8 +50,4 @@ def show_decoding(config: Any, *, topology: str, name: str = "", **options: Any)
     Raises:
       UserError: see `compile_decoding`.
     """
-    reports = compile_decoding(config, topology=topology, **options)
-    for program, report in reports.items():
-        for line in describe_report(report):
-            print(f"{name + program:<10} {line}", flush=True)
-    return {program: report.as_json() for program, report in reports.items()}
+    return show_reports(compile_decoding(config, **options), name)

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
+from transformer_jax.commands.plan_decoding import TOKENS, show_decoding, show_reports
 from transformer_jax.commands.run_command import as_flags
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
-from transformer_jax.distributed.program_report import ProgramReport
 from transformer_jax.distributed.targets import (
     Topology,
     chip_of,
@@ -30,7 +30,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import driver
-from transformer_jax.training.chip_plan import compile_decoding, describe_report, ways_to_fit
+from transformer_jax.training.chip_plan import ways_to_fit
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.plan import compile_step, compiled_step, compiles, describe, describe_compiled
@@ -169,15 +169,10 @@ def show_target(
 ) -> None:
     """Prints what the compiler for a chip says of the step, of decoding, and of what would fit."""
 
-    def show(name: str, report: ProgramReport) -> dict[str, Any]:
-        for line in describe_report(report):
-            print(f"{name:<10} {line}", flush=True)
-        return report.as_json()
-
     print(f"{'chips':<10} {len(topology.devices)} x {topology.chip.name}", flush=True)
     options: dict[str, Any] = dict(topology=topology, mesh=execution.mesh, compute=execution.compute)
     step = compile_step(config, entry=entry, **options)
-    found = show("step", step)
+    found = show_reports({"step": step})["step"]
     if not step.fits:
         found["ways_to_fit"] = []
         for way in ways_to_fit(entry, config, topology, execution.mesh, execution.compute):
@@ -190,13 +185,7 @@ def show_target(
     if entry.decodes:
         mesh = target_mesh(topology, execution.mesh)
         dtype = config.model.dtype if config.model.dtype != "float16" else "bfloat16"
-        reports = compile_decoding(
-            config.model,
-            rows=row_shards(mesh),
-            prompt=min(128, config.model.max_length),
-            dtype=dtype,
-            **options,
-        )
-        found |= {name: show(name, report) for name, report in reports.items()}
+        prompt = min(TOKENS, config.model.max_length)
+        found |= show_decoding(config.model, rows=row_shards(mesh), prompt=prompt, dtype=dtype, **options)
     if json_too:
         print(json.dumps(found))

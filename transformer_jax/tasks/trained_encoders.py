@@ -265,8 +265,7 @@ class TrainedEncoder(Trained):
 
         def together(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
             encoder, segments = getattr(model, "encoder", model), batch["segments"]
-            types = batch["types"] if model.config.token_types > 1 else None
-            states = encoder.hidden_states(batch["tokens"], types=types, segments=segments)
+            states = encoder.hidden_states(**(inputs_of(model, batch) | {"mask": None, "segments": segments}))
             vectors = pooled_texts(states, segments, pooling, SHARING)
             return normalised(vectors) if normalise else vectors
 

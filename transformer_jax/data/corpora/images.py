@@ -6,6 +6,7 @@ import collections
 import hashlib
 import os
 import pathlib
+import posixpath
 import re
 import tarfile
 import zipfile
@@ -338,7 +339,7 @@ def _labelled(
         own = [parents[0].rpartition("/")[2]] * len(names)
     else:
         # The first folders that differ are the classes; what lies deeper belongs to them.
-        root = os.path.commonpath(set(parents))
+        root = posixpath.commonpath(set(parents))
         depth = len(pathlib.PurePosixPath(root).parts)
         own = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
     classes = sorted(set(own))
