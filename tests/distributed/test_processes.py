@@ -75,8 +75,10 @@ def config(tmp_path_factory):
     return configure("translation", "files", **files, **SMALL)
 
 
+# GELU: next to the kink of a ReLU, sums in another order send a whole gradient another way (losses of 20 steps
+# 4e-4 apart, where GELU's are 1e-6).
 SMALL = dict(
-    preset="mini", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
+    preset="mini", activation="gelu", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
     save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1, schedule="inverse_sqrt",
     warmup=10, beam_size=2,
 )  # fmt: skip
@@ -134,7 +136,7 @@ def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
     for status, _, errors in ended:
         assert status == 0, errors[-2000:]
     train(more, tmp_path / "one")
-    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-4)
+    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-5)
     with Checkpoints(tmp_path / "four" / "checkpoints") as checkpoints:
         assert checkpoints.step_of("averaged") == 24
         assert all(checkpoints.is_complete(step) for step in checkpoints.steps())
