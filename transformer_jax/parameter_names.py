@@ -34,6 +34,16 @@ def map_names(function: Any, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: function(_name(path), leaf), tree)
 
 
+def layer_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one layer's part of a parameter; a parameter outside a stack has but this one."""
+    return shape[1:] if name.startswith("blocks/") or "/blocks/" in name else shape
+
+
+def is_vector(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a layer's part of a parameter is a vector: a bias, of whatever heads, or a norm's scale."""
+    return name.endswith(("/bias", "/scale")) or len(layer_shape(name, shape)) <= 1
+
+
 def with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
     """The tree with its leaves replaced by name.
 

@@ -20,9 +20,10 @@ from transformer_jax.distributed.targets import missing_compiler, target_mesh, t
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.visibility import causal, real, same_segment
-from transformer_jax.training.chip_plan import _candidates, compile_decoding, describe_report, ways_to_fit
+from transformer_jax.training.chip_plan import compile_decoding, describe_report
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
+from transformer_jax.training.ways_to_fit import changes, described, ways_to_fit
 
 # What the fusion barrier compares with, as programs print it; see `layers.fusion_barrier`.
 BARRIER = str(0x7FABCDEF)
@@ -280,25 +281,43 @@ def test_what_would_fit_where_a_step_does_not(topology):
     assert way.report.fits
     assert way.report.argument_bytes + way.report.temporary_bytes < needed
     assert way.flags.startswith(("--mesh ", "--remat ", "--shard-optimizer")), "accumulation costs more"
-    offloads = [x for *_, x in _candidates(entry_of(own), own, target, None, ComputeOptions(remat="offload"))]
-    assert {x.remat for x in offloads} == {"offload"}, "no flag would say another"
-    flags = [flags for flags, *_ in _candidates(entry_of(own), own, target, None, ComputeOptions())]
-    assert flags[:2] == ["--shard-optimizer", "--mesh fsdp=2"]
-    assert flags[-3:] == [
+
+    def flags(config, target, mesh=None, remat=None):
+        compute = ComputeOptions(remat=remat)
+        found = changes(entry_of(config), config, target, mesh, compute)
+        return [described(config, one, mesh, compute, target) for one in found]
+
+    assert flags(own, target) == [
+        "--shard-optimizer",
+        "--mesh fsdp=2",
+        "--remat attention",
+        "--shard-optimizer --remat attention",
+        "--mesh fsdp=2 --remat attention",
+        "--mesh fsdp=2 --accumulation 2",
+        "--mesh fsdp=2 --accumulation 4",
+        "--remat blocks",
+        "--shard-optimizer --remat blocks",
+        "--mesh fsdp=2 --remat blocks",
+        "--mesh fsdp=2 --remat blocks --accumulation 2",
+        "--mesh fsdp=2 --remat blocks --accumulation 4",
         "--mesh tensor=2 --remat blocks",
         "--mesh fsdp=2 --remat offload",
         "--mesh fsdp=2 --remat blocks --accumulation 8",
     ]
+    assert flags(own, target, remat="blocks")[:3] == [
+        "--shard-optimizer",
+        "--mesh fsdp=2",
+        "--mesh fsdp=2 --accumulation 2",
+    ]
+    assert not any("--remat" in one for one in flags(own, target, remat="offload"))
     # Room for half of the state alone: nothing is compiled that could not fit whatever is recomputed.
     tight = dataclasses.replace(
         target, chip=dataclasses.replace(target.chip, memory=int(report.argument_bytes * 0.6))
     )
-    meshes = {one for _, _, one, _ in _candidates(entry_of(own), own, tight, None, ComputeOptions())}
-    assert meshes == {"fsdp=2", "tensor=2"}
+    assert all(one.startswith(("--mesh fsdp=2", "--mesh tensor=2")) for one in flags(own, tight))
     # A row that two devices cannot share.
     single = dataclasses.replace(own, task=dataclasses.replace(own.task, batch_size=1))
-    by_heads = [flags for flags, *_ in _candidates(entry_of(own), single, target, "tensor=2", ComputeOptions())]
-    assert all("--mesh" not in flags for flags in by_heads)
+    assert all("--mesh" not in one for one in flags(single, target, mesh="tensor=2"))
 
 
 @pytest.mark.long

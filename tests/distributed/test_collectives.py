@@ -50,6 +50,25 @@ def test_collectives_of_a_program():
         collectives(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
 
 
+@pytest.mark.parametrize(
+    ("operation", "groups", "between"),
+    [
+        ("all-reduce(%a), replica_groups={{0,1},{2,3}}", ((0, 1), (2, 3)), False),
+        ("all-reduce(%a), replica_groups={{0,1},{3,2},{5,6}}", ((0, 1), (3, 2), (5, 6)), True),
+        ("all-reduce(%a), replica_groups=[2,2]<=[4]", ((0, 1), (2, 3)), False),
+        ("all-reduce(%a), replica_groups=[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3)), True),
+        ("all-reduce(%a), replica_groups=mesh['x'=2,'y'=2] {'x'}", ((0, 2), (1, 3)), True),
+        ("all-reduce(%a), replica_groups=mesh['x'=2,'y'=2] {'y'}", ((0, 1), (2, 3)), False),
+        ("collective-permute(%a), source_target_pairs={{0,1},{1,2}}", ((0, 1), (1, 2)), True),
+    ],
+)
+def test_a_collective_goes_between_hosts_of_two_devices_if_any_group_does(operation, groups, between):
+    program = f"HloModule step\n\nENTRY %main () -> f32[] {{\n  %r = f32[2]{{0}} {operation}\n}}\n"
+    (found,) = collectives(program)
+    assert found.groups == groups
+    assert found.crosses(2) == between
+
+
 # As the compiler for a TPU writes a scan of five layers: a loop whose condition alone says how long it is,
 # layouts with tiles, an asynchronous gather in three fusions, a reduce-scatter as a fusion of an all-reduce.
 TPU = """HloModule step, is_scheduled=true, num_partitions=4
@@ -188,7 +207,7 @@ def test_collectives_between_slices():
         Collective("reduce-scatter", 4 * 2 * 2, 3, 1),
         Collective("all-to-all", 6 * 4, 3, 1),
     ]
-    assert found[0].devices == (0, 4, 8)
+    assert found[0].groups == ((0, 4, 8),)
     assert all(one.crosses(4) for one in found)
 
 

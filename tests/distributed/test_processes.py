@@ -78,9 +78,9 @@ def config(tmp_path_factory):
 # GELU: next to the kink of a ReLU, sums in another order send a whole gradient another way (losses of 20 steps
 # 4e-4 apart, where GELU's are 1e-6).
 SMALL = dict(
-    preset="mini", activation="gelu", vocab_size=270, batch_tokens=256, batching="packed", max_length=32, steps=20,
-    save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1, schedule="inverse_sqrt",
-    warmup=10, beam_size=2,
+    preset="mini", activation="gelu", vocab_size=270, batch_tokens=256, batching="packed", max_length=32,
+    steps=20, save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1,
+    schedule="inverse_sqrt", warmup=10, beam_size=2,
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from transformer_jax.commands.plan_decoding import TOKENS, check_compiler, show_decoding
+from transformer_jax.commands.plan_decoding import TOKENS, show_decoding, target
 from transformer_jax.commands.train import keep_programs
-from transformer_jax.decoding.generation import Sampling
+from transformer_jax.decoding.generation import Sampling, batch_rows, cache_sizes
+from transformer_jax.decoding.speculative import check_draft
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
@@ -166,22 +167,32 @@ def show_plan(arguments: Arguments) -> None:
     config = _config(arguments.weights, arguments.run_dir, arguments.dtype)
     drafts = arguments.draft_weights is not None or arguments.draft_run_dir is not None
     draft = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype) if drafts else None
-    check_compiler(arguments.topology)
-    prompt = min(TOKENS, config.max_length)
-    # A draft model's texts are made one by one.
-    rows = 1 if drafts else max(1, len(arguments.prompt)) * arguments.samples
-    options: dict[str, Any] = dict(
-        topology=arguments.topology,
-        mesh=arguments.mesh,
-        prompt=prompt,
-        rows=rows,
-        length=min(prompt + arguments.max_new_tokens, config.max_length),
-    )
-    dtype, judged = arguments.dtype or config.dtype, arguments.draft_tokens + 1 if drafts else 1
-    found = show_decoding(config, dtype=dtype, new_tokens=judged, **options)
+    limit, judged = config.max_length, 1
     if draft is not None:
-        own = show_decoding(draft, name="draft ", dtype=arguments.dtype or draft.dtype, **options)
-        found["draft"] = own
+        check_draft(config, draft)
+        limit, judged = min(limit, draft.max_length), arguments.draft_tokens + 1
+    new = arguments.max_new_tokens + (judged if drafts else 0)
+    if new >= limit:
+        raise UserError(
+            f"`max_new_tokens` {arguments.max_new_tokens} leaves no room for a prompt in the context of "
+            f"{limit}: lower it"
+        )
+    topology = target(arguments.topology, arguments.mesh)
+    prompt, room = cache_sizes(min(TOKENS, limit - new), new, limit)
+    # A draft model's texts are made one by one.
+    rows = 1 if drafts else batch_rows(max(1, len(arguments.prompt)) * arguments.samples)
+    options: dict[str, Any] = dict(
+        topology=topology, mesh=arguments.mesh, prompt=prompt, rows=rows, length=room
+    )
+
+    def of(config: Any, run_dir: str | None, **own: Any) -> dict[str, Any]:
+        # A run's parameters stay float32 whatever it computes in.
+        own |= dict(dtype=arguments.dtype or config.dtype, parameters="float32" if run_dir else None)
+        return show_decoding(config, **own, **options)
+
+    found = of(config, arguments.run_dir, new_tokens=judged)
+    if draft is not None:
+        found["draft"] = of(draft, arguments.draft_run_dir, name="draft ")
     if arguments.json:
         print(json.dumps(found))
 

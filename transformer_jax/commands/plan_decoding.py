@@ -6,26 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.distributed.program_report import ProgramReport
-from transformer_jax.distributed.targets import chip_of, missing_compiler, without_plugins
-from transformer_jax.errors import UserError
+from transformer_jax.distributed.targets import Topology, topology_of, without_plugins
 from transformer_jax.training.chip_plan import compile_decoding, describe_report
 
 # Tokens of a prompt or a source in a plan, which has no tokenizer.
 TOKENS = 128
 
 
-def check_compiler(topology: str) -> None:
-    """Has JAX look for no accelerator here.
+def target(topology: str, mesh: str | None) -> Topology:
+    """The devices that a plan is for; has JAX look for no accelerator here, and prints `show_chips`.
 
     To be called before any device is used.
 
     Raises:
-      UserError: a topology of no known chip, or its compiler is not installed.
+      UserError: see `topology_of`.
     """
     without_plugins()
-    missing = missing_compiler(chip_of(topology).kind)
-    if missing is not None:
-        raise UserError(missing)
+    found = topology_of(topology)
+    show_chips(found, mesh)
+    return found
+
+
+def show_chips(topology: Topology, mesh: str | None) -> None:
+    """Prints the line on what is compiled for.
+
+    A run takes one device unless a mesh is named; a plan takes them all.
+    """
+    count = len(topology.devices)
+    spread_out = f", rows over all of them: a run takes --mesh data={count}" if count > 1 and not mesh else ""
+    print(f"{'chips':<10} {count} x {topology.chip.name}{spread_out}", flush=True)
 
 
 def show_reports(reports: Mapping[str, ProgramReport], prefix: str = "") -> dict[str, Any]:

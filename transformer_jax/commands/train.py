@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
-from transformer_jax.commands.plan_decoding import TOKENS, show_decoding, show_reports
+from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, show_reports
 from transformer_jax.commands.run_command import as_flags
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
 from transformer_jax.distributed.targets import (
@@ -30,12 +30,12 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import driver
-from transformer_jax.training.chip_plan import ways_to_fit
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.plan import compile_step, compiled_step, compiles, describe, describe_compiled
 from transformer_jax.training.run_folder import models_of
 from transformer_jax.training.task import TaskEntry
+from transformer_jax.training.ways_to_fit import ways_to_fit
 
 
 def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bool = False) -> str:
@@ -168,8 +168,7 @@ def show_target(
     entry: TaskEntry, config: RunConfig, execution: Execution, topology: Topology, json_too: bool
 ) -> None:
     """Prints what the compiler for a chip says of the step, of decoding, and of what would fit."""
-
-    print(f"{'chips':<10} {len(topology.devices)} x {topology.chip.name}", flush=True)
+    show_chips(topology, execution.mesh)
     options: dict[str, Any] = dict(topology=topology, mesh=execution.mesh, compute=execution.compute)
     step = compile_step(config, entry=entry, **options)
     found = show_reports({"step": step})["step"]
@@ -186,6 +185,7 @@ def show_target(
         mesh = target_mesh(topology, execution.mesh)
         dtype = config.model.dtype if config.model.dtype != "float16" else "bfloat16"
         prompt = min(TOKENS, config.model.max_length)
-        found |= show_decoding(config.model, rows=row_shards(mesh), prompt=prompt, dtype=dtype, **options)
+        options |= dict(rows=row_shards(mesh), prompt=prompt, dtype=dtype, parameters="float32")
+        found |= show_decoding(config.model, **options)
     if json_too:
         print(json.dumps(found))

@@ -77,6 +77,25 @@ class Sampling:
         return draw(logits, rngs, position)
 
 
+def cache_sizes(prompt: int, new_tokens: int, limit: int) -> tuple[int, int]:
+    """(places of the prompts, places of the cache): rounded up, so that programs are compiled for a few sizes.
+
+    With its empty places in front of short prompts, a row may be longer than the context.
+
+    Args:
+      prompt: tokens of the longest prompt.
+      new_tokens: largest number of tokens after it.
+      limit: the context.
+    """
+    length = bucket_length(prompt, limit)
+    return length, length + bucket_length(new_tokens, limit)
+
+
+def batch_rows(requests: int) -> int:
+    """The rows of a batch of so many requests, rounded up; requests beyond the largest batch wait for it."""
+    return next(n for n in _ROWS if n >= min(requests, _ROWS[-1]))
+
+
 class GenerationState(flax.struct.PyTreeNode):
     """B requests between two tokens.
 
@@ -238,11 +257,8 @@ class Generator:
                 groups.append(self(own, max_new_tokens, rngs[n : n + most], on_tokens=watched, chunk=chunk))
             return [ids for group in groups for ids in group]
         count = len(prompts)
-        rows = next(n for n in _ROWS if n >= count)
-        limit = self.config.max_length
-        length = bucket_length(max(map(len, prompts)), limit)
-        # With its empty places in front of short prompts, a row may be longer than the context.
-        room = length + bucket_length(max_new_tokens, limit)
+        rows = batch_rows(count)
+        length, room = cache_sizes(max(map(len, prompts)), max_new_tokens, self.config.max_length)
         filled = [*prompts, *[prompts[-1]] * (rows - count)]
         padded = np.zeros((rows, length), np.int32)
         for place, ids in zip(padded, filled, strict=True):

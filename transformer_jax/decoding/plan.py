@@ -15,6 +15,7 @@ from transformer_jax.distributed.mesh import ROWS, TENSOR, row_shards
 from transformer_jax.distributed.sharding import decoding_shardings, model_shardings, placed_shapes
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import module_of
+from transformer_jax.parameter_names import is_vector, map_names
 
 Program = tuple[Any, tuple[Any, ...]]
 
@@ -27,6 +28,7 @@ def abstract_programs(
     length: int,
     mesh: Mesh,
     dtype: str,
+    parameters: str | None = None,
     compute: ComputeOptions,
     module: Any = None,
     beams: int = 1,
@@ -42,20 +44,21 @@ def abstract_programs(
       prompt: tokens of a prompt, or of a source.
       length: places of the cache.
       mesh: over which they are sharded: parameters by the table, rows over `data` and `fsdp`, heads over
-      `tensor`.
-      dtype: of parameters and computation.
+        `tensor`.
+      dtype: of the computation.
+      parameters: dtype of the parameters but for vectors, which are float32; None: that of the computation, as
+        published weights have it. A run keeps its own in float32.
       compute: how the model is computed.
       module: of the model; None: the registry's.
       beams: of each row.
       new_tokens: of each step, more than one where the model judges what a draft proposes.
     """
-    config = dataclasses.replace(config, dtype=dtype)
+    config, kept = dataclasses.replace(config, dtype=dtype), parameters or dtype
     made = module_of(config) if module is None else module
 
     def create(key: jax.Array) -> Any:
         model = made(config, rngs=nnx.Rngs(key), compute=compute)
-        # As `pretrained.load` does: vectors stay float32.
-        return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 and x.dtype == jnp.float32 else x, model)
+        return map_names(lambda name, x: x.astype(x.dtype if is_vector(name, x.shape) else kept), model)
 
     model = jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
     model = placed_shapes(model, model_shardings(model, mesh))

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.decoding.generation import Generator, Sampling
-from transformer_jax.decoding.translator import bucket_length
+from transformer_jax.decoding.generation import Generator, Sampling, cache_sizes
 from transformer_jax.errors import UserError
 
 
@@ -97,6 +96,19 @@ def _round(
     return (target_cache.cut(seen), draft_cache.cut(seen)), tokens, count + 1
 
 
+def check_draft(config: Any, draft: Any) -> None:
+    """Checks the configs of a model and of the one that proposes its tokens.
+
+    Raises:
+      UserError: two vocabularies.
+    """
+    if draft.vocab_size != config.vocab_size:
+        raise UserError(
+            f"the draft has a vocabulary of {draft.vocab_size} and the model one of {config.vocab_size}: they "
+            "must share a tokenizer"
+        )
+
+
 class SpeculativeGenerator:
     """Continues token sequences as `Generator` does, each by itself, with a draft model's help.
 
@@ -123,11 +135,7 @@ class SpeculativeGenerator:
         sampling: Sampling = Sampling(),
         ends: Sequence[int] = (),
     ):
-        if draft.config.vocab_size != model.config.vocab_size:
-            raise UserError(
-                f"the draft has a vocabulary of {draft.config.vocab_size} and the model one of "
-                f"{model.config.vocab_size}: they must share a tokenizer"
-            )
+        check_draft(model.config, draft.config)
         if sampling.repetition_penalty != 1.0:
             raise UserError("`repetition_penalty` and a draft model contradict each other: drop one")
         if draft_tokens < 1:
@@ -160,8 +168,7 @@ class SpeculativeGenerator:
 
     def _one(self, ids: Sequence[int], max_new_tokens: int, rng: jax.Array):
         """The new tokens of one prompt, as many at a time as a round leaves standing."""
-        length = bucket_length(len(ids), self.limit)
-        room = length + bucket_length(max_new_tokens + self.draft_tokens + 1, self.limit)
+        length, room = cache_sizes(len(ids), max_new_tokens + self.draft_tokens + 1, self.limit)
         first = jnp.array([length - len(ids)], jnp.int32)
         prompt = np.zeros((1, length), np.int32)
         prompt[0, length - len(ids) :] = ids

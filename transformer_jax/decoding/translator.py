@@ -24,9 +24,19 @@ from transformer_jax.errors import UserError
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
+# Sentences of a batch at most.
+SENTENCES = 64
+
+
 def bucket_length(length: int, limit: int) -> int:
     """The length that a source is padded to: the smallest bucket that holds it, at most the limit."""
     return min(next(n for n in (*_LENGTHS, limit) if n >= length), limit)
+
+
+def longest_target(source: int, limit: int) -> int:
+    """Tokens of a translation at most: twice the source and a little, as the paper's source + 50 for sentences
+    of its length."""
+    return min(2 * source + 16, limit)
 
 
 @functools.partial(jax.jit, static_argnames=("max_length", "beam_size", "alpha", "return_weights"))
@@ -132,7 +142,7 @@ class Translator:
         *,
         beam_size: int = 4,
         alpha: float = 0.6,
-        rows: int = 64,
+        rows: int = SENTENCES,
     ):
         self.model, self.tokenizer = model, tokenizer
         self.beam_size, self.alpha, self.rows = beam_size, alpha, rows
@@ -231,6 +241,5 @@ class Translator:
         return pad(ids + [ids[-1]] * (rows - len(ids)), rows, length)
 
     def _options(self, length: int) -> dict[str, Any]:
-        # Twice the source and a little: the paper's bound, source + 50, for sentences of its length.
-        most = min(2 * length + 16, self.model.config.max_length)
+        most = longest_target(length, self.model.config.max_length)
         return dict(max_length=most, beam_size=self.beam_size, alpha=self.alpha)

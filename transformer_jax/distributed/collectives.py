@@ -20,7 +20,7 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*
 # `{{0,1},{2,3}}`, `[4,2]<=[2,4]T(1,0)` or `mesh['x'=2,'y'=4], device_ids=(...) {'y'}`: the axes of a group in
 # braces.
 _GROUPS = re.compile(
-    r"replica_groups=(\{\{[\d,]*\}|\[\d+,\d+\]|mesh\[[^\]]*\](?:, device_ids=\([^{]*\))? ?\{[^}]*\})"
+    r"replica_groups=(\{(?:\{[\d,]*\},?)+\}|\[\d+,\d+\]|mesh\[[^\]]*\](?:, device_ids=\([^{]*\))? ?\{[^}]*\})"
 )
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
 _CHAIN = re.compile(r'chain_id="(\d+)"')
@@ -38,19 +38,20 @@ class Collective:
       bytes: of its result on one device.
       group: devices that take part with each other.
       times: how often a run of the program comes to it.
-      devices: numbers of the devices of one group, or none if the program does not list them.
+      groups: the numbers of each group's devices, of a permutation's those of each pair; none if the program
+        does not list them.
     """
 
     kind: str
     bytes: int
     group: int
     times: int
-    devices: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    groups: tuple[tuple[int, ...], ...] = dataclasses.field(default=(), compare=False)
 
     def crosses(self, size: int) -> bool:
-        """Whether a group has devices of several slices or hosts of this many devices each."""
-        members = self.devices or range(self.group)
-        return len({device // size for device in members}) > 1
+        """Whether any group has devices of several slices or hosts of this many devices each."""
+        groups = self.groups or (range(self.group),)
+        return any(len({device // size for device in members}) > 1 for members in groups)
 
     @property
     def sent(self) -> float:
@@ -211,12 +212,12 @@ class _Reader:
         if one.opcode != kind and kind != "all-reduce":
             # (operands, results, what the compiler adds); an all-reduce starts with its results alone.
             result = _elements(result)[1]
-        size, devices = _size(result), self._members(one)
-        group = 2 if kind == "collective-permute" else len(devices)  # each device sends to one other
+        size, groups = _size(result), self._groups(one)
+        group = 2 if kind == "collective-permute" else len(groups[0])  # each device sends to one other
         if scattered and kind == "all-reduce":
             # A TPU's reduce-scatter: a fusion of an all-reduce and of the slices that each device keeps.
             kind, size = "reduce-scatter", size // group
-        return Collective(kind, size, group, times, devices)
+        return Collective(kind, size, group, times, groups)
 
     def _between_slices(self, one: _Instruction, kind: str, times: int) -> Collective:
         """Of the devices at the same place of each slice; what is sent is what one of them gives."""
@@ -228,29 +229,27 @@ class _Reader:
         elif kind == "reduce-scatter":
             size //= group
         # The program is that of one slice, and so are its devices.
-        return Collective(kind, size, group, times, tuple((slice_ - 1) * self._devices for slice_ in slices))
+        members = tuple((slice_ - 1) * self._devices for slice_ in slices)
+        return Collective(kind, size, group, times, (members,))
 
-    def _members(self, one: _Instruction) -> tuple[int, ...]:
-        """The devices of the first group; of a permutation the pair that is furthest apart."""
+    def _groups(self, one: _Instruction) -> tuple[tuple[int, ...], ...]:
+        """The devices of each group; of a permutation its pairs."""
         if one.opcode.startswith("collective-permute"):
             found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", one.attributes)
-            pairs = re.findall(r"\{(\d+),(\d+)\}", found[1]) if found else []
-            return max(
-                ((int(a), int(b)) for a, b in pairs), key=lambda pair: abs(pair[1] - pair[0]), default=()
-            )
+            return _listed(found[1] if found else "")
         found = _GROUPS.search(one.attributes)
         if found is None:
-            return tuple(range(self._devices))
+            return (tuple(range(self._devices)),)
         text = found[1]
         if text.startswith("{{"):
-            return tuple(int(number) for number in re.findall(r"\d+", text))
+            return _listed(text[1:-1])
         if text.startswith("["):
-            return _iota_group(one.attributes[found.start(1) :])
+            return _iota_groups(one.attributes[found.start(1) :])
         sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", text)}
         axes, own = list(sizes), re.findall(r"'([^']+)'", text[text.rindex("{") :])
         order = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
         order = np.moveaxis(order, [axes.index(axis) for axis in own], range(len(own)))
-        return tuple(order.reshape(math.prod(sizes[axis] for axis in own), -1)[:, 0].tolist())
+        return _rows(order.reshape(math.prod(sizes[axis] for axis in own), -1).T)
 
     def _trips(self, loop: _Instruction, around: _Computation) -> int | None:
         """How often a loop turns: as the compiler notes it, or of a loop with a counter; None if unknown.
@@ -294,17 +293,26 @@ def _slices(one: _Instruction) -> list[int]:
     return [slice_ for part in ends for slice_ in range(part[0], part[-1] + 1)]
 
 
-def _iota_group(text: str) -> tuple[int, ...]:
-    """The first group of `[groups,size]<=[dimensions]T(permutation)`: rows of a transposed range of numbers."""
+def _rows(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in numbers.tolist())
+
+
+def _listed(text: str) -> tuple[tuple[int, ...], ...]:
+    """The groups of `{0,1},{2,3}`."""
+    return tuple(tuple(int(n) for n in re.findall(r"\d+", one)) for one in re.findall(r"\{[\d,]*\}", text))
+
+
+def _iota_groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """The groups of `[groups,size]<=[dimensions]T(permutation)`: rows of a transposed range of numbers."""
     found = re.match(r"\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?", text)
     assert found is not None, text
     size = int(found[2])
     if found[3] is None:
-        return tuple(range(size))
+        return _rows(np.arange(int(found[1]) * size).reshape(-1, size))
     order = np.arange(int(found[1]) * size).reshape([int(n) for n in found[3].split(",")])
     if found[4]:
         order = order.transpose([int(n) for n in found[4].split(",")])
-    return tuple(order.reshape(-1, size)[0].tolist())
+    return _rows(order.reshape(-1, size))
 
 
 def _step(body: _Computation, name: str, index: int) -> int | None:

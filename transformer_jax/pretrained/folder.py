@@ -21,7 +21,7 @@ from transformer_jax.distributed.mesh import check_model
 from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.parameter_names import named_leaves, with_leaves
+from transformer_jax.parameter_names import is_vector, layer_shape, named_leaves, with_leaves
 from transformer_jax.pretrained.families import family_of_config, family_of_model
 from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.tensor_files import ArrayFile, TensorFiles, read_json, write_tensors
@@ -91,8 +91,7 @@ def load(
     for name, leaf in named.items():
         sharding = parameter_sharding(name, leaf.shape, mesh, shape)
         # Norms' scales and biases stay float32: they are few, and their statistics are float32.
-        kept = dtype if dtype is not None and len(_matrix(name, leaf.shape)) > 1 else "float32"
-
+        kept = "float32" if dtype is None or is_vector(name, leaf.shape) else dtype
         read = functools.partial(_read_part, files, places[name], leaf.shape, jnp.dtype(kept))
         leaves[name] = jax.make_array_from_callback(leaf.shape, sharding, read)
     return with_leaves(shape, leaves), tokenizer
@@ -111,8 +110,8 @@ class _Place:
 
 def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """One layer's parameter as they keep it: a vector, or a matrix (inputs, outputs)."""
-    own = shape[1:] if name.startswith(("blocks/", "encoder/blocks/")) else shape
-    if name.endswith(("/bias", "/scale")) or len(own) == 1:
+    own = layer_shape(name, shape)
+    if is_vector(name, shape):
         return (int(np.prod(own)),)
     if "/output/" in name:  # (H, K, D): all but the last are inputs
         return (int(np.prod(own[:-1])), own[-1])
