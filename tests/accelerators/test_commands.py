@@ -2,11 +2,13 @@
 
 import json
 
+import jax
 import pytest
 
 from tests.accelerators.test_programs import for_chips
 from tests.commands.in_process import call
 from tests.runs import tiny_runs
+from transformer_jax import load
 from transformer_jax.commands import generate, language_model, translate
 
 
@@ -40,6 +42,8 @@ def test_a_plan_of_using_a_run_compiles_what_the_run_holds(topology, tmp_path):
         assert ended.returncode == 0, ended.stderr
         found[name] = json.loads(ended.stdout.splitlines()[-1])
     assert set(found["alone"]) == {"prefill", "decoding"}
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(load(decoder).model))
+    assert found["alone"]["decoding"]["argument_bytes"] > parameters, "float32, though it computes in bfloat16"
     drafted = found["with a draft"]
     assert set(drafted["draft"]) == {"prefill", "decoding"}
     ratio = drafted["decoding"]["flops"] / found["alone"]["decoding"]["flops"]

@@ -50,6 +50,28 @@ def test_a_generation_that_cannot_be_planned(no_compiler, tmp_path):
     assert "--samples 0 is below 1" in call(generate.main, *flags, "--samples", 0).stderr
 
 
+def test_a_draft_that_cannot_propose_and_a_context_without_room(no_compiler, tmp_path):
+    folders = {name: tmp_path / name for name in ("model", "draft")}
+    for folder, size in zip(folders.values(), (50, 60), strict=True):
+        folder.mkdir()
+        fields = dict(
+            model_type="gpt2", vocab_size=size, n_embd=8, n_layer=1, n_head=2, n_positions=32,
+            architectures=["GPT2LMHeadModel"],
+        )  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(fields))
+    flags = ("--dry-run", "--topology", "h100:1", "--weights", folders["model"], "--max-new-tokens")
+    ended = call(generate.main, *flags, 4, "--draft-weights", folders["draft"])
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "the draft has a vocabulary of 60 and the model one of 50" in ended.stderr
+    assert (
+        "--max-new-tokens 32 leaves no room for a prompt in the context of 32"
+        in call(generate.main, *flags, 32).stderr
+    )
+    taken = call(generate.main, *flags, 27, "--draft-weights", folders["model"]).stderr
+    assert "--max-new-tokens 27 leaves no room" in taken, "a draft's proposals and the token after them take 5"
+    assert "gpu-compiler" in call(generate.main, *flags, 26, "--draft-weights", folders["model"]).stderr
+
+
 @pytest.mark.long
 def test_without_a_compiler_the_plan_is_the_cpus_and_names_the_extra(no_compiler):
     flags = ("--dry-run", "--topology", "h100:1", "--preset", "micro", "--context", 32)

@@ -505,12 +505,14 @@ def test_a_plan_of_decoding_shards_what_decoding_shards(axes):
     with on_mesh(mesh):
         found = named_leaves(for_decoding(model))
         programs = abstract_programs(
-            config, rows=4, prompt=8, length=16, mesh=mesh, dtype="float32", compute=ComputeOptions()
-        )
+            config, rows=4, prompt=8, length=16, mesh=mesh, dtype="bfloat16", parameters="float32",
+            compute=ComputeOptions(),
+        )  # fmt: skip
     planned = named_leaves(programs["prefill"][1][0])
     assert {name: leaf.shape for name, leaf in found.items()} == {n: leaf.shape for n, leaf in planned.items()}
     for name, leaf in found.items():
         assert leaf.sharding.is_equivalent_to(planned[name].sharding, leaf.ndim), name
+        assert leaf.dtype == planned[name].dtype, "a run computes in bfloat16 and keeps its parameters"
 
 
 @pytest.mark.long
