@@ -32,6 +32,7 @@ class ImagePage(Page):
             "size": maps.pixels.shape[:2],
             "grid": maps.grid,
             "prefix": maps.prefix,
+            "class_token": maps.class_token,
             "shape": maps.weights.shape,
             "weights": packed(maps.weights),
         }

@@ -3,8 +3,10 @@
 import io
 import pathlib
 import pickle
+import struct
 import tarfile
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -151,6 +153,25 @@ def test_every_kind_of_image_becomes_rgb():
     frames = encoded(image.convert("P"), "GIF", save_all=True, append_images=[picture(3, (6, 5)).convert("P")])
     found, kind = decoded(frames, "a")
     assert (kind, found.shape) == ("animated", (5, 6, 3))
+
+
+def png(depth, row, extra=b""):
+    """A file of one row of RGB pixels; Pillow writes neither 16 bits a channel nor a transparent colour."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", len(row) * 8 // depth // 3, 1, depth, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), extra and chunk(*extra), chunk(b"IDAT", zlib.compress(b"\0" + row))
+    return b"\x89PNG\r\n\x1a\n" + b"".join((*parts, chunk(b"IEND", b"")))
+
+
+def test_colours_of_16_bits_and_a_transparent_colour_are_counted():
+    found, kind = decoded(png(16, struct.pack(">6H", 65_535, 0, 32_768, 257, 514, 771)), "a")
+    assert (kind, found.tolist()) == ("16-bit", [[[255, 0, 128], [1, 2, 3]]])
+    transparent = (b"tRNS", struct.pack(">3H", 10, 20, 30))
+    found, kind = decoded(png(8, bytes([10, 20, 30, 1, 2, 3]), transparent), "a")
+    assert (kind, found.tolist()) == ("alpha", [[[255, 255, 255], [1, 2, 3]]])
 
 
 def test_orientation_of_a_camera_is_applied():

@@ -86,13 +86,18 @@ def _kind(image: Image.Image) -> str:
     """What is to be converted of a Pillow image."""
     if getattr(image, "is_animated", False):
         return "animated"
-    if image.mode == "RGB":
-        return ""
-    if image.mode.startswith("I") or image.mode == "F":
+    # Pillow reads colours of 16 bits as 8; what they were stands in what its decoder is told.
+    raw = [str(one[3]) for one in getattr(image, "tile", ())]
+    if image.mode.startswith("I") or image.mode == "F" or any(";16" in one for one in raw):
         return "16-bit"
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if _is_transparent(image):
         return "alpha"
-    return {"L": "grey", "1": "grey"}.get(image.mode, image.mode)
+    return {"RGB": "", "L": "grey", "1": "grey"}.get(image.mode, image.mode)
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    """Whether it has transparent pixels: a channel of them, or a colour that stands for them (tRNS)."""
+    return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
 
 
 def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
@@ -102,7 +107,7 @@ def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
     # A plain attribute where there is no EXIF part: a copy of the image only where it must be turned.
     image = ImageOps.exif_transpose(image)
     mode = image.mode
-    if mode == "RGB":
+    if mode == "RGB" and not _is_transparent(image):
         return np.asarray(image), what
     if mode.startswith("I") or mode == "F":
         values = np.asarray(image, np.float64)
@@ -112,7 +117,7 @@ def as_rgb(image: Image.Image) -> tuple[np.ndarray, str]:
         top = 65_535 if mode.startswith("I;16") or largest > 255 else 1 if mode == "F" and largest <= 1 else 255
         grey = np.clip(values / top * 255, 0, 255).round().astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2), what
-    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if _is_transparent(image):
         # What lies under transparent pixels is arbitrary: they are shown on white, as a page shows them.
         own = image.convert("RGBA")
         white = Image.new("RGBA", own.size, (255, 255, 255, 255))
