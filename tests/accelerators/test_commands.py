@@ -35,7 +35,7 @@ def test_a_plan_of_using_a_run_compiles_what_the_run_holds(topology, tmp_path):
     ended = call(translate.main, "--run-dir", tmp_path / "translator", "--text", "a cat", *flags)
     assert ended.returncode == 0, ended.stderr
     assert set(json.loads(ended.stdout.splitlines()[-1])) == {"encode", "decoding"}
-    decoder = tmp_path / "decoder"
+    decoder, flags = tmp_path / "decoder", (*flags, "--max-new-tokens", 8)
     found = {}
     for name, own in (("alone", ()), ("with a draft", ("--draft-run-dir", decoder, "--draft-tokens", 3))):
         ended = call(generate.main, "--run-dir", decoder, *own, *flags)
@@ -43,7 +43,8 @@ def test_a_plan_of_using_a_run_compiles_what_the_run_holds(topology, tmp_path):
         found[name] = json.loads(ended.stdout.splitlines()[-1])
     assert set(found["alone"]) == {"prefill", "decoding"}
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(load(decoder).model))
-    assert found["alone"]["decoding"]["argument_bytes"] > parameters, "float32, though it computes in bfloat16"
+    # In float32, though it computes in bfloat16; rows of the vocabulary to spare are dropped.
+    assert found["alone"]["decoding"]["argument_bytes"] > 0.9 * parameters
     drafted = found["with a draft"]
     assert set(drafted["draft"]) == {"prefill", "decoding"}
     ratio = drafted["decoding"]["flops"] / found["alone"]["decoding"]["flops"]

@@ -240,8 +240,8 @@ def test_decoding(name, topology):
     own, placed = config(name).model, target_mesh(topology_of(topology), mesh)
     with on_mesh(placed):
         programs = abstract_programs(
-            own, rows=4, prompt=128, length=own.max_length, mesh=placed, dtype="bfloat16",
-            compute=ComputeOptions(),
+            own, rows=4, prompt=min(128, own.max_length), length=own.max_length, mesh=placed,
+            dtype="bfloat16", compute=ComputeOptions(),
         )  # fmt: skip
         cache = sum(map(shard_bytes, jax.tree.leaves(programs["decoding"][1][1])))
     needs = reports["decoding"].program.memory_analysis()

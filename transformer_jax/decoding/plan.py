@@ -86,13 +86,16 @@ def abstract_programs(
         first = jax.jit(prefill), (model, _placed(tokens, mesh), _placed(place, mesh))
         name = "prefill"
 
-    def decode(model: Any, cache: Any, tokens: jax.Array) -> Any:
-        output, cache = model.step_function()(cache, tokens)
-        return output.logits, cache
-
     if beams > 1:
         cache = jax.eval_shape(lambda cache: cache.repeat(beams), cache)
     cache = jax.tree.map(lambda x: _placed(x, mesh), cache)
+    places = jax.tree.map(lambda x: x.sharding, cache)
+
+    def decode(model: Any, cache: Any, tokens: jax.Array) -> Any:
+        output, cache = model.step_function()(cache, tokens)
+        # What a loop carries stays where it is.
+        return output.logits, jax.lax.with_sharding_constraint(cache, places)
+
     last = _placed(jax.ShapeDtypeStruct((rows * beams, new_tokens), jnp.int32), mesh)
     # The cache is updated in place, as in the loop of a search.
     return {name: first, "decoding": (jax.jit(decode, donate_argnums=1), (model, cache, last))}
