@@ -32,9 +32,16 @@ test-accelerators: $(ACCELERATORS)/ready
 accelerators: $(ACCELERATORS)/ready
 	$(ACCELERATORS)/bin/python -m experiments.accelerators --write docs/compiled_for_chips.md
 
-# On a machine that has an accelerator, with JAX for it installed: the same programs, run and timed.
+# On a machine that has an accelerator, with JAX for it installed: the same programs, run and timed, and the
+# commands of the page "On an accelerator" in short.
+ON := runs/on-accelerator
 on-accelerator:
 	$(PYTHON) -m experiments.on_accelerator
+	$(PYTHON) -m experiments.translate --run-dir $(ON)/translator
+	$(PYTHON) -m experiments.translate --run-dir $(ON)/translator --text "A dog runs ."
+	$(PYTHON) -m experiments.language_model --model gpt --preset 124M --context 1024 --batch-size 8 \
+		--dtype bfloat16 --steps 20 --run-dir $(ON)/gpt
+	$(PYTHON) -m experiments.generate --run-dir $(ON)/gpt --prompt "The" --max-new-tokens 20
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -62,17 +62,24 @@ def kernel_differences(length: int) -> Iterator[tuple[str, float]]:
         "padding": visibility.real(jnp.arange(length) < jnp.asarray([[length // 2], [length]])),
         "lengths": visibility.real(jnp.asarray([length // 2, length]), length),
         "causal lengths": visibility.causal(length, length) & visibility.real(jnp.asarray([1, length]), length),
+        "late prompts": visibility.causal(length, length)
+        & visibility.real_from(jnp.asarray([length // 3, 0]), length),
     }
     given = [jnp.asarray(rng.normal(size=(2, length, 4, 64)), jnp.bfloat16) for _ in range(3)]
+    cases = [(name, mask, given) for name, mask in masks.items()]
+    grouped = [given[0], *(x[:, :, :2] for x in given[1:])]
+    cases.append(("causal, grouped heads", masks["causal"], grouped))
+    odd = [x[:, : length - 1] for x in given]
+    cases.append(("causal, odd length", visibility.causal(length - 1, length - 1), odd))
 
     def total(implementation: Any, mask: Any, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
         output = dot_product_attention(*given, mask=mask, implementation=implementation).astype(jnp.float32)
         return jnp.sin(output).sum(), output
 
     run = jax.jit(jax.value_and_grad(total, argnums=(2, 3, 4), has_aux=True), static_argnums=0)
-    for name, mask in masks.items():
-        (_, found), gradients = run("auto", mask, *given)
-        (_, expected), theirs = run("plain", mask, *(x.astype(jnp.float32) for x in given))
+    for name, mask, own in cases:
+        (_, found), gradients = run("auto", mask, *own)
+        (_, expected), theirs = run("plain", mask, *(x.astype(jnp.float32) for x in own))
         pairs = [(found, expected), *zip(gradients, theirs, strict=True)]
         yield name, max(float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()) for a, b in pairs)
 

@@ -16,12 +16,12 @@ from transformer_jax import configure
 from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
-from transformer_jax.distributed.program_report import shard_bytes
+from transformer_jax.distributed.program_report import reported, shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.visibility import causal, real, same_segment
-from transformer_jax.training.chip_plan import compile_decoding, describe_report
+from transformer_jax.training.chip_plan import compile_decoding, describe_report, meshes_for_decoding
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
 from transformer_jax.training.ways_to_fit import changes, described, ways_to_fit
@@ -43,7 +43,7 @@ BOTH = "fsdp=2,tensor=2"  # as four chips have them; two GPUs have one axis
 TRAINED = [
     (name, chips, mesh)
     for chips, meshes in (
-        (TPU, dict.fromkeys(("transformer", "llama", "modern_gpt", "bahdanau", "electra", "vit"), BOTH)),
+        (TPU, dict.fromkeys(("transformer", "gpt", "llama", "modern_gpt", "bahdanau", "electra", "vit"), BOTH)),
         (
             GPU,
             {
@@ -163,6 +163,8 @@ def test_a_training_step(name, topology, mesh):
     assert own < complete / 1.7
     # The state is donated and nothing of it is copied; the compiler counts in tiles, hence "at least".
     assert needs.alias_size_in_bytes >= own * 0.98
+    # What the program is given is sharded as planned: a state that was whole would be twice as much and more.
+    assert needs.argument_size_in_bytes < (own + complete) / 2
     assert copies_of_state(text) == []
     # No collective has a whole state: those of a stack have a layer or a table. Parameters are a third of a
     # state, and a recurrent layer needs all of its own before its loop over time; a GPU's compiler gathers
@@ -187,6 +189,46 @@ def test_products_without_a_kernel(topology):
     assert report.attention == []
     assert BARRIER not in report.program.as_text()
     assert report.program.memory_analysis().alias_size_in_bytes >= report.argument_bytes * 0.9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("topology", "devices"),
+    [
+        pytest.param(*for_chips(text).values, n, marks=for_chips(text).marks)
+        for text, n in (("v4:2x2x1", 4), ("v6e:2x2", 4), ("h200:2", 2))
+    ],
+)
+def test_a_product_on_other_chips(topology, devices):
+    """Those that no model here is compiled for: v4 has two cores a chip that are one device."""
+    target = topology_of(topology)
+    mesh = target_mesh(target, None)
+    x = jax.ShapeDtypeStruct(
+        (devices, 128, 128), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P("data", None, None))
+    )
+    with on_mesh(mesh):
+        report = reported(jax.jit(lambda x: (x @ x).sum(0)), (x,), target)
+    assert (report.devices, report.fits) == (devices, True)
+    assert report.flops == 2 * 128**3
+    assert report.argument_bytes == 128 * 128 * 2
+    assert "all-reduce" in report.collective_bytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("h100:2")])
+def test_meshes_on_which_decoding_fits(topology):
+    """On two chips that have room for two thirds of the parameters and the cache each."""
+    own, target = config("llama").model, topology_of(topology)
+    options = dict(rows=1, prompt=128, length=128)
+    whole = compile_decoding(own, topology=target, mesh=None, **options)["decoding"]
+    memory = int(max(whole.argument_bytes, 1) * 0.67) + whole.temporary_bytes
+    small = dataclasses.replace(target, chip=dataclasses.replace(target.chip, memory=memory))
+    found = dict(meshes_for_decoding(own, small, None, **options))
+    assert "tensor=2" in found
+    assert all(report.fits for reports in found.values() for report in reports.values())
+    # One row cannot be shared: each device computes all of it.
+    shared = found["tensor=2"]["decoding"]
+    assert whole.flops == pytest.approx(2 * shared.flops)
 
 
 @pytest.mark.long

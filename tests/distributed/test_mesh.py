@@ -217,7 +217,7 @@ def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
         )
         state, chosen, kept = begin(objective, config, network, mesh, shard_optimizer=shard_optimizer)
         step = make_train_step(
-            objective, chosen, shardings=kept,
+            objective, chosen, shardings=kept, accumulation=config.optimization.accumulation,
             of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
         )  # fmt: skip
         batch = place_batch(batch_of("modern_gpt"), mesh)
@@ -252,6 +252,7 @@ def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
         dict(layer_decay=0.5),
         dict(trainable="(blocks|unembedding)/.*"),
         dict(shard_optimizer=True),
+        dict(shard_optimizer=True, accumulation=2),
         dict(model="lstm"),
     ],
     ids=str,

@@ -89,7 +89,7 @@ def test_divergence_equals_torch(rng):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("mesh", "length"), [(None, 6), (None, 7), ("data=2,tensor=2,sequence=2", 6)])
 def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, length):
-    rows, width = 4, 7
+    rows, width, V = 4, 7, 12
     states = jnp.asarray(rng.normal(size=(rows, length, width)), dtype)
     table = jnp.asarray(rng.normal(size=(V, width)), jnp.float32)
     labels = jnp.asarray(rng.integers(0, V, (rows, length)))
@@ -110,6 +110,10 @@ def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, len
 
     (_, expected), theirs = of(1)
     with on_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
+        if mesh:  # the rows of the vocabulary and the states in parts, as in a run
+            table = jax.device_put(table, jax.NamedSharding(make_mesh(mesh), jax.P("tensor", None)))
+            places = jax.NamedSharding(make_mesh(mesh), jax.P("data", "sequence", None))
+            states = jax.device_put(states, places)
         (_, found), gradients = of(3)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for own, other in zip(gradients, theirs, strict=True):

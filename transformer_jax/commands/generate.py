@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from transformer_jax.commands.plan_decoding import TOKENS, show_decoding, target
+from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, target
 from transformer_jax.commands.train import keep_programs
 from transformer_jax.decoding.generation import Sampling, batch_rows, cache_sizes
 from transformer_jax.decoding.speculative import check_draft
@@ -21,6 +21,7 @@ from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import DECODERS
+from transformer_jax.pretrained import is_published
 from transformer_jax.pretrained.folder import read_config
 from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.language_modeling import TrainedLanguageModel
@@ -164,11 +165,11 @@ def show_plan(arguments: Arguments) -> None:
         raise UserError("`dry_run` and `topology` belong together: give both")
     _check_model(arguments)
     _check_counts(arguments)
-    config = _config(arguments.weights, arguments.run_dir, arguments.dtype)
+    config, parameters = _config(arguments.weights, arguments.run_dir, arguments.dtype)
     drafts = arguments.draft_weights is not None or arguments.draft_run_dir is not None
-    draft = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype) if drafts else None
     limit, judged = config.max_length, 1
-    if draft is not None:
+    if drafts:
+        draft, of_draft = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
         check_draft(config, draft)
         limit, judged = min(limit, draft.max_length), arguments.draft_tokens + 1
     new = arguments.max_new_tokens + (judged if drafts else 0)
@@ -177,37 +178,36 @@ def show_plan(arguments: Arguments) -> None:
             f"`max_new_tokens` {arguments.max_new_tokens} leaves no room for a prompt in the context of "
             f"{limit}: lower it"
         )
-    topology = target(arguments.topology, arguments.mesh)
+    topology = target(arguments.topology)
     prompt, room = cache_sizes(min(TOKENS, limit - new), new, limit)
     # A draft model's texts are made one by one.
     rows = 1 if drafts else batch_rows(max(1, len(arguments.prompt)) * arguments.samples)
+    show_chips(topology, arguments.mesh, rows)
     options: dict[str, Any] = dict(
         topology=topology, mesh=arguments.mesh, prompt=prompt, rows=rows, length=room
     )
 
-    def of(config: Any, run_dir: str | None, **own: Any) -> dict[str, Any]:
-        # A run's parameters stay float32 whatever it computes in.
-        own |= dict(dtype=arguments.dtype or config.dtype, parameters="float32" if run_dir else None)
-        return show_decoding(config, **own, **options)
-
-    found = of(config, arguments.run_dir, new_tokens=judged)
-    if draft is not None:
-        found["draft"] = of(draft, arguments.draft_run_dir, name="draft ")
+    found = show_decoding(config, dtype=config.dtype, parameters=parameters, new_tokens=judged, **options)
+    if drafts:
+        found["draft"] = show_decoding(draft, name="draft ", dtype=draft.dtype, parameters=of_draft, **options)
     if arguments.json:
         print(json.dumps(found))
 
 
-def _config(weights: str | None, run_dir: str | None, dtype: str | None) -> Any:
-    """Of a language model; no weights are read."""
+def _config(weights: str | None, run_dir: str | None, dtype: str | None) -> tuple[Any, str | None]:
+    """(config of a language model, dtype of its parameters if it is not that of the computation); no weights
+    are read."""
+    folder = run_dir if weights is None else weights
+    assert folder is not None, "one of the two is given"
     config: Any
-    if weights is not None:
-        config = read_config(pathlib.Path(weights), dtype)[0]
-    else:
-        assert run_dir is not None, "one of the two is given"
-        config = read_run(run_dir, TASKS).model_config
+    if weights is not None or is_published(folder):
+        config, parameters = read_config(pathlib.Path(folder), dtype)[0], None
+    else:  # a run's parameters stay float32 whatever it computes in
+        stored = read_run(folder, TASKS).model_config
+        config, parameters = dataclasses.replace(stored, dtype=dtype or stored.dtype), "float32"
     if type(config) not in {entry.config for entry in DECODERS.values()}:
-        raise UserError(f"{weights or run_dir} has a {type(config).__name__}, which is of no language model")
-    return config
+        raise UserError(f"{folder} has a {type(config).__name__}, which is of no language model")
+    return config, parameters
 
 
 def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:

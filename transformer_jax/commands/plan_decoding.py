@@ -7,14 +7,15 @@ from typing import Any
 
 from transformer_jax.distributed.program_report import ProgramReport
 from transformer_jax.distributed.targets import Topology, topology_of, without_plugins
-from transformer_jax.training.chip_plan import compile_decoding, describe_report
+from transformer_jax.training.chip_plan import compile_decoding, describe_report, meshes_for_decoding
 
 # Tokens of a prompt or a source in a plan, which has no tokenizer.
 TOKENS = 128
+NOTHING_FITS = "nothing that was tried: name a larger topology"
 
 
-def target(topology: str, mesh: str | None) -> Topology:
-    """The devices that a plan is for; has JAX look for no accelerator here, and prints `show_chips`.
+def target(topology: str) -> Topology:
+    """The devices that a plan is for; has JAX look for no accelerator here.
 
     To be called before any device is used.
 
@@ -22,19 +23,26 @@ def target(topology: str, mesh: str | None) -> Topology:
       UserError: see `topology_of`.
     """
     without_plugins()
-    found = topology_of(topology)
-    show_chips(found, mesh)
-    return found
+    return topology_of(topology)
 
 
-def show_chips(topology: Topology, mesh: str | None) -> None:
+def show_chips(topology: Topology, mesh: str | None, rows: int | None = None) -> None:
     """Prints the line on what is compiled for.
 
     A run takes one device unless a mesh is named; a plan takes them all.
+
+    Args:
+      topology: the devices.
+      mesh: that was named.
+      rows: of the programs, where they need not divide.
     """
     count = len(topology.devices)
-    spread_out = f", rows over all of them: a run takes --mesh data={count}" if count > 1 and not mesh else ""
-    print(f"{'chips':<10} {count} x {topology.chip.name}{spread_out}", flush=True)
+    note = ""
+    if count > 1 and not mesh:
+        whole = rows is None or rows % count == 0
+        spread_out = "rows over all of them" if whole else "the same rows on each"
+        note = f", {spread_out}, as with --mesh data={count}; a run without --mesh takes one"
+    print(f"{'chips':<10} {count} x {topology.chip.name}{note}", flush=True)
 
 
 def show_reports(reports: Mapping[str, ProgramReport], prefix: str = "") -> dict[str, Any]:
@@ -45,18 +53,34 @@ def show_reports(reports: Mapping[str, ProgramReport], prefix: str = "") -> dict
     return {name: report.as_json() for name, report in reports.items()}
 
 
-def show_decoding(config: Any, *, name: str = "", **options: Any) -> dict[str, Any]:
-    """Compiles and prints the programs of decoding, see `show_reports`.
+def show_decoding(
+    config: Any, *, topology: Topology, mesh: str | None, name: str = "", **options: Any
+) -> dict[str, Any]:
+    """Compiles and prints the programs of decoding, and where they do not fit the meshes on which they do.
 
     Args:
       config: of the model.
+      topology: the devices.
+      mesh: over which the model is sharded.
       name: put in front of the programs' names.
-      options: of `compile_decoding`.
+      options: further ones of `compile_decoding`.
 
     Returns:
-      For JSON, by program.
+      For JSON, by program, and "ways_to_fit" where a program does not fit.
 
     Raises:
       UserError: see `compile_decoding`.
     """
-    return show_reports(compile_decoding(config, **options), name)
+    reports = compile_decoding(config, topology=topology, mesh=mesh, **options)
+    found = show_reports(reports, name)
+    if all(report.fits for report in reports.values()):
+        return found
+    found["ways_to_fit"] = []
+    for text, ones in meshes_for_decoding(config, topology, mesh, **options):
+        needed = max(one.argument_bytes + one.temporary_bytes for one in ones.values()) / 2**30
+        time = f"{ones['decoding'].seconds_modelled * 1e3:.3g} ms a step of decoding"
+        print(f"{'fits with':<10} --mesh {text}: {needed:.2f} GiB, {time}", flush=True)
+        found["ways_to_fit"].append({"flags": f"--mesh {text}", **ones["decoding"].as_json()})
+    if not found["ways_to_fit"]:
+        print(f"{'fits with':<10} {NOTHING_FITS}", flush=True)
+    return found

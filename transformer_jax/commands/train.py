@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
-from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, show_reports
+from transformer_jax.commands.plan_decoding import NOTHING_FITS, TOKENS, show_chips, show_decoding, show_reports
 from transformer_jax.commands.run_command import as_flags
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
 from transformer_jax.distributed.targets import (
@@ -180,12 +180,15 @@ def show_target(
             print(f"{'fits with':<10} {way.flags}: {needed:.2f} GiB, {time}", flush=True)
             found["ways_to_fit"].append({"flags": way.flags, **way.report.as_json()})
         if not found["ways_to_fit"]:
-            print(f"{'fits with':<10} nothing that was tried: name a larger topology")
+            print(f"{'fits with':<10} {NOTHING_FITS}")
     if entry.decodes:
         mesh = target_mesh(topology, execution.mesh)
         dtype = config.model.dtype if config.model.dtype != "float16" else "bfloat16"
         prompt = min(TOKENS, config.model.max_length)
         options |= dict(rows=row_shards(mesh), prompt=prompt, dtype=dtype, parameters="float32")
-        found |= show_decoding(config.model, **options)
+        decoding = show_decoding(config.model, **options)
+        # The step's own are the answer of a plan of training.
+        decoding.pop("ways_to_fit", None)
+        found |= decoding
     if json_too:
         print(json.dumps(found))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, parse_run
-from transformer_jax.commands.plan_decoding import TOKENS, show_decoding, target
+from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, target
 from transformer_jax.commands.train import PlanFlags, default_run_dir, keep_programs, planned, train
 from transformer_jax.decoding.translator import SENTENCES, bucket_length, longest_target
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
@@ -163,14 +163,15 @@ def show_plan(parsed: Parsed) -> None:
     if type(config) not in {entry.config for entry in TRANSLATORS.values()}:
         raise UserError(f"{own.run_dir} has a {type(config).__name__}, which is of no translator")
     task = parsed.config.task if "beam_size" in parsed.named else stored.run.task
-    topology = target(own.topology, parsed.execution.mesh)
+    topology, rows = target(own.topology), 1 if own.text is not None else SENTENCES
+    show_chips(topology, parsed.execution.mesh, rows)
     source = bucket_length(TOKENS, config.max_length)
     found = show_decoding(
         config,
         topology=topology,
         mesh=parsed.execution.mesh,
         compute=parsed.execution.compute,
-        rows=1 if own.text is not None else SENTENCES,
+        rows=rows,
         prompt=source,
         length=longest_target(source, config.max_length),
         beams=task.beam_size,

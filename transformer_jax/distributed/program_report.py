@@ -79,16 +79,19 @@ def _compiled(lowered: Any) -> Any:
             return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
-def reported(function: Any, arguments: tuple[Any, ...], topology: Topology) -> ProgramReport:
+def reported(
+    function: Any, arguments: tuple[Any, ...], topology: Topology, *, copies: int = 1
+) -> ProgramReport:
     """Compiles a function for the devices of a topology.
 
     Args:
       function: jitted; traced on the mesh of the topology's devices that is entered.
       arguments: values of `jax.ShapeDtypeStruct` with shardings on that mesh.
       topology: whose devices the mesh has.
+      copies: how many devices do the same work, as those of an axis that rows do not divide.
     """
     traced = function.trace(*arguments)
-    flops = program_flops(traced.jaxpr) / len(topology.devices)
+    flops = program_flops(traced.jaxpr) * copies / len(topology.devices)
     lowered = traced.lower()
     try:
         program = _compiled(lowered)

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer_jax.decoding.plan import abstract_programs
-from transformer_jax.distributed.mesh import check_model, on_mesh
+from transformer_jax.distributed.mesh import FSDP, TENSOR, check_model, on_mesh, row_shards
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
+from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 
+# Of which the two programs of decoding are compiled.
+_MOST_MESHES = 4
 # Of a GPU's memory, what JAX takes if it is not told otherwise (XLA_PYTHON_CLIENT_MEM_FRACTION).
 _SHARE_OF_GPU = 0.75
 
@@ -57,7 +60,39 @@ def compile_decoding(
             length=length or model_config.max_length, mesh=own, dtype=dtype, parameters=parameters,
             compute=compute, module=module, beams=beams, new_tokens=new_tokens,
         )  # fmt: skip
-        return {name: reported(*program, topology) for name, program in programs.items()}
+        found = {}
+        for name, program in programs.items():
+            own_rows = rows * beams if name == "decoding" else rows
+            copies = row_shards(own) if own_rows % row_shards(own) else 1
+            found[name] = reported(*program, topology, copies=copies)
+        return found
+
+
+def meshes_for_decoding(
+    model_config: Any, topology: Topology, mesh: str | None, **options: Any
+) -> Iterator[tuple[str, dict[str, ProgramReport]]]:
+    """The meshes of these devices under which all programs of decoding fit, fastest first.
+
+    Heads over `tensor` add up activations, parameters over `fsdp` are gathered for each token.
+
+    Args:
+      model_config, topology: see `compile_decoding`.
+      mesh: the one that does not fit.
+      options: the other arguments of `compile_decoding`.
+    """
+    count = len(topology.devices)
+    sizes = [n for n in (count, 8, 4, 2, 1) if n <= count and count % n == 0]
+    texts = [
+        ",".join(f"{axis}={n}" for axis, n in ((FSDP, count // parts), (TENSOR, parts)) if n > 1)
+        for parts in dict.fromkeys(sizes)
+    ]
+    for text in [text for text in texts if text and text != mesh][:_MOST_MESHES]:
+        try:
+            reports = compile_decoding(model_config, topology=topology, mesh=text, **options)
+        except UserError:
+            continue  # heads that it does not divide
+        if all(report.fits for report in reports.values()):
+            yield text, reports
 
 
 def describe_report(report: ProgramReport) -> Iterator[str]:

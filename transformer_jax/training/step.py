@@ -184,6 +184,11 @@ def make_train_step(
         (_, (sums, weights)), gradient = jax.value_and_grad(total, has_aux=True)(state.trained)
         return gradient, sums, weights
 
+    def placed(gradient: Leaves) -> Leaves:
+        if of_gradients is None:
+            return gradient
+        return {name: jax.lax.with_sharding_constraint(g, of_gradients[name]) for name, g in gradient.items()}
+
     def accumulated(state: TrainState, batch: Any, key: jax.Array):
         if accumulation == 1:
             return gradients(state, batch, key)
@@ -197,7 +202,8 @@ def make_train_step(
         def add(totals, micro):
             micro_batch, index = micro
             found = gradients(state, micro_batch, jax.random.fold_in(key, index))
-            return jax.tree.map(jnp.add, totals, found), None
+            gradient, *others = jax.tree.map(jnp.add, totals, found)
+            return (placed(gradient), *others), None
 
         first = jax.tree.map(lambda x: x[0], micro_batches)
         shapes = jax.eval_shape(lambda: gradients(state, first, key))
@@ -208,11 +214,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(state.key, state.step)
         gradient, sums, weights = accumulated(state, batch, key)
-        gradient = jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient)
-        if of_gradients is not None:
-            gradient = {
-                name: jax.lax.with_sharding_constraint(g, of_gradients[name]) for name, g in gradient.items()
-            }
+        gradient = placed(jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient))
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.trained)
         trained = optax.apply_updates(state.trained, updates)
         means = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
