@@ -68,7 +68,7 @@ _H100 = _Gpu(
 )
 
 # Sources: Google Cloud's pages on the architecture of TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links
-# of a slice; the compiler keeps a quarter of a GiB for itself); NVIDIA's data sheets of the A100 SXM4 40 GB,
+# of a slice; the compiler keeps a quarter of a GiB for itself, of a v6e three quarters); NVIDIA's data sheets of the A100 SXM4 40 GB,
 # the H100 SXM5 80 GB and the H200 SXM (dense rates; NVLink of both directions halved; InfiniBand of 200 and
 # 400 Gbit/s for each GPU).
 CHIPS = {
