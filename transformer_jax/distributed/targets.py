@@ -68,8 +68,8 @@ _H100 = _Gpu(
 )
 
 # Sources: Google Cloud's pages on the architecture of TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links
-# of a slice; the compiler keeps a quarter of a GiB for itself, of a v6e three quarters); NVIDIA's data sheets of
-# the A100 SXM4 40 GB, the H100 SXM5 80 GB and the H200 SXM (dense rates; NVLink of both directions halved;
+# of a slice; the compiler keeps a quarter of a GiB for itself, of a v6e three quarters); NVIDIA's data sheets
+# of the A100 SXM4 40 GB, the H100 SXM5 80 GB and the H200 SXM (dense rates; NVLink of both directions halved;
 # InfiniBand of 200 and 400 Gbit/s for each GPU).
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
