@@ -14,7 +14,8 @@ def test_a_trial_on_a_cpu(capsys, monkeypatch):
     on_accelerator.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["kernel"] is None
-    masks = {"causal", "window", "documents", "padding", "lengths", "causal lengths"}
+    masks = {"causal", "window", "documents", "padding", "lengths", "causal lengths", "late prompts"}
+    masks |= {"causal, grouped heads", "causal, odd length"}
     assert set(found["differences"]) == masks
     assert max(found["differences"].values()) < 0.05, "bfloat16 against float32"
     assert 0 < found["loss"] < 12
