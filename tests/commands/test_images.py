@@ -142,6 +142,8 @@ def test_flags_that_contradict_each_other(data, run, tmp_path):
     one_line(call(self_distill.main, "--method", "simclr"), "unknown method 'simclr'", "dino, mae")
     one_line(call(classify_images.main, *VIT, "--patch-size", 3), "must be a multiple of patch_size 3")
     one_line(call(classify_images.main, *VIT, "--size", 9), "--size 9 is no multiple of --patch-size 2")
+    neighbours = call(classify_images.main, "--start-from", run, "--data", data, "--probe", "knn", "--size", 9)
+    one_line(neighbours, "--size 9 is no multiple of --patch-size 2")
     one_line(call(classify_images.main, "--start-from", data), "config.json: no such file")
     one_line(call(classify_images.main, "--operations", 1, "--magnitude", 25), "--magnitude 25.0 is above 10")
 

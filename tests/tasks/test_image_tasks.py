@@ -429,6 +429,9 @@ def test_classes_of_other_sizes_and_sets(tmp_path):
     assert run.processor.size == 16
     assert run.attention_maps(np.zeros((16, 16, 3), np.uint8)).grid == (8, 8)
     assert dataclasses.asdict(run.config.model)["image_size"] == 8
+    for recipe in ("fine_tune", "probe"):
+        further = tasks.configure("image_classification", recipe, start=(str(tmp_path / "run"),))
+        assert further.task.size == 16, "what it is used on, as by nearest neighbours"
 
 
 def test_a_further_set_of_several_splits_is_its_test(tmp_path):
@@ -438,5 +441,12 @@ def test_a_further_set_of_several_splits_is_its_test(tmp_path):
     np.savez(path, x_train=pixels, y_train=[0, 1] * 6, x_test=pixels[:3], y_test=[1, 0, 1])
     splits = open_splits(ImageDataConfig(data=path, test=(path,)))
     assert [len(one) for one in splits.tests.values()] == [3]
+    # A test by the name of another split is none of it.
+    for name in ("valid", "train"):
+        np.savez(tmp_path / name, images=pixels[:5], labels=[0, 1, 0, 1, 0])
+    named = open_splits(
+        ImageDataConfig(data=path, test=tuple(f"{tmp_path}/{n}.npz" for n in ("valid", "train")))
+    )
+    assert {name: len(one) for name, one in named.tests.items()} == {"valid_": 5, "train_": 5}
     with pytest.raises(UserError, match="has several splits, of which none is said to be for validation"):
         open_splits(ImageDataConfig(data=path, valid=path))

@@ -226,6 +226,11 @@ def _read_part(
 def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any], model_config: Any) -> Any:
     tokenizer = family.processor(folder, config)
     if isinstance(tokenizer, ImageProcessor):
+        if tokenizer.size % model_config.patch_size:
+            raise UserError(
+                f"{folder}: images of {tokenizer.size} pixels are no multiple of the patches of "
+                f"{model_config.patch_size}"
+            )
         return tokenizer
     try:
         tokenizer.check_fits(model_config.vocab_size)

@@ -123,6 +123,8 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1
         raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
     given = image_data.processor_in(starts[0].folder)
     known: dict[str, Any] = {} if given is None else {"mean": given.mean, "std": given.std}
+    if given is not None and given.size != config.image_size:
+        known["size"] = given.size  # what it is published to read, which is not always what it was trained on
     return RunConfig(
         task=ImageClassificationConfig(crop=0.3, batch_size=64, **known),
         model=dataclasses.replace(config, classes=0, pooler=False),

@@ -120,7 +120,7 @@ def open_splits(task: ImageDataConfig, *, labelled: bool = True) -> Splits:
         raise UserError(f"{train.where}: all images are of the class {train.classes[0]!r}: classes need two")
     for path in task.test:
         name = pathlib.Path(path).name.split(".")[0]
-        while name in tests:
+        while name in tests or name in ("train", "valid"):  # which the other splits are called
             name += "_"
         # Of a set of several splits the one of the test, never the training split.
         split = "test" if "test" in corpora.splits_of(path) else ""

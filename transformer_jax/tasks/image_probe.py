@@ -36,6 +36,7 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     trained = load(config.start[0].folder)
     if not isinstance(trained, TrainedImageEncoder):
         raise UserError(f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}: no images")
+    image_data.check(config, config.model)
     own = trained.processor.in_size(config.task.size or trained.processor.size)
     # The config's mean and deviation are the start's unless others were given.
     own = dataclasses.replace(own, mean=config.task.mean, std=config.task.std)

@@ -77,6 +77,25 @@ def test_folders_inside_class_folders(folder):
     assert [found.classes[n] for n in found.labels] == ["cat"] * 3 + ["dog"] * 3
 
 
+def test_images_in_a_class_folder_and_in_folders_inside(folder):
+    (folder / "train" / "cat" / "2026").mkdir()
+    (folder / "train" / "cat" / "0.png").rename(folder / "train" / "cat" / "2026" / "0.png")
+    for hidden in (".ipynb_checkpoints", "@eaDir"):
+        (folder / "train" / hidden).mkdir()
+        (folder / "train" / hidden / "copy.png").write_bytes(encoded(picture()))
+    found = open_images(str(folder))
+    assert (found.classes, len(found)) == (("cat", "dog"), 6)
+    (folder / "train" / "alone.png").write_bytes(encoded(picture()))
+    with pytest.raises(UserError, match=r"train/alone\.png lies beside the class folders"):
+        open_images(str(folder))
+
+
+def test_photos_named_by_their_time_have_no_classes(tmp_path):
+    for second in range(10, 14):
+        (tmp_path / f"20260704_1530{second}.jpg").write_bytes(encoded(picture(second), "JPEG"))
+    assert open_images(str(tmp_path), labelled=False).classes == ("",)
+
+
 def test_classes_of_numbered_names_and_of_training(tmp_path):
     (tmp_path / "true").mkdir()
     for number, name in enumerate(("dog", "cat", "dog")):
@@ -306,7 +325,7 @@ def test_members_that_are_damaged_or_too_large(folder, monkeypatch):
     assert found[0].shape == (40, 50, 3)
     with pytest.raises(UserError, match=r"dog/b\.png: cannot be read"):
         found[1]
-    monkeypatch.setattr(images, "LARGEST_FILE", 100)
+    monkeypatch.setattr(image_files, "LARGEST_FILE", 100)
     for place in archives(folder).values():
         with pytest.raises(UserError, match=r"png: [\d,]+ bytes, more than the 100"):
             open_images(place)
@@ -362,6 +381,9 @@ def test_converted_images_are_counted(folder):
 
 
 def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr(images, "LARGEST_FILE", 10)
-    with pytest.raises(UserError, match="bytes, more than the 10 that are read"):
+    (one,) = (folder / "train" / "cat").glob("0.png")
+    monkeypatch.setattr(image_files, "LARGEST_FILE", 10)
+    with pytest.raises(UserError, match="bytes, more than the 10 of"):
         open_images(str(folder))[0]
+    with pytest.raises(UserError, match="bytes, more than the 10 of"):
+        image_array(one)

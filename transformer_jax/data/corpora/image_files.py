@@ -17,6 +17,8 @@ from transformer_jax.errors import UserError
 
 # Pixels of the largest image that is decoded: a file of a few kilobytes can say that it has billions.
 LARGEST = 100_000_000
+# Bytes of an image's file at most: an archive of a few kilobytes can say that it holds a terabyte.
+LARGEST_FILE = 2**30
 # What Pillow raises on damaged files.
 _DAMAGED = (
     OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, struct.error, zlib.error, MemoryError
@@ -26,8 +28,25 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 def is_image_name(name: str) -> bool:
     """Whether a file's name ends as those of images do, and is no hidden one."""
-    last = name.rpartition("/")[2]
-    return last.lower().endswith(ENDINGS) and not last.startswith(".") and "__MACOSX" not in name
+    *folders, last = name.split("/")
+    if any(is_hidden(folder) for folder in folders) or last.startswith("."):
+        return False
+    return last.lower().endswith(ENDINGS)
+
+
+def is_hidden(folder: str) -> bool:
+    """Whether a folder's name is that of one which systems keep for themselves: .git, @eaDir, __MACOSX."""
+    return folder.startswith((".", "@", "__MACOSX")) and folder not in (".", "..")
+
+
+def check_size(size: int, name: str) -> None:
+    """Checks the bytes of an image's file.
+
+    Raises:
+      UserError: more than `LARGEST_FILE`.
+    """
+    if size > LARGEST_FILE:
+        raise UserError(f"{name}: {size:,} bytes, more than the {LARGEST_FILE:,} of an image's file")
 
 
 def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
@@ -138,6 +157,7 @@ def image_array(image: Any, name: str = "the image") -> np.ndarray:
     if isinstance(image, str | os.PathLike):
         path = pathlib.Path(image)
         try:
+            check_size(path.stat().st_size, str(path))
             return decoded(path.read_bytes(), str(path))[0]
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None

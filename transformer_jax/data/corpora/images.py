@@ -16,13 +16,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from transformer_jax.data.corpora.image_files import decoded, image_array, is_image_name, kind_of
+from transformer_jax.data.corpora.image_files import (
+    check_size,
+    decoded,
+    image_array,
+    is_hidden,
+    is_image_name,
+    kind_of,
+)
 from transformer_jax.errors import UserError
 
 # Names of folders that hold splits: two of them side by side are no classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-# Bytes of an image's file at most: an archive of a few kilobytes can say that it holds a terabyte.
-LARGEST_FILE = 2**30
 _BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 # What arrays of so many channels are.
 _KINDS = {1: "grey", 4: "alpha"}
@@ -48,10 +53,7 @@ class _Files:
 
     def __getitem__(self, number: int) -> bytes:
         try:
-            if (size := self._paths[number].stat().st_size) > LARGEST_FILE:
-                raise UserError(
-                    f"{self._paths[number]}: {size:,} bytes, more than the {LARGEST_FILE:,} that are read"
-                )
+            check_size(self._paths[number].stat().st_size, str(self._paths[number]))
             return self._paths[number].read_bytes()
         except OSError as error:
             raise UserError(f"{self._paths[number]}: cannot be read ({error.strerror})") from None
@@ -321,14 +323,12 @@ def _labelled(
             f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and "
             "another as `test`"
         )
-    above_others = {str(folder) for parent in set(parents) for folder in pathlib.PurePosixPath(parent).parents}
-    alone = [name for name, parent in zip(names, parents, strict=True) if (parent or ".") in above_others]
-    if alone and len(set(parents)) > 1:
-        raise UserError(f"{where}: {alone[0]} lies beside the class folders: put it into one, or remove it")
     # One folder may be one class of those that training has.
     if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in known.classes:
         found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
-        if not all(found) and not known.labelled:
+        # Where hardly two names agree they are no classes: 20260704_153012.jpg of a camera.
+        alike = len({match[1] for match in found if match}) <= len(names) / 2
+        if not known.labelled and not (all(found) and alike):
             return ImageSet(where, names, np.zeros(len(names)), [""], source)
         if not all(found):
             raise UserError(
@@ -341,6 +341,9 @@ def _labelled(
         # The first folders that differ are the classes; what lies deeper belongs to them.
         root = posixpath.commonpath(set(parents))
         depth = len(pathlib.PurePosixPath(root).parts)
+        for name, parent in zip(names, parents, strict=True):
+            if len(pathlib.PurePosixPath(parent).parts) == depth:
+                raise UserError(f"{where}: {name} lies beside the class folders: put it into one, or remove it")
         own = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
     classes = sorted(set(own))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -354,7 +357,7 @@ def _of_folder(folder: pathlib.Path, known: _Known) -> ImageSet:
     folders = [
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
-        if path.is_dir() and not path.name.startswith((".", "@", "__MACOSX"))
+        if path.is_dir() and not any(map(is_hidden, path.relative_to(folder).parts))
     ]
     return _labelled(str(folder), names, _Files(files), _empty_folders(folders, names), known)
 
@@ -364,11 +367,6 @@ def _check_inside(where: str, names: Iterable[str]) -> None:
         parts = pathlib.PurePosixPath(name.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or re.match(r"[A-Za-z]:", name):
             raise UserError(f"{where}: the name {name!r} leads out of the archive: it is not read")
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > LARGEST_FILE:
-        raise UserError(f"{name}: {size:,} bytes, more than the {LARGEST_FILE:,} of an image's file")
 
 
 def _of_tar(path: pathlib.Path, known: _Known) -> ImageSet:
@@ -386,7 +384,7 @@ def _of_tar(path: pathlib.Path, known: _Known) -> ImageSet:
                     folders.add(member.name.rstrip("/"))
                 if not member.isfile() or not is_image_name(member.name):
                     continue
-                _check_size(f"{path}/{member.name}", member.size)
+                check_size(member.size, f"{path}/{member.name}")
                 names.append(member.name)
                 if plain:
                     places.append((member.offset_data, member.size))
@@ -433,7 +431,7 @@ def _of_zip(path: pathlib.Path, known: _Known) -> ImageSet:
     _check_inside(str(path), every)
     for member in members:
         if is_image_name(member.filename):
-            _check_size(f"{path}/{member.filename}", member.file_size)
+            check_size(member.file_size, f"{path}/{member.filename}")
     names = [name for name in every if is_image_name(name)]
     folders = [name.rstrip("/") for name in every if name.endswith("/") and "__MACOSX" not in name]
     return _labelled(str(path), names, _ZipMembers(path, names), _empty_folders(folders, names), known)
