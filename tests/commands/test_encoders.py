@@ -101,6 +101,9 @@ def test_one_text(runs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").stat().st_size > 1_000
+    alone = call(embed.main, "--weights", runs / "tag", "--text", "a", "--similarity", tmp_path / "b.png")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "--similarity draws the texts of --stdin" in alone.stderr
 
 
 def test_masks_of_a_stream_are_filled(runs, tmp_path):

@@ -190,6 +190,9 @@ def test_what_the_trained_ones_do(data, trained):
     assert len(words) == 3
     assert words[0].probability >= words[1].probability
     assert words[0].token in words[0].text
+    first, second = run.fill("the [MASK] is [MASK].", top=1)
+    assert first[0].text.startswith(f"the {first[0].token} is [MASK]")
+    assert second[0].text.startswith("the [MASK] is ")
     with pytest.raises(UserError, match=r"no \[MASK\] in the text"):
         run.fill("the film is good.")
     electra = tasks.load(trained("electra")[0])

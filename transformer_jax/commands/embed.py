@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     if planned(ENTRY, parsed, answers=own.text is not None or own.stdin):
         return
     encoder_use.check(own, own.text)
+    if own.similarity is not None and not own.stdin:
+        raise UserError("`similarity` draws the texts of `stdin`: give it too")
     task = parsed.config.task
     if own.text is not None or own.stdin:
         folder = own.weights or own.run_dir

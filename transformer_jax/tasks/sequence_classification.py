@@ -34,7 +34,7 @@ _FEATURES = {
     "sentence1": ("sentence1", "question1", "premise", "question"),
     "sentence2": ("sentence2", "question2", "hypothesis", "passage"),
     "label": ("label",),
-    "score": ("score",),
+    "score": ("score", "label"),
 }
 _TARGETS = ("label", "labels", "score")
 

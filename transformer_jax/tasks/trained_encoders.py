@@ -316,6 +316,11 @@ class TrainedMaskedLM(TrainedEncoder):
                 f"no {name} in the text, or behind the model's limit: write it where a word is missing"
             )
         (logits,) = self.run("fill", predicted, [example])
+        others = [
+            one
+            for one in self.processor.special_ids()
+            if one not in (self.processor.mask, self.processor.unknown)
+        ]
         found = []
         for place in places:
             probabilities = np.asarray(jax.nn.softmax(logits[place]))
@@ -323,7 +328,9 @@ class TrainedMaskedLM(TrainedEncoder):
             own = []
             for token in best:
                 ids = np.where(np.arange(len(example.tokens)) == place, token, example.tokens)
-                whole = self.processor.decode([ids.tolist()])[0]
+                # Other masks stay, as what is still to be filled.
+                ids = ids[~np.isin(ids, others)]
+                whole = self.processor.decode([ids.tolist()], special=True)[0].strip()
                 piece = self.processor.decode([[int(token)]], special=True)[0].strip()
                 own.append(Filled(piece, float(probabilities[token]), whole))
             found.append(own)

@@ -7,6 +7,7 @@ from tests.runs import train
 from transformer_jax import configure, load
 from transformer_jax.data.corpora.tfds_tables import tfds_questions, tfds_table, tfds_tags
 from transformer_jax.errors import UserError
+from transformer_jax.tasks.sequence_classification import _FEATURES
 
 FEATURES = {"sentence": ("sentence", "text"), "label": ("label",)}
 
@@ -22,8 +23,15 @@ def test_texts_with_classes(sets):
     pairs = set(zip(table.columns["sentence"], table.columns["label"], strict=True))
     assert ("a film number 3 is good", "pos") in pairs
     assert ("a film number 4 is bad", "neg") in pairs
-    with pytest.raises(UserError, match=r"toy_tags.* has the features ner, pos, tokens: no text with a label"):
+    with pytest.raises(UserError, match=r"toy_tags.* has the features langs, ner, pos, tokens: no text"):
         tfds_table("tfds:toy_tags", "train", sets, FEATURES)
+
+
+def test_numbers_are_scores_whatever_they_are_called(sets):
+    table = tfds_table("tfds:toy_similarity", "validation", sets, _FEATURES)
+    assert set(table.columns) == {"sentence1", "sentence2", "score"}
+    assert set(table.columns["score"]) == {"0.5", "1.5", "2.5", "3.5"}
+    assert set(tfds_table("tfds:toy_reviews", "train", sets, _FEATURES).columns) == {"sentence", "label"}
 
 
 def test_words_with_tags(sets):

@@ -91,7 +91,7 @@ class ToyReviews(_Toy):
 
 
 class ToyTags(_Toy):
-    """Words with two kinds of tags."""
+    """Words with two kinds of tags, and the language of each."""
 
     SIZES = (("train", 24), ("validation", 8))
 
@@ -100,6 +100,7 @@ class ToyTags(_Toy):
             return tfds.features.Sequence(tfds.features.ClassLabel(names=names))
 
         features = {
+            "langs": tfds.features.Sequence(tfds.features.Text()),
             "tokens": tfds.features.Sequence(tfds.features.Text()),
             "ner": tags("O", "B-PER", "B-LOC"),
             "pos": tags("N", "V"),
@@ -107,7 +108,25 @@ class ToyTags(_Toy):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _example(self, number):
-        return {"tokens": ["Anna", "sees", "New York"], "ner": ["B-PER", "O", "B-LOC"], "pos": ["N", "V", "N"]}
+        tags = {"ner": ["B-PER", "O", "B-LOC"], "pos": ["N", "V", "N"]}
+        return {"langs": ["en"] * 3, "tokens": ["Anna", "sees", "New York"], **tags}
+
+
+class ToySimilarity(_Toy):
+    """Pairs of texts with a number, as STS-B's in GLUE, which calls it a label."""
+
+    SIZES = (("train", 24), ("validation", 8))
+
+    def _info(self):
+        features = {
+            "sentence1": tfds.features.Text(),
+            "sentence2": tfds.features.Text(),
+            "label": tfds.features.Scalar(np.float32),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        return {"sentence1": "a dog", "sentence2": f"dog {number}", "label": number % 4 + 0.5}
 
 
 class ToyQuestions(_Toy):
@@ -150,7 +169,7 @@ class ToyDigits(_Toy):
 
 
 TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)
-LABELLED_SETS = (ToyReviews, ToyTags, ToyQuestions)
+LABELLED_SETS = (ToyReviews, ToyTags, ToySimilarity, ToyQuestions)
 
 
 def write_sets(folder, kinds=TRANSLATION_SETS):

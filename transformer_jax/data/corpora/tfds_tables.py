@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from transformer_jax.data.corpora.tables import Question, Table
 from transformer_jax.errors import UserError
 
@@ -31,6 +33,12 @@ def _text(value: Any, feature: Any) -> str:
     return " ".join(text.split())
 
 
+def _may_be(column: str, feature: Any) -> bool:
+    """Whether a feature may hold a column of ours: numbers with a fraction are scores, never classes."""
+    fraction = np.issubdtype(getattr(feature, "np_dtype", np.object_), np.floating)
+    return {"label": not fraction, "score": fraction}.get(column, True)
+
+
 def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
     """Texts with labels or scores: a split of the set "tfds:NAME".
 
@@ -46,7 +54,10 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
 
     def choose(builder: Any) -> dict[str, str]:
         features = builder.info.features
-        found = {ours: next((n for n in theirs if n in features), None) for ours, theirs in columns.items()}
+        found = {
+            ours: next((n for n in theirs if n in features and _may_be(ours, features[n])), None)
+            for ours, theirs in columns.items()
+        }
         chosen = {ours: theirs for ours, theirs in found.items() if theirs is not None}
         if len(chosen) < 2:
             raise UserError(
@@ -87,13 +98,19 @@ def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Ta
                 f"{builder.info.full_name} has the features {', '.join(kinds)}: no words with tags are among "
                 "them"
             )
+        own = next((n for n in ("tokens", "words") if n in words), words[0])
+        if len(words) > 1 and own not in ("tokens", "words"):
+            raise UserError(
+                f"{builder.info.full_name} has several lists of texts, {', '.join(words)}, none of which is "
+                "called tokens or words"
+            )
         if tags and tags not in labels:
             raise UserError(f"`tags` {tags}: the tags of {builder.info.full_name} are {', '.join(labels)}")
         if not tags and len(labels) > 1:
             raise UserError(
                 f"{builder.info.full_name} has several tags: name one of {', '.join(labels)} with `tags`"
             )
-        return {"tokens": words[0], "tags": tags or labels[0]}
+        return {"tokens": own, "tags": tags or labels[0]}
 
     features, chosen, records = _open(name, split, data_dir, choose)
     found: dict[str, list[str]] = {ours: [] for ours in chosen}
