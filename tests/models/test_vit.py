@@ -35,7 +35,7 @@ def pictures(rows=3, height=12, width=12):
 # classes; and table 1 of Hassani et al. 2021 to its two digits.
 COUNTS = {"ti16": 5_717_416, "s16": 22_050_664, "b16": 86_567_656, "b32": 88_224_232, "l16": 304_326_632,
           "h14": 632_045_800}  # fmt: skip
-COMPACT = {"cct_2_3x2": 0.28, "cct_4_3x2": 0.48, "cct_7_3x1": 3.76}
+COMPACT = {"cct_2_3x2": 0.28, "cct_4_3x2": 0.48, "cct_7_3x1": 3.76, "lite_6_4": 3.19}
 
 
 @pytest.mark.parametrize(("preset", "count"), COUNTS.items())
@@ -49,6 +49,26 @@ def test_counts_of_compact_models(preset, millions):
     config = ViTConfig.preset(preset, classes=10)
     count = jax.eval_shape(lambda: ViTClassifier(config, rngs=nnx.Rngs(0))).parameter_count
     assert abs(count / 1e6 - millions) < 0.01
+
+
+def test_a_compact_model_of_six_layers_has_one_less_than_that_of_seven():
+    six, seven = (
+        jax.eval_shape(lambda: ViTClassifier(config, rngs=nnx.Rngs(0))).parameter_count
+        for config in (ViTConfig.preset(name, classes=10) for name in ("cct_6_3x1", "cct_7_3x1"))
+    )
+    assert seven - six == 8 * 256**2 + 11 * 256  # four projections, two products of 2 D, biases and two norms
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "layers", "patch"), [("ti4", 192, 12, 4), ("s4", 384, 12, 4), ("mini", 64, 4, 2)]
+)
+def test_counts_of_small_sizes(preset, width, layers, patch):
+    config = ViTConfig.preset(preset, classes=10)
+    block = 12 * width**2 + 13 * width  # four projections, two products of 4 D, biases and two norms
+    tokens = (config.image_size // patch) ** 2 + 1
+    embedded = (3 * patch**2 + 1) * width + width + tokens * width
+    expected = layers * block + embedded + 2 * width + 10 * (width + 1)
+    assert jax.eval_shape(lambda: ViTClassifier(config, rngs=nnx.Rngs(0))).parameter_count == expected
 
 
 def test_patches_are_cut_row_by_row():

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.convolution import conv_general_dilated
 from transformer_jax.layers.dense import dense_dot_general
 
 
@@ -127,7 +128,7 @@ class ConvolutionalTokens(nnx.Module):
         self.convolutions = nnx.List(
             nnx.Conv(
                 before, after, (3, 3), use_bias=False, dtype=jnp.dtype(dtype),
-                kernel_init=nnx.initializers.he_normal(), rngs=rngs,
+                kernel_init=nnx.initializers.he_normal(), conv_general_dilated=conv_general_dilated, rngs=rngs,
             )
             for before, after in itertools.pairwise(sizes)
         )  # fmt: skip
