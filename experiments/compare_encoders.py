@@ -38,6 +38,7 @@ from transformer_jax import tasks
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.starts import open_start
 from transformer_jax.training.task import entry_of
 
@@ -136,13 +137,15 @@ def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
         config.start[0].folder, num_labels=task.model_config.classes, dtype=torch.float32
     )
     own = config.optimization
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    decayed = [p for p in model.parameters() if p.ndim > 1 and id(p) not in tables]
+    others = [p for p in model.parameters() if p.ndim < 2 or id(p) in tables]
     optimizer = torch.optim.AdamW(
         [dict(params=decayed, weight_decay=own.weight_decay), dict(params=others, weight_decay=0.0)],
         lr=own.learning_rate, betas=(own.b1, own.b2), eps=own.epsilon,
     )  # fmt: skip
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, own.warmup, own.steps)
+    rates = make_schedule(own.schedule, peak=1.0, warmup=own.warmup, steps=own.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(rates(step)))
 
     def logits_of(batch: Mapping[str, np.ndarray]) -> Any:
         given = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}

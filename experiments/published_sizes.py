@@ -19,7 +19,7 @@ COUNTED = (
 
 # Names of the published sizes, and their presets.
 _ENCODERS = {
-    "BERT": ("base", "large"),
+    "BERT": ("tiny", "mini", "small", "medium", "base", "large"),
     "RoBERTa": ("base", "large"),
     "ELECTRA": ("small", "base", "large"),
     "DistilBERT": ("base",),
@@ -28,12 +28,16 @@ _CLASSIFIERS = {
     "ViT-Ti/16": "ti16", "ViT-S/16": "s16", "ViT-B/32": "b32", "ViT-B/16": "b16", "ViT-L/16": "l16",
     "ViT-H/14": "h14",
 }  # fmt: skip
-_COMPACT = {
+_SMALL_IMAGES = {
+    "ViT-Ti/4": "ti4", "ViT-S/4": "s4", "ViT-Lite-6/4": "lite_6_4",
     "CCT-2/3x2": "cct_2_3x2", "CCT-4/3x2": "cct_4_3x2", "CCT-6/3x1": "cct_6_3x1", "CCT-7/3x1": "cct_7_3x1",
 }  # fmt: skip
 _AUTOENCODERS = {"ViT-B/16": "b16", "ViT-L/16": "l16", "ViT-H/14": "h14"}
 _TEACHERS: dict[str, tuple[str, int]] = {"ViT-S/8": ("s16", 8), "ViT-B/16": ("b16", 16), "ViT-B/8": ("b16", 8)}
-_RECURRENT = {"LSTM seq2seq": "lstm", "Bahdanau": "bahdanau", "Luong": "luong"}
+_RECURRENT = {
+    "LSTM seq2seq": "lstm", "GRU seq2seq": "gru", "Bahdanau": "bahdanau", "Hard attention": "hard_attention",
+    "Luong": "luong",
+}  # fmt: skip
 _DEVICES = {"h100:8": 8, "h100:8x8": 64}
 # (preset, chips, rows a device, tokens of each, remat).
 _LLAMAS = {
@@ -72,8 +76,8 @@ def modern_gpt(preset: str) -> RunConfig:
     return text_run("modern_gpt", preset, 64, 1_024, 50_257, optimizer="muon")
 
 
-def lstm(preset: str) -> RunConfig:
-    return text_run("lstm", preset, 160, 35, 10_000)
+def recurrent(preset: str, cell: str = "lstm") -> RunConfig:
+    return text_run(cell, preset, 160, 35, 10_000)
 
 
 def translator(size: str) -> RunConfig:
@@ -83,7 +87,9 @@ def translator(size: str) -> RunConfig:
 def recurrent_translator(model: str, preset: str) -> RunConfig:
     """With the layers and widths of the papers: four of 1,000 cells (Sutskever et al. 2014, Luong et al. 2015),
     one of 1,000 (Bahdanau et al. 2015, whose words have 620)."""
-    sizes = dict(width=620, layers=1) if model == "bahdanau" else dict(width=1_000, layers=4)
+    sizes = dict(width=1_000, layers=4)
+    if model in ("bahdanau", "hard_attention"):
+        sizes = dict(width=620, layers=1)
     return configure(
         "translation", "phrases", model=model, preset=preset, hidden=1_000, **sizes, vocab_size=30_000,
         max_length=50, batch_tokens=80 * 50 * 8, dtype="bfloat16", optimizer="adam",
@@ -157,7 +163,7 @@ def rows() -> list[Row]:
                 "h100:8",
                 functools.partial(vision, "image_classification", "images", preset, 1_024, classes=10),
             )
-            for name, preset in _COMPACT.items()
+            for name, preset in _SMALL_IMAGES.items()
         ),
         Row(
             "DINO ViT-S/16, 128 images of 10 crops a device",
@@ -181,9 +187,10 @@ def rows() -> list[Row]:
             for name, preset in _AUTOENCODERS.items()
         ),
         *(
-            Row(f"LSTM LM {preset}, 20 x 35 a device", "h100:8", functools.partial(lstm, preset))
+            Row(f"LSTM LM {preset}, 20 x 35 a device", "h100:8", functools.partial(recurrent, preset))
             for preset in ("small", "medium", "large")
         ),
+        Row("GRU LM large, 20 x 35 a device", "h100:8", lambda: recurrent("large", "gru")),
         *(
             Row(
                 f"{name}, 80 x 50 tokens a side and device",
@@ -222,7 +229,7 @@ def rows() -> list[Row]:
             lambda: vision("masked_autoencoding", "paper", "b16", 512),
         ),
         Row("ModernGPT 124M with Muon, 8 x 1,024 a chip", "v5e:2x4", lambda: modern_gpt("124M")),
-        Row("LSTM LM large, 20 x 35 a chip", "v5e:2x4", lambda: lstm("large")),
+        Row("LSTM LM large, 20 x 35 a chip", "v5e:2x4", lambda: recurrent("large")),
         Row("GPT-2 1558M, 4 x 1,024 a chip", "v5e:4x4", lambda: gpt("1558M", 64), "fsdp=16"),
         *(
             Row(

@@ -158,6 +158,11 @@ def test_bad_data(data, tmp_path):
         return refused(command, *flags, *TINY, "--run-dir", tmp_path / "run")
 
     assert "every label is '0': classes need two" in with_rows([("a", "0"), ("b", "0")])
+    assert "line 3: no label" in with_rows([("a", "0"), ("b", " "), ("c", "1")])
+    assert "the column labels names 'x' alone: give classes" in with_rows(
+        [("a", "x"), ("b", "")], header=("sentence", "labels")
+    )
+    assert "the column labels is empty" in with_rows([("a", ""), ("b", "")], header=("sentence", "labels"))
     assert "valid.tsv, line 2: the label '2' was not in training, which has 0, 1" in with_rows(
         good, valid=[("x", "2")]
     )

@@ -12,8 +12,10 @@ from flax import nnx
 import transformer_jax
 from tests.pretrained.test_parity import noisy
 from transformer_jax import pretrained
+from transformer_jax.data.corpora.tables import read_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation.classification import number_scores
 from transformer_jax.models.bert import BertConfig, BertMaskedLM, BertTagger
 from transformer_jax.models.electra import ElectraDiscriminator
 from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
@@ -165,6 +167,16 @@ def test_vectors_of_a_real_sentence_encoder(shared):
     assert found.dtype == np.float32
     expected = np.array([example["embedding"] for example in given["examples"]])
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.long
+def test_similarity_of_sentences_is_that_of_torch(shared):
+    """Spearman's correlation on STS-B's dev, which torch gave on the same file."""
+    table = read_table(str(shared / "data/tasks/stsb/dev.tsv.gz"), ("sentence1", "sentence2", "score"))
+    run = transformer_jax.load(shared / "weights/minilm-l6-v2")
+    first, second = (run.embed(table.columns[name]) for name in ("sentence1", "sentence2"))
+    scores = dict(number_scores((first * second).sum(axis=1), [float(x) for x in table.columns["score"]]))
+    assert round(scores["spearman"], 2) == 86.72
 
 
 @pytest.mark.long

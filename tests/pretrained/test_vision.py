@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 import transformer_jax
 from tests.cases import others_long
@@ -100,6 +101,28 @@ def test_folder_keeps_labels_and_image_settings(tmp_path):
     assert read == processor
     found = transformer_jax.load(tmp_path / "folder").classify([np.zeros((9, 30, 3), np.uint8)])
     assert set(found[0].probabilities) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("resize", "resized", "module"), [("squash", 0, "vit"), ("shortest", 10, "bit"), ("square", 10, "deit")]
+)
+def test_transformers_prepares_images_as_our_folder_says(resize, resized, module, tmp_path):
+    reason = "parity needs transformers"
+    pytest.importorskip("torch", reason=reason)
+    theirs = pytest.importorskip(f"transformers.models.{module}.image_processing_pil_{module}", reason=reason)
+    config = ViTConfig.preset("mini", classes=3)
+    processor = ImageProcessor(
+        8, resize=resize, resized=resized, resampling="bilinear", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6),
+        labels=("a", "b", "c"),
+    )  # fmt: skip
+    pretrained.save(tmp_path, ViTClassifier(config, rngs=nnx.Rngs(0)), processor)
+    described = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    kind = getattr(theirs, f"{described['image_processor_type']}Pil")
+    image = np.random.default_rng(0).integers(0, 256, (31, 24, 3), np.uint8)
+    wanted = kind.from_pretrained(tmp_path)(Image.fromarray(image), return_tensors="np")["pixel_values"][0]
+    run = transformer_jax.load(tmp_path)
+    found = run.normalised(run.processor.batch([image]))[0]
+    np.testing.assert_allclose(found, wanted.transpose(1, 2, 0), atol=1e-5)
 
 
 def arrays_of(model: ViTClassifier) -> dict[str, np.ndarray]:

@@ -26,6 +26,7 @@ from transformer_jax.tasks.replaced_token_detection import ReplacedTokens
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
+from transformer_jax.training.task import entry_of
 
 STEPS = 20
 SIZES = dict(width=16, layers=2, heads=2, feed_forward=32, vocab_size=140, batch_size=8)
@@ -227,6 +228,9 @@ def test_what_the_trained_ones_do(data, trained):
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
     found = run.answer("how is the dog?", text)
     assert text[found.start :].startswith(found.answer) if found.answer else found.start == -1
+    asked = [("how is the dog?", text), ("how is the zebra?", "the dog is good")]
+    assert all(one.answer and one.start >= 0 for one in run.answers(asked, unanswerable=False))
+    assert run.answers(asked) == run.answers(asked, unanswerable=True)  # as it was trained
     run = tasks.load(trained("vectors")[0])
     vectors = run.embed(["the dog is great", "the film"])
     assert vectors.dtype == np.float32
@@ -244,6 +248,16 @@ def test_what_the_other_trained_ones_do(trained):
     assert isinstance(several.label, tuple)
     (score,) = tasks.load(trained("score")[0]).classify([("the dog is bad", "the dog is good")])
     assert set(score.probabilities) == {"score"}
+
+
+def test_pairs_are_counted_as_pairs(data):
+    config = config_of("vectors", data)
+    entry, notes = entry_of(config), []
+    task = entry.prepare(
+        config, entry.objective(config, config.model), mesh=None, stored=None, starts=[], note=notes.append
+    )
+    assert notes[-1] == "pairs: 108 for training, 12 for validation"
+    assert task.about == f"8 pairs a batch, {STEPS / 13:.1f} epochs"
 
 
 def test_vectors_do_not_depend_on_their_company(trained):
@@ -432,7 +446,7 @@ def test_layer_decay_slows_the_lower_layers(data, tmp_path):
 @pytest.mark.long
 def test_trained_runs_of_every_head_are_published(trained, tmp_path):
     """Written as a folder of `transformers`' layout and read again: the same predictions."""
-    for case in ("bert", "label", "tags", "questions", "vectors"):
+    for case in ("bert", "roberta", "distilbert", "electra", "label", "pair", "tags", "questions", "vectors"):
         run = tasks.load(trained(case)[0])
         save_folder(tmp_path / case, run.model, run.processor)
         again = tasks.load(tmp_path / case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,19 +14,28 @@ from transformer_jax.tasks.trained_encoders import TrainedReader
 DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
 
 
-def _answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
-    return [answer._asdict() for answer in run.answers(items)]
+@dataclasses.dataclass(frozen=True)
+class Arguments(encoder_use.Arguments):
+    """The flags of this command alone."""
+
+    unanswerable: bool | None = None
+    """With --text or --stdin: whether the answer may be none; None: as the run was trained, and no for a
+    published folder."""
 
 
-USE = Use(
-    TrainedReader,
-    "answer questions",
-    lambda run, line: columns(line, "question and context"),
-    _answer,
-    lambda found: found["answer"] or "(no answer)",
-)
+def _use(own: Arguments) -> Use:
+    def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
+        return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable)]
+
+    return Use(
+        TrainedReader,
+        "answer questions",
+        lambda run, line: columns(line, "question and context"),
+        answer,
+        lambda found: found["answer"] or "(no answer)",
+    )
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax answer") -> None:
     """The command."""
-    encoder_use.main(ENTRY, USE, argv, prog=prog, description=DESCRIPTION)
+    encoder_use.main(ENTRY, _use, argv, prog=prog, description=DESCRIPTION, flags=Arguments)

@@ -47,6 +47,7 @@ def print_completion(shell: str) -> None:
     import tyro
 
     from transformer_jax.commands import (
+        answer,
         classify_images,
         convert,
         embed,
@@ -67,7 +68,7 @@ def print_completion(shell: str) -> None:
         "pretrain": default_arguments(TASKS["masked_language_modeling"], pretrain.Arguments),
         "classify": default_arguments(TASKS["sequence_classification"], encoder_use.Arguments),
         "tag": default_arguments(TASKS["token_classification"], encoder_use.Arguments),
-        "answer": default_arguments(TASKS["question_answering"], encoder_use.Arguments),
+        "answer": default_arguments(TASKS["question_answering"], answer.Arguments),
         "embed": default_arguments(TASKS["sentence_embedding"], embed.Arguments),
         "classify-images": default_arguments(TASKS["image_classification"], classify_images.Arguments),
         "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),

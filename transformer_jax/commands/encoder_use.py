@@ -150,10 +150,26 @@ def write_page(run: TrainedEncoder, item: Any, path: str) -> None:
     AttentionPage(attention_of_encoder(run.model, run.processor, item), title=title).save(path)
 
 
-def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, description: str) -> None:
-    """A command that fine-tunes an encoder and uses a trained one."""
+def main(
+    entry: TaskEntry,
+    how: Callable[[Any], Use],
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    flags: type[Arguments] = Arguments,
+) -> None:
+    """A command that fine-tunes an encoder and uses a trained one.
+
+    Args:
+      entry: its task.
+      how: from its flags to how a trained encoder answers.
+      argv: arguments of the command line; None: those of the process.
+      prog, description: for `--help`.
+      flags: of the command alone.
+    """
     argv = sys.argv[1:] if argv is None else argv
-    parsed = parse_run(entry, argv, Arguments, prog=prog, description=description)
+    parsed = parse_run(entry, argv, flags, prog=prog, description=description)
     own: Arguments = parsed.own
     if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
@@ -162,7 +178,7 @@ def main(entry: TaskEntry, how: Use, argv: Sequence[str] | None, *, prog: str, d
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
         if is_first():
-            use(own, how, own.run_dir, own.text)
+            use(own, how(own), own.run_dir, own.text)
         return
     parsed.execution.processes.join()
     task = parsed.config.task

@@ -221,7 +221,8 @@ class Encoded:
 class FineTuned:
     """A fine-tuning task with its data opened; see `training.task.Task`.
 
-    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`).
+    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`) and
+    `texts_per_example`.
 
     Raises:
       UserError: bad data.
@@ -230,6 +231,7 @@ class FineTuned:
     best: tuple[str, Literal["min", "max"]] = ("valid_accuracy", "max")
     unit = "examples"
     ignored: Mapping[str, Any] = {}
+    texts_per_example = 1
 
     def __init__(
         self,
@@ -262,21 +264,32 @@ class FineTuned:
                     f"{own.cut:,} of {len(own.examples):,} {name} texts are longer than "
                     f"{config.model.max_length} tokens and were cut"
                 )
-        lengths = [len(example.tokens) for example in encoded.examples]
-        batches = ExampleBatches(
-            encoded.examples, task.batch_size, bucket_lengths(lengths, config.model.max_length), config.seed,
-            pad=tokenizer.pad, ignored=self.ignored,
-        )  # fmt: skip
+        batches = self.make_batches(encoded)
         here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         self.batches = batches.share(here)
         self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
-        self.about = f"{task.batch_size} examples a batch, {epochs:.1f} epochs"
-        note(
-            f"{len(encoded.examples):,} examples for training, "
-            f"{len(self._encoded['valid'].examples):,} for validation"
-            + (f", {len(self._encoded['test'].examples):,} for the test" if test is not None else "")
-        )
+        self.about = f"{task.batch_size} {self.unit} a batch, {epochs:.1f} epochs"
+        counts = {
+            "training": encoded,
+            "validation": self._encoded["valid"],
+            "the test": self._encoded.get("test"),
+        }
+        shown = [
+            f"{len(own.examples) // self.texts_per_example:,} for {name}"
+            for name, own in counts.items()
+            if own is not None
+        ]
+        note(f"{self.unit}: {', '.join(shown)}")
+
+    def make_batches(self, encoded: Encoded) -> ExampleBatches:
+        """Batches of all rows of the training split."""
+        examples, config = encoded.examples, self._config
+        lengths = bucket_lengths([len(one.tokens) for one in examples], config.model.max_length)
+        return ExampleBatches(
+            examples, config.task.batch_size, lengths, config.seed,
+            pad=self.processor.pad, ignored=self.ignored,
+        )  # fmt: skip
 
     @staticmethod
     def _vocab_size(config: RunConfig, tokenizer: EncoderTokenizer) -> int:

@@ -180,19 +180,18 @@ class SentenceEmbedding(FineTuned):
 
     best = ("valid_accuracy", "max")
     unit = "pairs"
+    texts_per_example = 2
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
         scored = "score" in splits[1].columns
         self.best = ("valid_spearman", "max") if scored else ("valid_accuracy", "max")
         super().__init__(config, splits, tokenizer, *rest)
-        first, second = (self._side(splits[0], name).examples for name in COLUMNS[:2])
-        lengths = [len(example.tokens) for example in (*first, *second)]
-        task: SentenceEmbeddingConfig = config.task
-        batches = PairBatches(
-            first, second, task.batch_size, bucket_lengths(lengths, config.model.max_length), config.seed,
-            pad=tokenizer.pad,
-        )  # fmt: skip
-        self.batches = batches if self.batches._here is None else batches.share(self.batches._here)
+
+    def make_batches(self, encoded: Encoded) -> ExampleBatches:
+        examples, config = encoded.examples, self._config
+        first, second = examples[: len(examples) // 2], examples[len(examples) // 2 :]
+        lengths = bucket_lengths([len(one.tokens) for one in examples], config.model.max_length)
+        return PairBatches(first, second, config.task.batch_size, lengths, config.seed, pad=self.processor.pad)
 
     def _side(self, data: Table, name: str) -> Encoded:
         encodings = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)

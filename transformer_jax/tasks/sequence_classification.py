@@ -164,13 +164,22 @@ def labels_of(table: Table, target: str) -> tuple[str, ...]:
     """The classes of a training set: numbers by size, words by the alphabet; one name of a score.
 
     Raises:
-      UserError: a set of one class.
+      UserError: a row without its label, or a set of one class.
     """
     if target == "score":
         return ("score",)
     values = table.columns[target]
-    found = {one for value in values for one in (value.split() if target == "labels" else (value.strip(),))}
-    if target == "label" and len(found) < 2:
+    if target == "labels":
+        found = {one for value in values for one in value.split()}
+        if len(found) < 2:
+            named = f"names {next(iter(found))!r} alone" if found else "is empty"
+            raise UserError(f"{table.path}: the column labels {named}: give classes in a column label")
+        return tuple(sorted(found, key=_order))
+    for row, value in enumerate(values):
+        if not value.strip():
+            raise UserError(f"{table.place(row)}: no label")
+    found = {value.strip() for value in values}
+    if len(found) < 2:
         raise UserError(f"{table.path}: every label is {next(iter(found))!r}: classes need two")
     return tuple(sorted(found, key=_order))
 
@@ -296,6 +305,9 @@ def prepare(config, objective, *, mesh, stored, starts, note):
             config, every, stored, starts, labels, target=target, pairs=pairs
         )
         splits = split_tables(task, read)
+        for table in read:
+            if table is not None and table.unlabelled:
+                note(f"{table.unlabelled:,} rows of {table.path} have no label and are left out")
         fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
         return SequenceClassification(config, splits, tokenizer, mesh, note, fingerprint)
 

@@ -477,15 +477,22 @@ class TrainedTagger(TrainedEncoder):
 class TrainedReader(TrainedEncoder):
     """An encoder that finds answers in texts."""
 
-    def answer(self, question: str, text: str) -> Answer:
+    def answer(self, question: str, text: str, *, unanswerable: bool | None = None) -> Answer:
         """The part of a text that answers a question; a text longer than the model is read in windows.
+
+        Args:
+          question, text: what is asked, and where the answer stands.
+          unanswerable: whether the answer may be none (""); None: whether the model was trained on such
+            questions, which a published folder does not say, so that there it is no.
 
         Raises:
           UserError: an empty question or text, or a question too long to leave room for a text.
         """
-        return self.answers([(question, text)])[0]
+        return self.answers([(question, text)], unanswerable=unanswerable)[0]
 
-    def answers(self, questions: Sequence[tuple[str, str]]) -> list[Answer]:
+    def answers(
+        self, questions: Sequence[tuple[str, str]], *, unanswerable: bool | None = None
+    ) -> list[Answer]:
         """`answer` of each (question, text)."""
         check_texts(questions)
         settings = self.processor.settings
@@ -500,7 +507,7 @@ class TrainedReader(TrainedEncoder):
             span = best_span(
                 [(window, next(logits)[: len(window.ids)]) for window in own],
                 longest=settings.get("longest", 30),
-                none=settings.get("unanswerable", False),
+                none=settings.get("unanswerable", False) if unanswerable is None else unanswerable,
             )
             start, end, score = span
             found.append(Answer(text[start:end] if start >= 0 else "", start, score))

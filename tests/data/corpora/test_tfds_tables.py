@@ -34,6 +34,15 @@ def test_numbers_are_scores_whatever_they_are_called(sets):
     assert set(tfds_table("tfds:toy_reviews", "train", sets, _FEATURES).columns) == {"sentence", "label"}
 
 
+def test_rows_that_nobody_labelled_are_left_out(sets):
+    table = tfds_table("tfds:toy_entailment", "train", sets, _FEATURES)
+    assert (table.rows, table.unlabelled) == (16, 8)
+    assert set(table.columns["label"]) == {"yes", "no"}
+    assert not any(int(text.split()[1]) % 3 == 0 for text in table.columns["sentence1"])
+    with pytest.raises(UserError, match="toy_entailment:test: no row has a label"):
+        tfds_table("tfds:toy_entailment", "test", sets, _FEATURES)
+
+
 def test_words_with_tags(sets):
     table = tfds_tags("tfds:toy_tags", "validation", sets, "ner")
     assert table.columns["tokens"] == ["Anna sees New_York"] * 8

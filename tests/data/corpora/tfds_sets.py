@@ -129,6 +129,24 @@ class ToySimilarity(_Toy):
         return {"sentence1": "a dog", "sentence2": f"dog {number}", "label": number % 4 + 0.5}
 
 
+class ToyEntailment(_Toy):
+    """Pairs with a class, as SNLI: -1 where nobody labelled them, which is every third and all of the test."""
+
+    SIZES = (("train", 24), ("test", 8))
+
+    def _info(self):
+        features = {
+            "premise": tfds.features.Text(),
+            "hypothesis": tfds.features.Text(),
+            "label": tfds.features.ClassLabel(names=["yes", "no"]),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        label = -1 if number >= 1000 or number % 3 == 0 else number % 2
+        return {"premise": f"dog {number}", "hypothesis": "a dog", "label": label}
+
+
 class ToyQuestions(_Toy):
     """SQuAD's features; every third question has no answer, and validation question 1001 a wrong one."""
 
@@ -169,7 +187,7 @@ class ToyDigits(_Toy):
 
 
 TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)
-LABELLED_SETS = (ToyReviews, ToyTags, ToySimilarity, ToyQuestions)
+LABELLED_SETS = (ToyReviews, ToyTags, ToySimilarity, ToyEntailment, ToyQuestions)
 
 
 def write_sets(folder, kinds=TRANSLATION_SETS):

@@ -32,12 +32,14 @@ class Table(NamedTuple):
       columns: by name, a text for each row.
       numbers: of the rows in the file, counted from 0; None: all of them in turn.
       paths: of the file of each row; None: all are of `path`.
+      unlabelled: number of rows that were left out because nobody labelled them.
     """
 
     path: str
     columns: dict[str, list[str]]
     numbers: Sequence[int] | None = None
     paths: Sequence[str] | None = None
+    unlabelled: int = 0
 
     @property
     def rows(self) -> int:

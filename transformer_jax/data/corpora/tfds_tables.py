@@ -42,6 +42,8 @@ def _may_be(column: str, feature: Any) -> bool:
 def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
     """Texts with labels or scores: a split of the set "tfds:NAME".
 
+    Rows of the label -1, with which TFDS marks what nobody labelled, are left out and counted.
+
     Args:
       name: of the set, with "tfds:".
       split: in TFDS's syntax.
@@ -49,7 +51,8 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
       columns: by name of ours, names of features that hold it, the likeliest first.
 
     Raises:
-      UserError: see `prepared_builder` and `TfdsRecords`, or a set without such features.
+      UserError: see `prepared_builder` and `TfdsRecords`, a set without such features, or a split without a
+        label.
     """
 
     def choose(builder: Any) -> dict[str, str]:
@@ -68,11 +71,19 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
 
     features, chosen, records = _open(name, split, data_dir, choose)
     found: dict[str, list[str]] = {ours: [] for ours in chosen}
+    label = chosen.get("label")
+    classes = label is not None and hasattr(features[label], "int2str")
+    rows = []
     for number in range(len(records)):
         record = records[number]
+        if classes and record[label] < 0:
+            continue
+        rows.append(number)
         for ours, theirs in chosen.items():
             found[ours].append(_text(record[theirs], features[theirs]))
-    return Table(f"{name}:{split}", found)
+    if not rows:
+        raise UserError(f"{name}:{split}: no row has a label")
+    return Table(f"{name}:{split}", found, rows, unlabelled=len(records) - len(rows))
 
 
 def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Table:
