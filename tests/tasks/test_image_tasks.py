@@ -17,7 +17,7 @@ from transformer_jax.plotting.image_page import ImagePage
 from transformer_jax.tasks.image_classification import ImageClassification
 from transformer_jax.tasks.image_data import ImageDataConfig, open_splits
 from transformer_jax.tasks.image_pretraining import ImagePretraining
-from transformer_jax.tasks.trained_encoders import classified
+from transformer_jax.tasks.trained_heads import classified
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.metrics import read_metrics

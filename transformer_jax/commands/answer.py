@@ -9,7 +9,7 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, columns
 from transformer_jax.tasks.question_answering import ENTRY
-from transformer_jax.tasks.trained_encoders import TrainedReader
+from transformer_jax.tasks.trained_heads import TrainedReader
 
 DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use
 from transformer_jax.tasks.token_classification import ENTRY
-from transformer_jax.tasks.trained_encoders import TrainedTagger
+from transformer_jax.tasks.trained_heads import TrainedTagger
 
 DESCRIPTION = "Fine-tune a text encoder on tags of words, and tag with it."
 

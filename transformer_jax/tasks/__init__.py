@@ -24,7 +24,7 @@ from transformer_jax.tasks import (
     token_classification,
     translation,
 )
-from transformer_jax.tasks.trained_encoders import TrainedElectra
+from transformer_jax.tasks.trained_heads import TrainedElectra
 from transformer_jax.tasks.trained_images import TrainedImageEncoder
 from transformer_jax.training import driver
 from transformer_jax.training.config import RunConfig, choose

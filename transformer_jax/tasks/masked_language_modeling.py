@@ -22,7 +22,7 @@ from transformer_jax.tasks.pretraining import (
     mean_of_rows,
     states_at,
 )
-from transformer_jax.tasks.trained_encoders import TrainedMaskedLM
+from transformer_jax.tasks.trained_heads import TrainedMaskedLM
 from transformer_jax.training.config import Optimization, RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry

@@ -20,7 +20,8 @@ from transformer_jax.evaluation.answers import answer_scores, best_span, questio
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedReader, check_tokens, inputs_of
+from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
+from transformer_jax.tasks.trained_heads import TrainedReader
 from transformer_jax.training.config import RunConfig, check_at_least
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry

@@ -15,7 +15,7 @@ from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
 from transformer_jax.tasks.masked_language_modeling import pretraining_optimization
 from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig, cross_entropy, per_row
-from transformer_jax.tasks.trained_encoders import TrainedElectra
+from transformer_jax.tasks.trained_heads import TrainedElectra
 from transformer_jax.training.config import RunConfig, check_at_least, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry

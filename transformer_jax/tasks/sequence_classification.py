@@ -22,7 +22,8 @@ from transformer_jax.evaluation.classification import class_scores, label_set_sc
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
-from transformer_jax.tasks.trained_encoders import TrainedClassifier, check_tokens, inputs_of
+from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
+from transformer_jax.tasks.trained_heads import TrainedClassifier
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry

@@ -21,7 +21,8 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import TrainedTagger, filler_of, first_pieces, inputs_of
+from transformer_jax.tasks.trained_encoders import inputs_of
+from transformer_jax.tasks.trained_heads import TrainedTagger, filler_of, first_pieces
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry

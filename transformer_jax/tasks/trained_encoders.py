@@ -1,25 +1,20 @@
-"""What a trained text encoder can do: embed, fill masked words, classify, tag, and answer."""
+"""What a trained text encoder can do, whatever its head: embed texts."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation.answers import best_span, question_windows
 from transformer_jax.evaluation.encoder_batches import SHARING, EncoderRunner, VectorRunner
-from transformer_jax.models.electra import ElectraGenerator
-from transformer_jax.parameter_names import named_leaves, with_leaves
 from transformer_jax.training.config import choose
 from transformer_jax.training.task import Trained
 
@@ -139,60 +134,6 @@ def report_cut(encodings: Sequence[Any], limit: int) -> None:
         warnings.warn(message, TextsCut, stacklevel=3)
 
 
-def first_pieces(word_ids: Sequence[int | None]) -> dict[int, int]:
-    """Of each word that has a piece, the place of its first.
-
-    Args:
-      word_ids: for each token the number of its word, None of special tokens.
-    """
-    return {word: place for place, word in reversed(list(enumerate(word_ids))) if word is not None}
-
-
-def filler_of(labels: Sequence[str]) -> str:
-    """The tag of words that no piece stands for: the one that says the least."""
-    return "O" if "O" in labels else labels[0]
-
-
-class Filled(NamedTuple):
-    """A word for a mask.
-
-    Attributes:
-      token: the word or piece.
-      probability: of it.
-      text: with the word in its place.
-    """
-
-    token: str
-    probability: float
-    text: str
-
-
-class Classified(NamedTuple):
-    """A text's class.
-
-    Attributes:
-      label: the likeliest; of several labels at once a tuple, of a score None.
-      probabilities: of each label; of a score {"score": value}.
-    """
-
-    label: Any
-    probabilities: dict[str, float]
-
-
-class Answer(NamedTuple):
-    """An answer in a text.
-
-    Attributes:
-      answer: its characters; "" where the text has none.
-      start: number of its first character, -1 where the text has none.
-      score: sum of the logits of its begin and end, above those of no answer.
-    """
-
-    answer: str
-    start: int
-    score: float
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainedEncoder(Trained):
     """A text encoder from a run or a published folder, whatever its head."""
@@ -289,226 +230,3 @@ class TrainedEncoder(Trained):
         """
         one = self.embed(texts, normalise=True)
         return one @ (one if others is None else self.embed(others, normalise=True)).T
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedMaskedLM(TrainedEncoder):
-    """An encoder with the head that predicts masked words."""
-
-    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
-        """The likeliest words for each mask of a text.
-
-        Args:
-          text: with one or more mask tokens, "[MASK]" or "<mask>" by the vocabulary.
-          top: how many words each.
-
-        Returns:
-          For each mask the words, the likeliest first.
-
-        Raises:
-          UserError: a text without a mask, or more tokens than the model takes.
-        """
-        name = self.processor.names["mask"]
-        (example,) = self.encoded([text])
-        places = np.flatnonzero(example.tokens == self.processor.mask)
-        if not len(places):
-            raise UserError(
-                f"no {name} in the text, or behind the model's limit: write it where a word is missing"
-            )
-        (logits,) = self.run("fill", predicted, [example])
-        others = [
-            one
-            for one in self.processor.special_ids()
-            if one not in (self.processor.mask, self.processor.unknown)
-        ]
-        found = []
-        for place in places:
-            probabilities = np.asarray(jax.nn.softmax(logits[place]))
-            best = np.argsort(-probabilities)[:top]
-            own = []
-            for token in best:
-                ids = np.where(np.arange(len(example.tokens)) == place, token, example.tokens)
-                # Other masks stay, as what is still to be filled.
-                ids = ids[~np.isin(ids, others)]
-                whole = self.processor.decode([ids.tolist()], special=True)[0].strip()
-                piece = self.processor.decode([[int(token)]], special=True)[0].strip()
-                own.append(Filled(piece, float(probabilities[token]), whole))
-            found.append(own)
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedElectra(TrainedEncoder):
-    """An ELECTRA as it is pretrained; `model` is the discriminator, which the run is for.
-
-    Attributes:
-      generator: fills masked words in, or None of a published discriminator.
-    """
-
-    generator: Any = None
-
-    @classmethod
-    def of(cls, model: Any, processor: Any, config: Any = None, weights: str = "") -> Self:
-        """Of both networks: the generator gets the embeddings that it shares."""
-        shared = model.discriminator.encoder.embeddings
-        own = model.generator.config
-        generator = jax.eval_shape(lambda: ElectraGenerator(own, rngs=nnx.Rngs(0), compute=model.compute))
-        leaves = named_leaves(model.generator) | {
-            f"encoder/embeddings/{name}": leaf for name, leaf in named_leaves(shared).items()
-        }
-        return cls(model.discriminator, processor, config, weights, with_leaves(generator, leaves))
-
-    def replaced(self, texts: Sequence[str]) -> list[list[tuple[str, float]]]:
-        """Each token of each text with the probability that it was replaced.
-
-        Raises:
-          UserError: an empty text.
-        """
-        examples = self.encoded(texts)
-        found = self.run("replaced", predicted, examples)
-        return [
-            list(
-                zip(
-                    self.processor.tokens(e.tokens),
-                    (1 / (1 + np.exp(-x[: len(e.tokens)]))).tolist(),
-                    strict=True,
-                )
-            )
-            for e, x in zip(examples, found, strict=True)
-        ]
-
-    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
-        """The generator's words for each mask of a text, see `TrainedMaskedLM.fill`.
-
-        Raises:
-          UserError: a published discriminator, or see `TrainedMaskedLM.fill`.
-        """
-        if self.generator is None:
-            raise UserError("a discriminator fills nothing in: load the generator's folder")
-        return TrainedMaskedLM(self.generator, self.processor).fill(text, top=top)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedClassifier(TrainedEncoder):
-    """An encoder that classifies or scores texts, or pairs of texts."""
-
-    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[Classified]:
-        """The class of each text or pair.
-
-        Args:
-          texts: any number of texts, or pairs if the model was trained on pairs.
-
-        Raises:
-          UserError: an empty text, or a text where the model was trained on pairs and the other way round.
-        """
-        pairs = self.processor.settings.get("pairs")
-        for text in texts:
-            if pairs is not None and isinstance(text, str) == pairs:
-                raise UserError(
-                    "the model was trained on pairs of texts: give (text, text)"
-                    if pairs
-                    else "the model was trained on single texts: give one text, not a pair"
-                )
-        target = self.processor.settings.get("target", "label")
-        examples = self.encoded(texts)
-        return [
-            classified(logits, self.processor.labels, target)
-            for logits in self.run("classify", predicted, examples)
-        ]
-
-
-def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classified:
-    """The class of one text from its logits (C,).
-
-    Args:
-      logits: float32.
-      labels: names of the classes; those of one name, as ImageNet has, get their numbers behind it.
-      target: "label", "labels" (several at once) or "score".
-    """
-    if len(set(labels)) < len(labels):
-        several = {label for label, count in collections.Counter(labels).items() if count > 1}
-        labels = [f"{label} ({n})" if label in several else label for n, label in enumerate(labels)]
-    if target == "score":
-        return Classified(None, {"score": float(logits[0])})
-    if target == "labels":
-        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        chosen = tuple(label for label, p in zip(labels, probabilities, strict=True) if p > 0.5)
-        return Classified(chosen, dict(zip(labels, probabilities.tolist(), strict=True)))
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = shifted / shifted.sum()
-    return Classified(labels[int(logits.argmax())], dict(zip(labels, probabilities.tolist(), strict=True)))
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedTagger(TrainedEncoder):
-    """An encoder that classifies the words of a text."""
-
-    def tag(self, texts: Sequence[str | Sequence[str]]) -> list[list[tuple[str, str]]]:
-        """The words of each text with their tags; the first piece of a word counts.
-
-        Args:
-          texts: each a list of words, or a text that is cut at white space.
-
-        Returns:
-          For each text (word, tag); words behind the model's limit are left out, and one without a piece has
-          the tag O, or the first.
-
-        Raises:
-          UserError: an empty text.
-        """
-        check_texts([text if isinstance(text, str) else " ".join(text) for text in texts])
-        words = [text.split() if isinstance(text, str) else list(text) for text in texts]
-        limit = self.model.config.max_length
-        encodings = self.processor.encode_batch(words, max_length=limit, words=True)
-        check_tokens(encodings, lambda number: f"text {number + 1}")
-        report_cut(encodings, limit)
-        examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
-        found = []
-        for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
-            first, labels = first_pieces(encoding.word_ids), self.processor.labels
-            tags = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
-            read = 1 + max(tags, default=-1) if encoding.overflowing else len(own)
-            filler = filler_of(labels)
-            found.append([(word, tags.get(n, filler)) for n, word in enumerate(own[:read])])
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedReader(TrainedEncoder):
-    """An encoder that finds answers in texts."""
-
-    def answer(self, question: str, text: str, *, unanswerable: bool | None = None) -> Answer:
-        """The part of a text that answers a question; a text longer than the model is read in windows.
-
-        Args:
-          question, text: what is asked, and where the answer stands.
-          unanswerable: whether the answer may be none (""); None: whether the model was trained on such
-            questions, which a published folder does not say, so that there it is no.
-
-        Raises:
-          UserError: an empty question or text, or a question too long to leave room for a text.
-        """
-        return self.answers([(question, text)], unanswerable=unanswerable)[0]
-
-    def answers(
-        self, questions: Sequence[tuple[str, str]], *, unanswerable: bool | None = None
-    ) -> list[Answer]:
-        """`answer` of each (question, text)."""
-        check_texts(questions)
-        settings = self.processor.settings
-        limit = self.model.config.max_length
-        stride = min(settings.get("stride", 128), limit // 4)
-        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
-        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
-        examples = [Example(np.array(w.ids), np.array(w.type_ids), {}) for own in windows for w in own]
-        logits = iter(self.run("answer", predicted, examples))
-        found = []
-        for (_, text), own in zip(questions, windows, strict=True):
-            span = best_span(
-                [(window, next(logits)[: len(window.ids)]) for window in own],
-                longest=settings.get("longest", 30),
-                none=settings.get("unanswerable", False) if unanswerable is None else unanswerable,
-            )
-            start, end, score = span
-            found.append(Answer(text[start:end] if start >= 0 else "", start, score))
-        return found

@@ -14,7 +14,7 @@ import numpy as np
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
 from transformer_jax.tasks.image_data import Prepared, normalised_images
-from transformer_jax.tasks.trained_encoders import Classified, classified
+from transformer_jax.tasks.trained_heads import Classified, classified
 from transformer_jax.training.task import Trained
 
 
