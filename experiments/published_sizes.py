@@ -86,7 +86,8 @@ def translator(size: str) -> RunConfig:
 
 def recurrent_translator(model: str, preset: str) -> RunConfig:
     """With the layers and widths of the papers: four of 1,000 cells (Sutskever et al. 2014, Luong et al. 2015),
-    one of 1,000 (Bahdanau et al. 2015, whose words have 620)."""
+    one of 1,000 (Bahdanau et al. 2015, whose words have 620). GRU has the LSTM's sizes and hard attention
+    Bahdanau's."""
     sizes = dict(width=1_000, layers=4)
     if model in ("bahdanau", "hard_attention"):
         sizes = dict(width=620, layers=1)

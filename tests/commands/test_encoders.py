@@ -158,8 +158,10 @@ def test_bad_data(data, tmp_path):
         return refused(command, *flags, *TINY, "--run-dir", tmp_path / "run")
 
     assert "every label is '0': classes need two" in with_rows([("a", "0"), ("b", "0")])
-    assert "line 3: no label" in with_rows([("a", "0"), ("b", " "), ("c", "1")])
-    assert "the column labels names 'x' alone: give classes" in with_rows(
+    assert "train.tsv, line 3: no label" in with_rows([("a", "0"), ("b", " "), ("c", "1")], valid=good)
+    assert "valid.tsv, line 2: no label" in with_rows(good, valid=[("b", " "), ("c", "1")])
+    assert "no row has a label" in with_rows([("a", " "), ("b", "")])
+    assert "the column labels has 'x' alone, and several labels" in with_rows(
         [("a", "x"), ("b", "")], header=("sentence", "labels")
     )
     assert "the column labels is empty" in with_rows([("a", ""), ("b", "")], header=("sentence", "labels"))
@@ -237,6 +239,9 @@ def test_bad_use(data, runs, tmp_path):
     assert "1 column(s): give " in refused(answer, "--run-dir", runs / "answer", "--stdin", stdin="a\n")
     assert "question 1: a text of no tokens" in refused(
         answer, "--run-dir", runs / "answer", "--stdin", stdin="where is it\t\u200b\n"
+    )
+    assert "--unanswerable goes with --text or --stdin" in refused(
+        answer, "--train", data / "squad.json", "--unanswerable", "True", *TINY, "--run-dir", tmp_path / "run"
     )
     assert "no [MASK] in the text" in refused(pretrain, "--run-dir", runs / "pretrain", "--fill", "a film")
     assert "which does not fill anything in" in refused(pretrain, "--run-dir", folder, "--fill", "a [MASK]")

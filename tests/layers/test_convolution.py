@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.layers.convolution import conv_general_dilated
 
 AXES = ("NHWC", "HWIO", "NHWC")
@@ -43,7 +44,7 @@ def test_it_and_its_derivatives_are_those_of_jax(rng, rows, padding):
 
 
 def test_it_is_fitted_in_half_precision(rng):
-    x = jnp.asarray(rng.normal(size=(16, 6, 6, 3)), jnp.bfloat16)
+    x = jnp.asarray(rng.normal(size=(512, 6, 6, 3)), jnp.bfloat16)
     kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 4)), jnp.bfloat16)
     found = jax.grad(lambda k: own(x, k, "SAME").astype(jnp.float32).sum())(kernel)
     exact = jax.grad(lambda k: plain(x.astype(jnp.float32), k, "SAME").sum())(kernel.astype(jnp.float32))
@@ -51,20 +52,29 @@ def test_it_is_fitted_in_half_precision(rng):
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-7, atol=2**-4)
 
 
-def test_other_platforms_compile_the_form_of_jax():
-    x, kernel = jnp.zeros((16, 8, 8, 3)), jnp.zeros((3, 3, 3, 4))
-    lowered = {
-        platform: jax.jit(jax.grad(lambda k: own(x, k, "SAME").sum()))
-        .trace(kernel)
-        .lower(lowering_platforms=(platform,))
-        .as_text()
-        for platform in ("cpu", "cuda")
-    }
-    assert "while" in lowered["cpu"]
-    assert "while" not in lowered["cuda"]
+def program(rows, platform):
+    x, kernel = jnp.zeros((rows, 8, 8, 3)), jnp.zeros((3, 3, 3, 4))
+    step = jax.jit(jax.grad(lambda k: own(x, k, "SAME").sum()))
+    return step.trace(kernel).lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_strides_and_groups_are_refused():
+def test_other_platforms_and_meshes_compile_the_form_of_jax():
+    assert "while" in program(16, "cpu")
+    assert "while" not in program(16, "cuda")
+    assert "while" not in program(15, "cpu")
+    with on_mesh(make_mesh("data=8")):
+        assert "while" not in program(16, "cpu")
+
+
+def test_what_is_not_computed_is_refused():
+    with pytest.raises(NotImplementedError, match=r"images \(B, H, W, C\)"):
+        conv_general_dilated(
+            jnp.zeros((1, 2, 4, 4)), jnp.zeros((4, 2, 3, 3)), (1, 1), "SAME",
+            dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        )  # fmt: skip
+    line = nnx.Conv(2, 4, (3,), conv_general_dilated=conv_general_dilated, rngs=nnx.Rngs(0))
+    with pytest.raises(NotImplementedError, match=r"images \(B, H, W, C\)"):
+        line(jnp.zeros((1, 4, 2)))
     layer = nnx.Conv(2, 4, (3, 3), strides=2, conv_general_dilated=conv_general_dilated, rngs=nnx.Rngs(0))
     with pytest.raises(NotImplementedError, match="stride 1, without dilation"):
         layer(jnp.zeros((1, 4, 4, 2)))

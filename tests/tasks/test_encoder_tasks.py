@@ -228,9 +228,6 @@ def test_what_the_trained_ones_do(data, trained):
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
     found = run.answer("how is the dog?", text)
     assert text[found.start :].startswith(found.answer) if found.answer else found.start == -1
-    asked = [("how is the dog?", text), ("how is the zebra?", "the dog is good")]
-    assert all(one.answer and one.start >= 0 for one in run.answers(asked, unanswerable=False))
-    assert run.answers(asked) == run.answers(asked, unanswerable=True)  # as it was trained
     run = tasks.load(trained("vectors")[0])
     vectors = run.embed(["the dog is great", "the film"])
     assert vectors.dtype == np.float32
@@ -258,6 +255,34 @@ def test_pairs_are_counted_as_pairs(data):
     )
     assert notes[-1] == "pairs: 108 for training, 12 for validation"
     assert task.about == f"8 pairs a batch, {STEPS / 13:.1f} epochs"
+
+
+@pytest.mark.long
+def test_no_answer_is_returned_on_demand(trained, monkeypatch):
+    """Where no answer, the first token, has the highest logits."""
+    run = tasks.load(trained("questions")[0])
+
+    def none(self, name, function, examples):
+        return [np.eye(len(example.tokens), 2)[:, :1].repeat(2, axis=1) for example in examples]
+
+    monkeypatch.setattr(type(run), "run", none)
+    asked = "how is the dog?", "the dog is good"
+    assert run.processor.settings["unanswerable"]
+    for unanswerable in (None, True):
+        assert run.answer(*asked, unanswerable=unanswerable)[:2] == ("", -1)
+    found = run.answer(*asked, unanswerable=False)
+    assert found.answer
+    assert asked[1][found.start :].startswith(found.answer)
+
+
+def test_sentences_are_counted_as_examples(data):
+    config, notes = config_of("tags", data), []
+    entry = entry_of(config)
+    task = entry.prepare(
+        config, entry.objective(config, config.model), mesh=None, stored=None, starts=[], note=notes.append
+    )
+    assert notes[-1] == "examples: 108 for training, 12 for validation"
+    assert task.about.startswith("8 examples a batch")
 
 
 def test_vectors_do_not_depend_on_their_company(trained):

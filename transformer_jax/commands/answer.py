@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, columns
+from transformer_jax.errors import UserError
 from transformer_jax.tasks.question_answering import ENTRY
 from transformer_jax.tasks.trained_heads import TrainedReader
 
@@ -19,11 +20,14 @@ class Arguments(encoder_use.Arguments):
     """The flags of this command alone."""
 
     unanswerable: bool | None = None
-    """With --text or --stdin: whether the answer may be none; None: as the run was trained, and no for a
-    published folder."""
+    """With --text or --stdin: whether the model may return no answer; None: what the run or folder says, else
+    no."""
 
 
 def _use(own: Arguments) -> Use:
+    if own.unanswerable is not None and own.text is None and not own.stdin:
+        raise UserError("`unanswerable` goes with `text` or `stdin`; training learns it from the data")
+
     def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
         return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable)]
 

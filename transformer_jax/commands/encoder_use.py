@@ -163,7 +163,7 @@ def main(
 
     Args:
       entry: its task.
-      how: from its flags to how a trained encoder answers.
+      how: from its flags, which it may refuse, to how a trained encoder answers.
       argv: arguments of the command line; None: those of the process.
       prog, description: for `--help`.
       flags: of the command alone.
@@ -174,11 +174,12 @@ def main(
     if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
     check(own, own.text)
+    used = how(own)
     if own.text is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
         if is_first():
-            use(own, how(own), own.run_dir, own.text)
+            use(own, used, own.run_dir, own.text)
         return
     parsed.execution.processes.join()
     task = parsed.config.task

@@ -221,8 +221,8 @@ class Encoded:
 class FineTuned:
     """A fine-tuning task with its data opened; see `training.task.Task`.
 
-    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`) and
-    `texts_per_example`.
+    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`), `rows_named` and
+    `texts_per_row`.
 
     Raises:
       UserError: bad data.
@@ -231,7 +231,8 @@ class FineTuned:
     best: tuple[str, Literal["min", "max"]] = ("valid_accuracy", "max")
     unit = "examples"
     ignored: Mapping[str, Any] = {}
-    texts_per_example = 1
+    rows_named = "examples"
+    texts_per_row = 1
 
     def __init__(
         self,
@@ -269,18 +270,18 @@ class FineTuned:
         self.batches = batches.share(here)
         self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
-        self.about = f"{task.batch_size} {self.unit} a batch, {epochs:.1f} epochs"
+        self.about = f"{task.batch_size} {self.rows_named} a batch, {epochs:.1f} epochs"
         counts = {
             "training": encoded,
             "validation": self._encoded["valid"],
             "the test": self._encoded.get("test"),
         }
         shown = [
-            f"{len(own.examples) // self.texts_per_example:,} for {name}"
+            f"{len(own.examples) // self.texts_per_row:,} for {name}"
             for name, own in counts.items()
             if own is not None
         ]
-        note(f"{self.unit}: {', '.join(shown)}")
+        note(f"{self.rows_named}: {', '.join(shown)}")
 
     def make_batches(self, encoded: Encoded) -> ExampleBatches:
         """Batches of all rows of the training split."""

@@ -108,6 +108,7 @@ class QuestionAnswering(FineTuned):
 
     best = ("valid_token_f1", "max")
     unit = "windows"
+    rows_named = "windows"
 
     def __init__(self, *arguments: Any):
         self._windows: dict[str, list[list[Any]]] = {}

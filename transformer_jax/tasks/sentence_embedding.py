@@ -180,7 +180,8 @@ class SentenceEmbedding(FineTuned):
 
     best = ("valid_accuracy", "max")
     unit = "pairs"
-    texts_per_example = 2
+    rows_named = "pairs"
+    texts_per_row = 2
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
         scored = "score" in splits[1].columns

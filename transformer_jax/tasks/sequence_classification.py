@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
 from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
@@ -165,7 +165,7 @@ def labels_of(table: Table, target: str) -> tuple[str, ...]:
     """The classes of a training set: numbers by size, words by the alphabet; one name of a score.
 
     Raises:
-      UserError: a row without its label, or a set of one class.
+      UserError: a set of one class.
     """
     if target == "score":
         return ("score",)
@@ -173,13 +173,15 @@ def labels_of(table: Table, target: str) -> tuple[str, ...]:
     if target == "labels":
         found = {one for value in values for one in value.split()}
         if len(found) < 2:
-            named = f"names {next(iter(found))!r} alone" if found else "is empty"
-            raise UserError(f"{table.path}: the column labels {named}: give classes in a column label")
+            named = f"has {next(iter(found))!r} alone" if found else "is empty"
+            raise UserError(
+                f"{table.path}: the column labels {named}, and several labels at once need two; for yes or no "
+                "write a column label"
+            )
         return tuple(sorted(found, key=_order))
-    for row, value in enumerate(values):
-        if not value.strip():
-            raise UserError(f"{table.place(row)}: no label")
-    found = {value.strip() for value in values}
+    found = {value.strip() for value in values} - {""}
+    if not found:
+        raise UserError(f"{table.path}: no row has a label")
     if len(found) < 2:
         raise UserError(f"{table.path}: every label is {next(iter(found))!r}: classes need two")
     return tuple(sorted(found, key=_order))
@@ -189,7 +191,8 @@ def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
     """What is predicted, a number or an array a row.
 
     Raises:
-      UserError: no column of targets, a label that was not in training, or a score that is not a number.
+      UserError: no column of targets, a row without its label, a label that was not in training, or a score
+        that is not a number.
     """
     if target not in table.columns:
         raise UserError(f"{table.path}: no column {target}, which the training set has")
@@ -206,6 +209,8 @@ def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
             found.append(np.float32(number))
             continue
         own = value.split() if target == "labels" else [value.strip()]
+        if own == [""]:
+            raise UserError(f"{table.place(row)}: no label")
         strange = [label for label in own if label not in numbers]
         if strange:
             raise UserError(
@@ -306,9 +311,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
             config, every, stored, starts, labels, target=target, pairs=pairs
         )
         splits = split_tables(task, read)
-        for table in read:
-            if table is not None and table.unlabelled:
-                note(f"{table.unlabelled:,} rows of {table.path} have no label and are left out")
+        report_unlabelled(read, note)
         fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
         return SequenceClassification(config, splits, tokenizer, mesh, note, fingerprint)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
 from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_first_then_every_process
@@ -179,6 +179,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
             config, lambda: (" ".join(words) for words, _ in rows), stored, starts, labels
         )
         splits = split_tables(task, read)
+        report_unlabelled(read, note)
         fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
         return TokenClassification(config, splits, tokenizer, mesh, note, fingerprint)
 

@@ -270,8 +270,8 @@ class TrainedReader(TrainedEncoder):
 
         Args:
           question, text: what is asked, and where the answer stands.
-          unanswerable: whether the answer may be none (""); None: whether the model was trained on such
-            questions, which a published folder does not say, so that there it is no.
+          unanswerable: whether the model may return no answer (""); None: whether it was trained on such
+            questions, as runs and folders that this package saved say, else no.
 
         Raises:
           UserError: an empty question or text, or a question too long to leave room for a text.

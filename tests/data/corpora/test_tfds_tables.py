@@ -34,7 +34,7 @@ def test_numbers_are_scores_whatever_they_are_called(sets):
     assert set(tfds_table("tfds:toy_reviews", "train", sets, _FEATURES).columns) == {"sentence", "label"}
 
 
-def test_rows_that_nobody_labelled_are_left_out(sets):
+def test_unlabelled_rows_are_left_out(sets):
     table = tfds_table("tfds:toy_entailment", "train", sets, _FEATURES)
     assert (table.rows, table.unlabelled) == (16, 8)
     assert set(table.columns["label"]) == {"yes", "no"}

@@ -130,7 +130,7 @@ class ToySimilarity(_Toy):
 
 
 class ToyEntailment(_Toy):
-    """Pairs with a class, as SNLI: -1 where nobody labelled them, which is every third and all of the test."""
+    """Pairs with a class, as SNLI: unlabelled (-1) every third and all of the test."""
 
     SIZES = (("train", 24), ("test", 8))
 

@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from transformer_jax.errors import UserError
@@ -32,7 +32,7 @@ class Table(NamedTuple):
       columns: by name, a text for each row.
       numbers: of the rows in the file, counted from 0; None: all of them in turn.
       paths: of the file of each row; None: all are of `path`.
-      unlabelled: number of rows that were left out because nobody labelled them.
+      unlabelled: number of unlabelled rows, which were left out.
     """
 
     path: str
@@ -116,6 +116,13 @@ def joined(tables: Iterable[Table]) -> Table:
     columns = {name: [x for t in tables for x in t.columns[name]] for name in first.columns}
     numbers = [n for t in tables for n in (range(t.rows) if t.numbers is None else t.numbers)]
     return Table(first.path, columns, numbers, [t.path for t in tables for _ in range(t.rows)])
+
+
+def report_unlabelled(tables: Iterable[Table | None], note: Callable[[str], None]) -> None:
+    """Says how many rows were left out of each table."""
+    for table in tables:
+        if table is not None and table.unlabelled:
+            note(f"{table.unlabelled:,} rows of {table.path} have no label and are left out")
 
 
 class Question(NamedTuple):

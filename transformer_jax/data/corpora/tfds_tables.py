@@ -42,7 +42,7 @@ def _may_be(column: str, feature: Any) -> bool:
 def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
     """Texts with labels or scores: a split of the set "tfds:NAME".
 
-    Rows of the label -1, with which TFDS marks what nobody labelled, are left out and counted.
+    Unlabelled rows, whose label is -1 in TFDS, are left out and counted.
 
     Args:
       name: of the set, with "tfds:".
@@ -81,13 +81,24 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
         rows.append(number)
         for ours, theirs in chosen.items():
             found[ours].append(_text(record[theirs], features[theirs]))
+    return _labelled(f"{name}:{split}", found, rows, len(records))
+
+
+def _labelled(path: str, columns: dict[str, list[str]], rows: list[int], count: int) -> Table:
+    """The table of these rows of a split of `count`.
+
+    Raises:
+      UserError: there are none.
+    """
     if not rows:
-        raise UserError(f"{name}:{split}: no row has a label")
-    return Table(f"{name}:{split}", found, rows, unlabelled=len(records) - len(rows))
+        raise UserError(f"{path}: no row has a label")
+    return Table(path, columns, rows, unlabelled=count - len(rows))
 
 
 def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Table:
     """Words with tags: a split of the set "tfds:NAME" as a table of `tokens` and `tags`.
+
+    Rows with a tag of -1 are left out and counted, as in `tfds_table`.
 
     Args:
       name, split, data_dir: see `tfds_table`.
@@ -95,7 +106,7 @@ def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Ta
 
     Raises:
       UserError: see `prepared_builder` and `TfdsRecords`, or a set without words and tags, or with several
-        kinds of tags of which none is named.
+        kinds of tags of which none is named, or a split without a label.
     """
 
     def choose(builder: Any) -> dict[str, str]:
@@ -125,13 +136,17 @@ def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Ta
 
     features, chosen, records = _open(name, split, data_dir, choose)
     found: dict[str, list[str]] = {ours: [] for ours in chosen}
+    rows = []
     for number in range(len(records)):
         record = records[number]
+        if any(tag < 0 for tag in record[chosen["tags"]]):
+            continue
+        rows.append(number)
         for ours, theirs in chosen.items():
             # White space inside a word would make two of it.
             words = [_text(value, features[theirs].feature).replace(" ", "_") for value in record[theirs]]
             found[ours].append(" ".join(words))
-    return Table(f"{name}:{split}", found)
+    return _labelled(f"{name}:{split}", found, rows, len(records))
 
 
 def tfds_questions(name: str, split: str, data_dir: str | None) -> list[Question]:
