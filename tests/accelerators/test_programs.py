@@ -172,7 +172,7 @@ def test_a_training_step(name, topology, mesh):
         assert KERNEL[topology] in report.attention
         assert " while(" in text, "layers in a loop"
         if topology.startswith("h100"):
-            # A TPU's compiler removes the barrier and casts all layers in front of the loop.
+            # A TPU's compiler casts all layers in front of the loop in spite of the barrier.
             assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
     own, complete = sizes(name, topology, mesh)
     needs = report.program.memory_analysis()

@@ -35,7 +35,7 @@ def conv_general_dilated(
     """`lax.conv_general_dilated` for Flax's convolutions of stride 1: the same result and derivatives.
 
     XLA's CPU backend computes the gradient of a kernel as a convolution with few large channels. As products of
-    the input's patches and the cotangent it takes half of the time. Other platforms compile JAX's own form.
+    the input's patches and the cotangent it is faster. Other platforms compile JAX's own form.
 
     Args:
       x: (B, H, W, C).

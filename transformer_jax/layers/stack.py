@@ -61,8 +61,8 @@ def run_stack(
 
     def from_input(block, x, key, own):
         if platform() != "cpu":
-            # Each layer's weights are to be cast in its turn: all at once are a second copy. The compiler of a
-            # TPU removes the barrier (jax 0.10).
+            # Each layer's weights are to be cast in its turn: all at once are a second copy. A TPU's compiler
+            # (jax 0.10) makes one all the same, and without the barrier more.
             block = jax.lax.optimization_barrier(block)
         x = named(x, BLOCK_INPUT)
         return block_function(block, x, key) if own is None else block_function(block, x, key, own)

@@ -15,7 +15,6 @@ from transformer_jax.data.batches.example_batches import Example, ExampleBatches
 from transformer_jax.data.corpora import tables
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, rows_here
-from transformer_jax.distributed.processes import on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
 from transformer_jax.models.registry import MODELS
@@ -386,11 +385,6 @@ def make_tokenizer(
     return shared_processor(EncoderTokenizer, make)
 
 
-def prepared(make: Callable[[], Any]) -> Any:
-    """What `make` gives, in every process or in none."""
-    return on_every_process(make)
-
-
 def sampled(count: int, wanted: int) -> np.ndarray:
     """Numbers of the examples that are used: `wanted` of them drawn once, or all for 0."""
     if not wanted or wanted >= count:
@@ -399,5 +393,5 @@ def sampled(count: int, wanted: int) -> np.ndarray:
 
 
 def fingerprint_of(splits: Sequence[Any]) -> str:
-    """Tells the data of a run from any other."""
-    return tables.fingerprint(splits)
+    """Tells the data of a run, tables or questions, from any other."""
+    return tables.fingerprint(split.columns if isinstance(split, tables.Table) else split for split in splits)

@@ -14,7 +14,7 @@ from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Question, read_questions
 from transformer_jax.data.corpora.tfds_tables import tfds_questions
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import answer_scores, best_span, question_windows
 from transformer_jax.tasks import fine_tuning
@@ -182,7 +182,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         splits = train, valid, test
         return QuestionAnswering(config, splits, tokenizer, mesh, note, fine_tuning.fingerprint_of(splits))
 
-    return fine_tuning.prepared(make)
+    return on_every_process(make)
 
 
 ENTRY = TaskEntry(

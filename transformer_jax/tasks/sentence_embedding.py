@@ -17,7 +17,7 @@ from transformer_jax.data.batches.example_batches import Example, ExampleBatches
 from transformer_jax.data.batches.token_batches import Batch
 from transformer_jax.data.corpora.tables import Table, joined, read_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
 from transformer_jax.tasks import fine_tuning
@@ -260,10 +260,10 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         tokenizer = fine_tuning.make_tokenizer(
             config, texts, stored, starts, (), pooling=task.pooling, normalise=True
         )
-        fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
+        fingerprint = fine_tuning.fingerprint_of(splits)
         return SentenceEmbedding(config, splits, tokenizer, mesh, note, fingerprint)
 
-    return fine_tuning.prepared(make)
+    return on_every_process(make)
 
 
 ENTRY = TaskEntry(

@@ -16,7 +16,7 @@ from transformer_jax.data.corpora.tables import Table, joined, read_table, repor
 from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores
 from transformer_jax.tasks import fine_tuning
@@ -312,10 +312,10 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         )
         splits = split_tables(task, read)
         report_unlabelled(read, note)
-        fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
+        fingerprint = fine_tuning.fingerprint_of(splits)
         return SequenceClassification(config, splits, tokenizer, mesh, note, fingerprint)
 
-    return fine_tuning.prepared(make)
+    return on_every_process(make)
 
 
 ENTRY = TaskEntry(

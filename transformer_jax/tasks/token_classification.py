@@ -14,7 +14,7 @@ from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
 from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import are_entities, tag_scores
 from transformer_jax.tasks import fine_tuning
@@ -180,10 +180,10 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         )
         splits = split_tables(task, read)
         report_unlabelled(read, note)
-        fingerprint = fine_tuning.fingerprint_of([None if s is None else s.columns for s in splits])
+        fingerprint = fine_tuning.fingerprint_of(splits)
         return TokenClassification(config, splits, tokenizer, mesh, note, fingerprint)
 
-    return fine_tuning.prepared(make)
+    return on_every_process(make)
 
 
 ENTRY = TaskEntry(
