@@ -71,7 +71,10 @@ def stacks_are_as_on_the_target(monkeypatch):
 
 
 def config(name):
-    """Of 128 tokens, two layers and heads of 32, in bfloat16 but for "dino"; "gpt 256" has 256 tokens."""
+    """Of 128 tokens, two layers and heads of 32, in bfloat16 but for "dino"; "gpt 256" has 256 tokens.
+
+    Networks of two sizes have three layers, so that no layer of one has the shape of a stack of the other.
+    """
     if name.startswith("transformer"):
         length = int(name.partition(" ")[2] or 128)
         return configure(
@@ -86,7 +89,7 @@ def config(name):
     if name == "electra":
         return configure(
             "replaced_token_detection", "text", context=128, batch_size=16, vocab_size=300, width=128, heads=4,
-            feed_forward=256, layers=2, embedding_width=128, generator_size=0.5, attention_dropout=0.0,
+            feed_forward=256, layers=3, embedding_width=128, generator_size=0.5, attention_dropout=0.0,
             dropout=0.0,
             dtype="bfloat16",
         )  # fmt: skip
@@ -137,7 +140,7 @@ def cast_stacks(name, topology, mesh, text):
     _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
     with on_mesh(mesh):
         shapes = [
-            x.sharding.shard_shape(x.shape) for x in state.trained.values() if x.ndim > 2 and x.shape[0] == 2
+            x.sharding.shard_shape(x.shape) for x in state.trained.values() if x.ndim > 2 and x.shape[0] < 4
         ]
     sizes = [",".join(map(str, shape)) for shape in shapes]
     assert any(f"f32[{size}]" in text for size in sizes)
@@ -171,9 +174,7 @@ def test_a_training_step(name, topology, mesh):
     if name not in recurrent:
         assert KERNEL[topology] in report.attention
         assert " while(" in text, "layers in a loop"
-        if topology.startswith("h100"):
-            # A TPU's compiler casts all layers in front of the loop in spite of the barrier.
-            assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
+        assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
     own, complete = sizes(name, topology, mesh)
     needs = report.program.memory_analysis()
     # Weights and moments stay sharded: all but vectors and what an axis does not divide.

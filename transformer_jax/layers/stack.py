@@ -33,6 +33,23 @@ def unstack(blocks: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(stack_size(blocks)))
 
 
+def _cast_in_turn(block: Any, one: jax.Array, dtype: jnp.dtype) -> Any:
+    """The block, with those of its matrices that are not of `dtype` multiplied by `one`.
+
+    Each layer's weights are to be cast in its turn: all at once are a second copy of the model. The compilers
+    of accelerators take a cast of the stack out of the loop over its layers, a TPU's even past an optimization
+    barrier, but not behind a product with a number that they do not know. The loop carries `one`, which is 1,
+    through a barrier in each step; the product is part of the cast, and weights are still gathered after it.
+    """
+    one = jax.lax.stop_gradient(one)
+
+    def of_leaf(leaf):
+        own = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype and leaf.ndim > 1
+        return leaf * one.astype(leaf.dtype) if own else leaf
+
+    return jax.tree.map(of_leaf, block)
+
+
 def run_stack(
     block_function: Callable[..., tuple[jax.Array, Any]],
     blocks: Any,
@@ -58,28 +75,32 @@ def run_stack(
     """
     layers = len(blocks) if isinstance(blocks, tuple | list) else stack_size(blocks)
     keys = None if dropout_key is None else jax.random.split(dropout_key, layers)
+    on_cpu = platform() == "cpu"
 
-    def from_input(block, x, key, own):
-        if platform() != "cpu":
-            # Each layer's weights are to be cast in its turn: all at once are a second copy. A TPU's compiler
-            # (jax 0.10) makes one all the same, and without the barrier more.
+    def from_input(block, x, one, key, own):
+        if one is not None:
+            block = _cast_in_turn(block, one, x.dtype)
+        elif not on_cpu:
             block = jax.lax.optimization_barrier(block)
         x = named(x, BLOCK_INPUT)
         return block_function(block, x, key) if own is None else block_function(block, x, key, own)
 
     function = rematerialised(from_input, compute.recomputed)
 
-    def step(x, layer):
-        block, key, own = layer
-        return function(block, x, key, own)
+    def step(carry, layer):
+        (x, one), (block, key, own) = carry, layer
+        x, kept = function(block, x, one, key, own)
+        return (x, None if one is None else jax.lax.optimization_barrier(one)), kept
 
     if isinstance(blocks, tuple | list):
         kept = []
         x = named(x, EMBEDDING)
         for number, block in enumerate(blocks):
             of_layer = jax.tree.map(lambda values, n=number: values[n], by_layer)
-            x, own = function(block, x, None if keys is None else keys[number], of_layer)
+            x, own = function(block, x, None, None if keys is None else keys[number], of_layer)
             kept.append(own)
         return x, jax.tree.map(lambda *values: jnp.stack(values), *kept)
 
-    return jax.lax.scan(step, named(x, EMBEDDING), (blocks, keys, by_layer), unroll=compute.unroll_of(layers))
+    begin = named(x, EMBEDDING), None if on_cpu else jnp.ones((), jnp.float32)
+    (x, _), kept = jax.lax.scan(step, begin, (blocks, keys, by_layer), unroll=compute.unroll_of(layers))
+    return x, kept
