@@ -16,6 +16,7 @@ import multiprocessing
 import pathlib
 import platform
 import sys
+from collections.abc import Sequence
 
 import jax
 import tyro
@@ -96,7 +97,7 @@ class Arguments:
     only: tuple[str, ...] = ()
     """Rows whose name contains one of these."""
     write: str | None = None
-    """Markdown file to write."""
+    """Markdown file to write; rows that are not compiled now stay as they stand in it."""
     jobs: int = 1
     """Programs compiled at the same time, each in a process; the largest take gigabytes."""
 
@@ -110,7 +111,8 @@ def line(row: Row, report: ProgramReport) -> str:
     return (
         f"| {row.name} | {row.topology} | {row.mesh or 'rows'} | {row.remat or 'own'} | {memory} | "
         f"{'yes' if report.fits else 'no'} | {report.flops / 1e12:.3g} | {sent} | "
-        f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention or ()) or '-'} |"
+        f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention or ()) or '-'} | "
+        f"{datetime.date.today()} |"
     )
 
 
@@ -125,6 +127,7 @@ COLUMNS = (
     "GB sent",
     "ms (limit)",
     "kernel",
+    "compiled",
 )
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -162,6 +165,50 @@ def measured(place: int) -> tuple[str, list[tuple[str, bool]]]:
     return line(row, report), found if text is None else [*found, (text, False)]
 
 
+def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) -> None:
+    """Writes the page of the site, with what an earlier one has of rows that are not given.
+
+    Args:
+      path: of the page.
+      lines: of the table, see `line`.
+      ratios: see `ratio`.
+    """
+    earlier = path.read_text().splitlines() if path.exists() else []
+
+    def known(text: str) -> str | None:
+        """What a line of the page is about, if it is about a row."""
+        text = text.removeprefix("- ")
+        for row in rows():
+            if text.startswith((f"| {row.name} | {row.topology} |", f"{row.name}, {row.topology}:")):
+                return f"{row.name}, {row.topology}"
+        return None
+
+    def merged(new: Sequence[str], begin: str) -> list[str]:
+        own = {known(text): text for text in [*(one for one in earlier if one.startswith(begin)), *new]}
+        return [own[key] for row in rows() if (key := f"{row.name}, {row.topology}") in own]
+
+    page = [
+        "# Compiled for chips",
+        "",
+        "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for chips "
+        "that were not there. bfloat16, Adam but where Muon is named; times are a model, see "
+        "[On an accelerator](on_an_accelerator.md).",
+        "",
+        HEAD,
+        *merged(lines, "| "),
+        "",
+        *merged([f"- {text}" for text in ratios], "- "),
+        "",
+        "Encoders have dropout on their attention weights as published, for which no kernel is taken; ViTs "
+        "have 197 tokens, which are no multiple of the 128 that a TPU's kernel takes. Llama 3 70B does not fit "
+        "with its own rematerialisation (12.32 + 120.65 GiB), hence `blocks`.",
+        "",
+        f"`make accelerators`, jax {jax.__version__}, {platform.machine()}; `--only NAME --write FILE` "
+        "compiles rows anew and leaves the others.",
+    ]
+    path.write_text("\n".join(page) + "\n")
+
+
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     without_plugins()
@@ -173,7 +220,9 @@ def main() -> None:
             print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
             continue
         chosen.append(place)
-    lines: list[str] = [HEAD]
+    if not chosen:
+        raise UserError("no row is compiled: `only` names none, or their compilers are not installed")
+    lines: list[str] = []
     found: list[tuple[str, bool]] = []
     print(HEAD)
     # Processes, not threads: tracing holds Python's lock for half of the time. "spawn", since JAX has threads.
@@ -186,23 +235,7 @@ def main() -> None:
     for text, good in found:
         print(text if good else f"{text}: above the target")
     if arguments.write:
-        page = [
-            "# Compiled for chips",
-            "",
-            "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for "
-            "chips that were not there. bfloat16, Adam but where Muon is named; times are a model, see "
-            "[On an accelerator](on_an_accelerator.md).",
-            "",
-            *lines,
-            "",
-            *(f"- {text}" for text, _ in found),
-            "",
-            "Encoders have dropout on their attention weights as published, for which no kernel is taken; ViTs "
-            "have 197 tokens, which are no multiple of the 128 that a TPU's kernel takes.",
-            "",
-            f"`make accelerators`, jax {jax.__version__}, {platform.machine()}, {datetime.date.today()}.",
-        ]
-        pathlib.Path(arguments.write).write_text("\n".join(page) + "\n")
+        write_page(pathlib.Path(arguments.write), lines, [text for text, _ in found])
     if above := [text for text, good in found if not good]:
         raise UserError(f"{len(above)} of {len(chosen)} program(s) are above their targets")
 

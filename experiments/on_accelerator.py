@@ -25,6 +25,7 @@ from flax import nnx
 from transformer_jax import configure
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.decoding.generation import Generator, Sampling
+from transformer_jax.errors import UserError
 from transformer_jax.layers import visibility
 from transformer_jax.layers.attention import dot_product_attention, kernel_for
 from transformer_jax.layers.attention_kernels import refusal
@@ -33,6 +34,9 @@ from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.language_modeling import NextToken
 from transformer_jax.training.driver import begin
 from transformer_jax.training.step import make_train_step
+
+# Relative; more than rounding to bfloat16 gives.
+_BFLOAT16 = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +174,8 @@ def main() -> None:
     )
     if arguments.json:
         print(json.dumps(found))
+    if wrong := [name for name, difference in found["differences"].items() if difference > _BFLOAT16]:
+        raise UserError(f"attention is not that of the plain form: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

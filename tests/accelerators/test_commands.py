@@ -5,26 +5,48 @@ import json
 import jax
 import pytest
 
-from tests.accelerators.test_programs import for_chips
+from tests.accelerators.test_programs import GPU, TPU, for_chips
 from tests.commands.in_process import call
 from tests.runs import tiny_runs
 from transformer_jax import load
 from transformer_jax.commands import generate, language_model, translate
 
+KEYS = {
+    "device", "devices", "fits", "device_memory_bytes", "argument_bytes", "temporary_bytes", "flops",
+    "bytes_accessed", "seconds_modelled", "utilisation_modelled", "collective_bytes", "attention",
+}  # fmt: skip
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", [for_chips("h100:2")])
-def test_the_last_line_is_one_object(topology):
-    flags = ["--dry-run", "--topology", topology, "--mesh", "fsdp=2", "--dtype", "bfloat16", "--json"]
-    ended = call(language_model.main, *flags)
+@pytest.mark.parametrize(
+    ("command", "topology", "flags"),
+    [
+        pytest.param(language_model.main, *GPU.values, ("--mesh", "fsdp=2"), marks=GPU.marks),
+        pytest.param(
+            translate.main,
+            *TPU.values,
+            ("--mesh", "data=2,fsdp=2", "--remat", "blocks", "--preset", "mini"),
+            marks=TPU.marks,
+        ),
+    ],
+)
+def test_the_last_line_is_one_object(command, topology, flags):
+    ended = call(command, "--dry-run", "--topology", topology, *flags, "--dtype", "bfloat16", "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
-    assert found["device"] == "NVIDIA H100 80GB HBM3"
-    assert (found["devices"], found["fits"], found["bytes_accessed"]) == (2, True, None)
-    assert found["attention"] == ["cudnn"]
-    assert found["flops"] > 0
+    assert set(found) >= KEYS
+    device, devices, kernel = {
+        "h100:2": ("NVIDIA H100 80GB HBM3", 2, "cudnn"),
+        "v5e:2x2": ("TPU v5e", 4, "splash"),
+    }[topology]
+    assert (found["device"], found["devices"], found["fits"]) == (device, devices, True)
+    assert (found["bytes_accessed"] is None) == topology.startswith("h100"), "a GPU's compiler does not say"
+    assert set(found["attention"]) <= {kernel}
+    assert 0 < found["argument_bytes"] + found["temporary_bytes"] < found["device_memory_bytes"]
+    assert found["flops"] > 0 < found["seconds_modelled"]
+    assert 0 < found["utilisation_modelled"] <= 1
     assert "all-gather" in found["collective_bytes"]
-    assert set(found["decoding"]) >= {"argument_bytes", "temporary_bytes", "device_memory_bytes"}
+    assert set(found["decoding"]) >= KEYS
 
 
 @pytest.mark.long

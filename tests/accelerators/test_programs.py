@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import reported, shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
+from transformer_jax.errors import UserError
 from transformer_jax.layers.attention import dot_product_attention
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.visibility import causal, real, same_segment
@@ -147,6 +149,21 @@ def cast_stacks(name, topology, mesh, text):
     return {f"bf16[{size}]" for size in sizes if f"bf16[{size}]" in text}
 
 
+def whole_stacks(name, topology, mesh, text):
+    """Arrays in the shape of all layers' weights as they are before sharding, of those that are sharded."""
+    own = config(name)
+    mesh = target_mesh(topology_of(topology), mesh)
+    _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
+    with on_mesh(mesh):
+        stacks = [x for x in state.trained.values() if x.ndim > 2 and x.shape[0] < 4]
+        parts = {x.sharding.shard_shape(x.shape) for x in stacks}
+    # One stack in whole may have the shape of another's part: keys of two heads, queries of four.
+    whole = {x.shape for x in stacks} - parts
+    assert whole
+    named = {f"{dtype}[{','.join(map(str, shape))}]" for shape in whole for dtype in ("f32", "bf16")}
+    return {one for one in named if one in text}
+
+
 def copies_of_state(text):
     """Copies of arrays that a program is to write into, but for those that a TPU moves to its cores, S(1)."""
     donated = set(re.findall(r"\{[\d, ]*\}: \((\d+), ", text[: text.index("\n")]))
@@ -157,6 +174,19 @@ def copies_of_state(text):
     assert len(given) == len(donated) > 0
     copies = re.findall(r"= (\w+\[\d[\d,]*\]\S*) copy\(%([\w.]+)\)", entry)
     return [(shape, name) for shape, name in copies if name in given and "S(" not in shape]
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
+@pytest.mark.skipif(not pathlib.Path(sys.prefix, "ready").exists(), reason="not the environment of make")
+def test_the_compilers_that_make_installs_are_found(kind):
+    """Else every other test here is skipped."""
+    assert missing_compiler(kind) is None
+
+
+@pytest.mark.parametrize("topology", [for_chips(text) for text in ("v5e:3x7", "h100:2x2x2", "2*h100:2")])
+def test_what_the_compiler_does_not_know(topology):
+    with pytest.raises(UserError, match=f"`topology` '{re.escape(topology)}'.*; write v4:2x2x1, v5e:1x1"):
+        topology_of(topology)
 
 
 @pytest.mark.long
@@ -175,6 +205,7 @@ def test_a_training_step(name, topology, mesh):
         assert KERNEL[topology] in report.attention
         assert " while(" in text, "layers in a loop"
         assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
+        assert whole_stacks(name, topology, mesh, text) == set(), "weights are gathered layer by layer"
     own, complete = sizes(name, topology, mesh)
     needs = report.program.memory_analysis()
     # Weights and moments stay sharded: all but vectors and what an axis does not divide.

@@ -1,13 +1,22 @@
 """`--topology` of the commands: what is refused, and what is said without a compiler."""
 
 import json
+import types
 
+import jax
 import pytest
 
 from tests.commands.in_process import call
 from tests.runs import tiny_runs
-from transformer_jax.commands import generate, language_model, translate
+from transformer_jax import tasks
+from transformer_jax.commands import generate, language_model, train, translate
+from transformer_jax.commands.plan_decoding import NOTHING_FITS
 from transformer_jax.distributed import targets
+from transformer_jax.distributed.program_report import ProgramReport, reported
+from transformer_jax.errors import UserError
+from transformer_jax.training.execution import Execution
+from transformer_jax.training.task import entry_of
+from transformer_jax.training.ways_to_fit import Way
 
 
 @pytest.fixture
@@ -99,3 +108,44 @@ def test_a_plan_of_using_a_run_refuses(runs, no_compiler):
     assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stderr
     other = ("--run-dir", runs / "decoder", *use[2:], "--topology", "h100:1")
     assert "which is of no translator" in call(translate.main, *other).stderr
+
+
+@pytest.mark.parametrize("ways", [1, 0])
+def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
+    """What it is short by, and what would fit; a compiler's figures are given here."""
+    topology = targets.Topology("h100:1", targets.CHIPS["h100"], (jax.devices()[0],), 1)
+    config = tasks.configure("language_modeling", "text", preset="micro", vocab_size=300, context=32)
+    figures = dict(
+        device="H100", devices=1, device_memory_bytes=10 * 2**30, argument_bytes=8 * 2**30, flops=1.0,
+        bytes_accessed=None, collective_bytes={}, link_bytes={}, seconds_modelled=0.5, utilisation_modelled=0.5,
+        attention=[], limit="compute",
+    )  # fmt: skip
+    short = ProgramReport(fits=False, temporary_bytes=5 * 2**30, **figures)
+    way = Way("--remat blocks", ProgramReport(fits=True, temporary_bytes=2**30, **figures))
+    monkeypatch.setattr(train, "compile_step", lambda *_, **__: short)
+    monkeypatch.setattr(train, "ways_to_fit", lambda *_: iter([way] * ways))
+    decoding = {"decoding": {"fits": False}, "ways_to_fit": [{"flags": "--mesh tensor=2"}]}
+    monkeypatch.setattr(train, "show_decoding", lambda *_, **__: decoding)
+    train.show_target(entry_of(config), config, Execution(), topology, True)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("3.00 GiB too much" in line for line in lines)
+    assert any("--remat blocks: 9.00 GiB, 500 ms" in line for line in lines) == bool(ways)
+    assert any(NOTHING_FITS in line for line in lines) != bool(ways)
+    found = json.loads(lines[-1])
+    assert [one["flags"] for one in found["ways_to_fit"]] == ["--remat blocks"] * ways
+    assert found["decoding_ways_to_fit"] == [{"flags": "--mesh tensor=2"}]
+
+
+def test_what_a_compiler_refuses_is_one_line():
+    topology = targets.Topology("h100:1", targets.CHIPS["h100"], (jax.devices()[0],), 1)
+
+    def compiled():
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such layout\n  more of it")
+
+    program = types.SimpleNamespace(
+        trace=lambda: types.SimpleNamespace(
+            jaxpr=jax.make_jaxpr(lambda: 1.0)(), lower=lambda: types.SimpleNamespace(compile=compiled)
+        )
+    )
+    with pytest.raises(UserError, match=r"^the compiler for NVIDIA H100 80GB HBM3 refuses .*no such layout$"):
+        reported(program, (), topology)

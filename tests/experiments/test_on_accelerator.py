@@ -5,6 +5,19 @@ import json
 import pytest
 
 from experiments import on_accelerator
+from transformer_jax.errors import UserError
+
+
+def test_wrong_numbers_are_an_error(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["on_accelerator", "--preset", "micro"])
+    for name, found in (
+        ("kernel_differences", [("causal", 0.01), ("window", 0.2)]),
+        ("seconds_of_steps", ([1.0], 5.0)),
+        ("seconds_of_generation", {"first_token": 1.0, "token": 1.0}),
+    ):
+        monkeypatch.setattr(on_accelerator, name, lambda _, found=found: found)
+    with pytest.raises(UserError, match=r"not that of the plain form: window$"):
+        on_accelerator.main()
 
 
 @pytest.mark.long

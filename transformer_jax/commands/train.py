@@ -15,7 +15,13 @@ from jax.sharding import Mesh
 
 from transformer_jax.commands.allocator_settings import STARTED
 from transformer_jax.commands.parsing import Parsed
-from transformer_jax.commands.plan_decoding import NOTHING_FITS, TOKENS, show_chips, show_reports
+from transformer_jax.commands.plan_decoding import (
+    NOTHING_FITS,
+    TOKENS,
+    show_chips,
+    show_decoding,
+    show_reports,
+)
 from transformer_jax.commands.run_command import as_flags
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
 from transformer_jax.distributed.targets import (
@@ -30,7 +36,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.registry import name_of
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import driver
-from transformer_jax.training.chip_plan import compile_decoding
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.plan import compile_step, compiled_step, compiles, describe, describe_compiled
@@ -187,6 +192,9 @@ def show_target(
         dtype = config.model.dtype if config.model.dtype != "float16" else "bfloat16"
         prompt = min(TOKENS, config.model.max_length)
         options |= dict(rows=row_shards(mesh), prompt=prompt, dtype=dtype, parameters="float32")
-        found |= show_reports(compile_decoding(config.model, **options))
+        decoding = show_decoding(config.model, **options)
+        if "ways_to_fit" in decoding:
+            found["decoding_ways_to_fit"] = decoding.pop("ways_to_fit")
+        found |= decoding
     if json_too:
         print(json.dumps(found))

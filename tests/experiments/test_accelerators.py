@@ -1,0 +1,35 @@
+"""The page of compiled programs: rows that are compiled anew replace their own alone."""
+
+import pytest
+
+from experiments import accelerators
+from experiments.published_sizes import rows
+from transformer_jax.errors import UserError
+
+OTHER, ROW = rows()[:2]  # of the same model, with other rows a batch
+
+
+def test_rows_are_replaced_one_by_one(tmp_path):
+    path = tmp_path / "page.md"
+
+    def table_row(row, text):
+        return f"| {row.name} | {row.topology} | {text} |"
+
+    accelerators.write_page(
+        path,
+        [table_row(ROW, "old"), table_row(OTHER, "first")],
+        [f"{ROW.name}, {ROW.topology}: 1.1 of the least operations"],
+    )
+    text = path.read_text()
+    assert text.index("first") < text.index("old"), "in the order of the sizes"
+    accelerators.write_page(path, [table_row(ROW, "new")], [])
+    text = path.read_text()
+    assert "old" not in text
+    assert (text.count("| new |"), text.count("| first |"), text.count("1.1 of the least")) == (1, 1, 1)
+    assert text.count(accelerators.HEAD) == 1
+
+
+def test_a_row_that_there_is_not(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["accelerators", "--only", "GPT-5"])
+    with pytest.raises(UserError, match="no row is compiled: `only` names none"):
+        accelerators.main()
