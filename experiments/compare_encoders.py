@@ -90,6 +90,8 @@ class Arguments:
     """Learning rates to choose from; those of encoders that were pretrained here are higher."""
     seeds: int = 3
     """Runs of each; the rate is chosen with the first."""
+    steps: int = 0
+    """Optimizer steps of a run; 0 is what each set has."""
     refit: bool = False
     """Learn from the held-out tenth too once the rate is chosen."""
     peer: Literal["", "torch"] = ""
@@ -210,6 +212,7 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         name: str, start: str, known: str, rate: float, seed: int, *, peer: str = "", refit: bool = False
     ) -> dict[str, Any]:
         work = WORK[known]
+        work = work._replace(steps=arguments.steps or work.steps)
         key = dict(start=name, set=known, steps=work.steps, rate=rate, seed=seed, peer=peer)
         for row in done:
             if all(row.get(n) == value for n, value in key.items()) and row.get("refit", False) == refit:

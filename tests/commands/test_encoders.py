@@ -193,6 +193,9 @@ def test_bad_data(data, tmp_path):
     )
     assert "a training set of one example" in with_rows([("a", "1.5")], header=("sentence", "score"))
     assert "line 2: 2 word(s) and 1 tag(s)" in with_rows([("a b", "N")], header=("tokens", "tags"), command=tag)
+    assert "every tag is 'N': classes need two" in with_rows(
+        [("a b", "N N")] * 3, header=("tokens", "tags"), command=tag
+    )
     assert "the tag 'Z' was not in training" in with_rows(
         [("a b", "N V")] * 3, header=("tokens", "tags"), command=tag, valid=[("a", "Z")]
     )

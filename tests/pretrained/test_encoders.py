@@ -221,7 +221,7 @@ def test_old_names_and_buffers_are_read(tmp_path, shared):
     ],
 )
 def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, config, prefix):
-    """As checkpoints of older releases hold it; BERT's hold the head for next sentences too."""
+    """As checkpoints of older releases hold it; BERT's taggers hold the head for next sentences too."""
     extra = {} if config is RobertaConfig else {"pooler": False}
     own = config.preset(
         "mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19, classes=2, **extra
@@ -232,7 +232,7 @@ def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, conf
     tensors = safetensors.numpy.load_file(path)
     tensors[f"{prefix}pooler.dense.weight"] = np.ones((24, 24), np.float32)
     tensors[f"{prefix}pooler.dense.bias"] = np.ones(24, np.float32)
-    if config is BertConfig:
+    if module is BertTagger:
         tensors["cls.seq_relationship.weight"] = np.ones((2, 24), np.float32)
         tensors["cls.seq_relationship.bias"] = np.ones(2, np.float32)
     safetensors.numpy.save_file(tensors, path)
@@ -241,6 +241,23 @@ def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, conf
         named_leaves(model).items(), named_leaves(found).items(), strict=True
     ):
         np.testing.assert_array_equal(leaf, expected, err_msg=name)
+
+
+def test_all_that_was_pretrained_is_read_under_the_name_of_a_masked_lm(tmp_path):
+    """As bert-base-uncased is published: its pooler is what a classifier begins with."""
+    own = BertConfig.preset("mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19)
+    model = BertMaskedLM(own, rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path, model, small_tokenizer(("x", "y")))
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    assert described["architectures"] == ["BertForPreTraining"]
+    path.write_text(json.dumps(described | {"architectures": ["BertForMaskedLM"]}))
+    found, _ = pretrained.load(tmp_path)
+    expected, given = named_leaves(model), named_leaves(found)
+    assert "encoder/pooler/kernel" in expected
+    assert given.keys() == expected.keys()
+    for name, leaf in given.items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
 def test_an_unknown_head_is_refused(tmp_path, shared):

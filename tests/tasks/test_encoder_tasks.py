@@ -18,6 +18,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.bert import BertConfig, BertMaskedLM
 from transformer_jax.models.electra import ElectraConfig, ElectraPretraining
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.pretrained import load as load_folder
 from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
 from transformer_jax.tasks.masked_language_modeling import MaskedWords
@@ -27,6 +28,7 @@ from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.task import entry_of
+from transformer_jax.training.trained_model import make_model, module_of
 
 STEPS = 20
 SIZES = dict(width=16, layers=2, heads=2, feed_forward=32, vocab_size=140, batch_size=8)
@@ -172,9 +174,15 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [*PRETRAINING, "label", "tags"])
-def test_eight_devices_learn_the_same(case, data, trained, tmp_path):
-    train(config_of(case, data), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
+@pytest.mark.parametrize(
+    ("case", "mesh"),
+    [
+        *((case, "data=2,fsdp=2,tensor=2") for case in (*PRETRAINING, "label", "tags")),
+        *((case, "fsdp=2,tensor=2,sequence=2") for case in ("bert", "electra", "tags")),
+    ],
+)
+def test_eight_devices_learn_the_same(case, mesh, data, trained, tmp_path):
+    train(config_of(case, data), tmp_path / "run", mesh=mesh)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
 
 
@@ -360,6 +368,50 @@ def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize(
+    ("case", "head"),
+    [("bert", "questions"), ("roberta", "label"), ("distilbert", "tags"), ("electra", "questions")],
+)
+def test_every_encoder_goes_on_from_a_run_and_from_a_folder(case, head, published, data, trained, tmp_path):
+    """Of ELECTRA its discriminator does."""
+    start, run = trained(case)[0], tasks.load(trained(case)[0])
+    if published:
+        start = tmp_path / "published"
+        save_folder(start, run.model, run.processor)
+    task, values = CASES[head]
+    name = "questions.json.gz" if head == "questions" else f"{head}.tsv"
+    own = {n: value for n, value in values.items() if n in ("max_length", "stride")}
+    config = tasks.configure(
+        task, "fine_tune", start=(str(start),), train=(str(data / name),), steps=1, learning_rate=0.0,
+        batch_size=8, **({"max_length": 24} | own),
+    )  # fmt: skip
+    train(config, tmp_path / "run")
+    begun, found = (named_leaves(tasks.load(path).model) for path in (trained(case)[0], tmp_path / "run"))
+    shared = [name for name in found if name.startswith("encoder/")]
+    assert len(shared) > 10
+    for name in shared:  # positions as far as texts of this task go
+        np.testing.assert_array_equal(begun[name][: len(found[name])], found[name], err_msg=name)
+
+
+@pytest.mark.long
+def test_a_reader_that_was_a_tagger_has_no_labels(data, trained, tmp_path):
+    """Else `transformers` would make a reader of as many outputs as there were tags."""
+    config = tasks.configure(
+        "question_answering", "fine_tune", start=(str(trained("tags")[0]),), steps=1, batch_size=8,
+        train=(str(data / "questions.json.gz"),), max_length=24, stride=8,
+    )  # fmt: skip
+    train(config, tmp_path / "run")
+    run = tasks.load(tmp_path / "run")
+    save_folder(tmp_path / "published", run.model, run.processor)
+    assert "id2label" not in json.loads((tmp_path / "published" / "config.json").read_text())
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "published")
+    assert theirs.qa_outputs.out_features == 2
+
+
+@pytest.mark.long
 def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_path):
     """Which vectors have no use for: it stays behind."""
     run = tasks.load(trained("label")[0])
@@ -435,15 +487,43 @@ def test_a_generators_words_in_parts_are_the_same(rng):
     assert 5 <= found[0][1][0]["replaced"] <= 7
 
 
-def test_the_best_checkpoint_is_kept(data, tmp_path):
+def test_the_best_checkpoint_is_kept(data, tmp_path, monkeypatch):
+    """Of the second of four validations, though those after it have moved on."""
+    seen = []
+
+    def validate(self, model, extra):
+        seen.append(jax.tree.map(np.asarray, named_leaves(model)))
+        yield "valid_accuracy", [50.0, 90.0, 40.0, 60.0][len(seen) - 1]
+
+    monkeypatch.setattr(FineTuned, "validate", validate)
     config = config_of("label", data, steps=40, evaluate_every=10, save_every=10, learning_rate=1e-2)
     train(config, tmp_path / "run")
-    rows = {
-        row["step"]: row["valid_accuracy"] for row in read_metrics(tmp_path / "run") if "valid_accuracy" in row
-    }
-    best = max(rows.values())
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["accuracy"] == pytest.approx(best)
+    kept = named_leaves(tasks.load(tmp_path / "run").model)
+    assert len(seen) == 4
+    assert any((seen[3][name] != seen[1][name]).any() for name in kept)
+    for name, leaf in kept.items():
+        np.testing.assert_array_equal(leaf, seen[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label"))
+def test_a_batch_of_padding_alone(case, data):
+    """Every loss and gradient is a number, and no gradient is more than 0."""
+    config = config_of(case, data)
+    entry = entry_of(config)
+    objective = entry.objective(config, config.model)
+    task = entry.prepare(config, objective, mesh=None, stored=None, starts=(), note=lambda line: None)
+    batch = jax.tree.map(jax.numpy.zeros_like, dict(next(iter(task.batches.from_step(0)))))
+    model = make_model(module_of(entry, task.model_config), task.model_config)
+
+    def loss(model):
+        sums, counts = objective.loss(model, None, batch, jax.random.key(0))
+        return sums["loss"], (sums, counts)
+
+    gradient, (sums, counts) = jax.jit(jax.grad(loss, has_aux=True))(model)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((sums, counts)))
+    assert counts["loss"] == 0
+    for name, leaf in named_leaves(gradient).items():
+        np.testing.assert_array_equal(leaf, 0, err_msg=name)
 
 
 @pytest.mark.long
@@ -480,6 +560,11 @@ def test_trained_runs_of_every_head_are_published(trained, tmp_path):
             assert again.processor.settings.get(name) == run.processor.settings.get(name), (case, name)
         one, other = (jax.tree.leaves(x.model) for x in (run, again))
         assert len(one) == len(other)
+    generator = tasks.load(trained("electra")[0]).generator
+    save_folder(tmp_path / "generator", generator, run.processor)
+    again, _ = load_folder(tmp_path / "generator")
+    for (name, leaf), other in zip(named_leaves(generator).items(), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(leaf, other, err_msg=name)
     first = tasks.load(trained("label")[0]).classify(["the dog is great"])
     assert tasks.load(tmp_path / "label").classify(["the dog is great"])[0].label == first[0].label
     folders = trained("vectors")[0], tmp_path / "vectors"

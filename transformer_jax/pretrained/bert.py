@@ -32,6 +32,7 @@ def _family(
     *heads: Tensor,
     pooler: bool,
     classes: bool = False,
+    absent: str | None = None,
 ) -> Family:
     def config(described: Mapping[str, Any]) -> BertConfig:
         return BertConfig(
@@ -54,25 +55,26 @@ def _family(
         head=None,
         # Checkpoints of older releases keep the pooler and the next-sentence head under heads that have none.
         passed_over=r"embeddings\.(position|token_type)_ids|cls\.predictions\.decoder\.(weight|bias)"
-        + ("" if pooler else r"|pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"),
+        + (
+            r"|pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
+            if absent or not pooler
+            else ""
+        ),
         processor=read_encoder_tokenizer,
         settings=written_settings,
-        absent=("pooler", "pooler.dense.weight") if module is Bert else None,
+        absent=None if absent is None else ("pooler", absent),
     )
 
 
 _HEAD = linear("classifier", "head", outside=True)
 
+_PRETRAINED = (*_MASKED, *linear("cls.seq_relationship", "next_sentence", outside=True, in_config="pooler"))
+
 BERT = (
-    _family("BertModel", Bert, pooler=True),
-    _family("BertForMaskedLM", BertMaskedLM, *_MASKED, pooler=False),
-    _family(
-        "BertForPreTraining",
-        BertMaskedLM,
-        *_MASKED,
-        *linear("cls.seq_relationship", "next_sentence", outside=True),
-        pooler=True,
-    ),
+    _family("BertModel", Bert, pooler=True, absent="pooler.dense.weight"),
+    # bert-base-uncased and its like are named so and hold all that was pretrained, a pooler for classes too.
+    _family("BertForMaskedLM", BertMaskedLM, *_PRETRAINED, pooler=True, absent="cls.seq_relationship.weight"),
+    _family("BertForPreTraining", BertMaskedLM, *_PRETRAINED, pooler=True),
     _family("BertForSequenceClassification", BertClassifier, *_HEAD, pooler=True, classes=True),
     _family("BertForTokenClassification", BertTagger, *_HEAD, pooler=False, classes=True),
     _family("BertForQuestionAnswering", BertReader, *linear("qa_outputs", "head", outside=True), pooler=False),

@@ -378,8 +378,8 @@ def make_tokenizer(
             raise UserError(
                 "`start`: its vocabulary has no tokens for begin, end and mask, which an encoder needs"
             )
-        # A classifier that is trained on goes on with its own order of the labels.
-        own = given.labels if set(labels) <= set(given.labels) else tuple(labels)
+        # A classifier that is trained on goes on with its own order of the labels; a task without any has none.
+        own = given.labels if labels and set(labels) <= set(given.labels) else tuple(labels)
         return given.with_labels(own, **settings)
 
     return shared_processor(EncoderTokenizer, make)

@@ -27,8 +27,8 @@ _MEANINGLESS = {
     "dropout", "attention_dropout", "dtype", "max_length", "vocab_size", "vocab_multiple", "classes", "pooler",
     "generator_size", "stochastic_depth", "initial_values",
 }  # fmt: skip
-# What an encoder may have or lack, by the task that it is for.
-_OPTIONAL = "pooler/"
+# What an encoder may have or lack, by the task that it is for, with the head that reads it.
+_OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence)/.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class OpenedStart:
 def _taken(leaves: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """The parameters but for those that a new model may lack and does."""
     own = named_leaves(model)
-    return {name: leaf for name, leaf in leaves.items() if _OPTIONAL not in name or name in own}
+    return {name: leaf for name, leaf in leaves.items() if name in own or not _OPTIONAL.fullmatch(name)}
 
 
 def _body(model: Any) -> Any:
@@ -231,7 +231,8 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
     heads = any(opened.of_other_task(model) or opened.of_other_classes(model) for opened in starts)
     for name in own.keys() - given.keys():
-        if heads and (_OPTIONAL in name or (hasattr(model, "encoder") and not name.startswith("encoder/"))):
+        of_head = hasattr(model, "encoder") and not name.startswith("encoder/")
+        if heads and (of_head or _OPTIONAL.fullmatch(name)):
             continue  # what belongs to a task begins fresh
         if any(not into or name.startswith(f"{into}/") for into in covered):
             problems.append(f"{name} is missing in the folders")

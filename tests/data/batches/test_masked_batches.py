@@ -149,8 +149,9 @@ def test_pairs(documents, tokenizer, encoded):
     half = (T - 3) // 2
     pieces = {}
     for number, ids in enumerate(tokenizer.encode(documents)):
-        for n, begin in enumerate(range(0, len(ids), half)):
-            pieces.setdefault(tuple(ids[begin : begin + half]), []).append((number, n))
+        size = -(-len(ids) // 2) if 8 <= len(ids) <= half else half
+        for n, begin in enumerate(range(0, len(ids), size)):
+            pieces.setdefault(tuple(ids[begin : begin + size]), []).append((number, n))
     rows = SentencePairs(encoded, T, tokenizer)
     batches = MaskedBatches(rows, 8, 0, tokenizer=tokenizer, masking=Masking())
     labels = []
@@ -193,3 +194,21 @@ def test_pairs_of_little_text(tokenizer):
     batch = several.batch(several.epoch(np.random.default_rng(0)))
     assert batch["tokens"].shape[1] == 64
     assert batch["segments"].sum() > 0
+
+
+def test_short_documents_are_learned_beside_long_ones(tokenizer):
+    """Cut in two each, where a piece of half a row would be all of it."""
+    words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
+    texts = ["".join(words * 8)] * 2 + ["".join(words[n : n + 5]) for n in range(20)] + ["ba"]
+    documents = EncodedDocuments(texts, tokenizer)
+    sizes = np.diff(documents.starts)
+    assert sizes[2:-1].min() >= 8
+    assert sizes[2:-1].max() <= (64 - 3) // 2
+    rows = SentencePairs(documents, 64, tokenizer)
+    assert rows.left_out == 1
+    first, second = (rows._pieces[rows._firsts + n] for n in (0, 1))
+    assert set(first[:, 0]) == set(range(22))
+    short = first[:, 0] > 1
+    np.testing.assert_array_equal(first[short, 2] + second[short, 2], sizes[2:-1])
+    assert (first[short, 2] - second[short, 2] <= 1).all()
+    assert rows.filled == pytest.approx((first[:, 2] + second[:, 2] + 3).mean() / 64)

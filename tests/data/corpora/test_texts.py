@@ -1,8 +1,16 @@
 import gzip
+import lzma
 
 import pytest
 
-from transformer_jax.data.corpora.texts import files_corpus, python_reference, read_documents, split_documents
+from transformer_jax.data.corpora.texts import (
+    files_corpus,
+    parted,
+    parted_corpus,
+    python_reference,
+    read_documents,
+    split_documents,
+)
 from transformer_jax.errors import UserError
 
 
@@ -32,6 +40,17 @@ def test_files_and_folders(tmp_path):
     assert corpus.valid == ["not text"]
     other = files_corpus([str(tmp_path / "b.txt")], [str(tmp_path / "notes.md")])
     assert corpus.fingerprint() != other.fingerprint()
+
+
+def test_an_empty_line_ends_a_document(tmp_path):
+    """Of a compressed file, one with carriage returns, and lines of any length."""
+    long = "word " * 200_000
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"one\ntwo\n\nthree\n \t\n\n four\n"))
+    (tmp_path / "b.txt").write_text(f"\r\n\r\nfive\r\n\r\n{long}\n\n\n", newline="")
+    found = parted(read_documents([str(tmp_path)]))
+    assert found == ["one\ntwo", "three", " four", "five\r", long]
+    corpus = parted_corpus([str(tmp_path / "a.txt.xz")], [str(tmp_path / "b.txt")])
+    assert (len(corpus.train), len(corpus.valid)) == (3, 2)
 
 
 def test_bad_files(tmp_path):

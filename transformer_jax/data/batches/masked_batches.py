@@ -34,12 +34,14 @@ class EncodedDocuments:
             lengths += [len(ids) for ids in encoded]
         self.tokens, self.starts = np.concatenate(pieces), np.cumsum(lengths)
 
-    def pieces(self, length: int) -> np.ndarray:
-        """(pieces, 3) number of the document, begin and size: every document cut into pieces of a length."""
+    def pieces(self, length: int | np.ndarray) -> np.ndarray:
+        """(pieces, 3) number of the document, begin and size: every document cut into pieces of a length, or
+        each into pieces of its own."""
         found = []
+        lengths = np.broadcast_to(length, len(self.starts) - 1)
         for document, (first, end) in enumerate(zip(self.starts[:-1], self.starts[1:], strict=True)):
-            begins = np.arange(first, end, length)
-            sizes = np.minimum(length, end - begins)
+            begins = np.arange(first, end, lengths[document])
+            sizes = np.minimum(lengths[document], end - begins)
             found.append(np.stack([np.full(len(begins), document), begins, sizes], axis=1))
         return np.concatenate(found).astype(np.int64) if found else np.zeros((0, 3), np.int64)
 
@@ -96,12 +98,12 @@ class SentencePairs:
     Pairs are drawn anew in each epoch. `types` (B, T) is 1 on the second piece and its end, `next_label` (B,)
     is 0 where it follows and 1 where it does not.
 
-    A piece has half of a row, or less in a text whose documents are shorter. Random pieces are of another
-    document, in a text of one document of another place.
+    A piece has half of a row, and a document that is no longer than that is cut in two. Random pieces are of
+    another document, in a text of one document of another place.
 
     Attributes:
       filled: share of the tokens that are no padding, about.
-      left_out: number of documents of one piece, which nothing follows.
+      left_out: number of documents that are too short to be cut in two.
 
     Raises:
       UserError: no document has three pieces, and no two have two.
@@ -128,7 +130,9 @@ class SentencePairs:
 
     def _cut(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """(pieces of `size` tokens at most, numbers of those that another one follows)."""
-        pieces = self.documents.pieces(size)
+        tokens = np.diff(self.documents.starts)
+        halved = (tokens <= size) & (tokens >= 2 * _SHORTEST)
+        pieces = self.documents.pieces(np.where(halved, -(-tokens // 2), size))
         document = pieces[:, 0]
         return pieces, np.flatnonzero(document[:-1] == document[1:]) if len(document) else np.zeros(0, int)
 

@@ -139,6 +139,20 @@ class Question(NamedTuple):
     context: str
     answers: tuple[tuple[str, int], ...]
 
+    def check(self, source: str) -> None:
+        """Raises an error that names `source` where an answer is empty or does not stand where it says.
+
+        Raises:
+          UserError: such an answer.
+        """
+        for text, start in self.answers:
+            if not text:
+                raise UserError(f"{source}, question {self.id}: an answer without text")
+            if start < 0 or self.context[start : start + len(text)] != text:
+                raise UserError(
+                    f"{source}, question {self.id}: the answer {text!r} is not at character {start} of its text"
+                )
+
 
 def read_questions(path: str) -> list[Question]:
     """SQuAD's JSON (Rajpurkar et al. 2016 and 2018), plain or `.gz`.
@@ -161,11 +175,7 @@ def read_questions(path: str) -> list[Question]:
             f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
         ) from None
     for one in found:
-        for text, start in one.answers:
-            if one.context[start : start + len(text)] != text:
-                raise UserError(
-                    f"{path}, question {one.id}: the answer {text!r} is not at character {start} of its text"
-                )
+        one.check(path)
     if not found:
         raise UserError(f"{path}: no questions in it")
     return found

@@ -84,7 +84,7 @@ def read_documents(paths: Sequence[str]) -> list[str]:
 
 def parted(texts: Sequence[str]) -> list[str]:
     """The documents of texts in which an empty line ends a document."""
-    found = (part.strip("\n") for text in texts for part in re.split(r"\n[ \t\r]*\n", text))
+    found = (part.strip("\n") for text in texts for part in re.split(r"\n(?:[ \t\r]*\n)+", text))
     return [part for part in found if part.strip()]
 
 

@@ -179,11 +179,6 @@ def tfds_questions(name: str, split: str, data_dir: str | None) -> list[Question
             record["context"].decode("utf-8"),
             tuple(own),
         )
-        for text, start in one.answers:
-            if one.context[start : start + len(text)] != text:
-                raise UserError(
-                    f"{name}:{split}, question {one.id}: the answer {text!r} is not at character {start} of "
-                    "its text"
-                )
+        one.check(f"{name}:{split}")
         found.append(one)
     return found

@@ -1,0 +1,38 @@
+"""What the benchmarks against torch print last; the measurements are given here."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import bench_encoder, bench_vision
+
+
+def measured(seconds):
+    """What `compare` gives: medians of each side, twice the time on the others' side, and equal results."""
+
+    def compare(jobs, sides, *_):
+        own = {job: {side: {"seconds": s, "peak": 2**30} for side, s in seconds.items()} for job in jobs}
+        for job in own.values():
+            job["results"] = dict.fromkeys(sides, np.zeros((2, 3)))
+        return own
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("bench", "jobs"),
+    [(bench_encoder, ("pretraining", "finetuning", "embedding")), (bench_vision, ("training", "inference"))],
+)
+def test_ratios_are_throughput_over_the_peers(bench, jobs, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "compare", measured({"ours": 1.0, "torch": 1.5}))
+    for name in ("random_weights", "write_weights", "loaded_per_second"):
+        monkeypatch.setattr(bench, name, lambda *_, **__: 100.0, raising=False)
+    monkeypatch.setattr("sys.argv", ["bench", "--json"])
+    bench.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for job in jobs:
+        assert found[f"{job}_ratio"] == pytest.approx(1.5), job
+        assert found[f"{job}_ours"] == pytest.approx(1.5 * found[f"{job}_torch"])
+    assert found["processor"]
+    assert found["largest_difference"] == 0
