@@ -1,6 +1,7 @@
 """Vision transformers against `transformers` on torch, in both directions, and against real weights."""
 
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,11 @@ from transformer_jax.data.corpora.images import open_images
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
-from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
-from transformer_jax.parameter_names import named_leaves, with_leaves
+from transformer_jax.layers.image_positions import resized_grid
+from transformer_jax.models.dino import Dino, DinoConfig
+from transformer_jax.models.vit import ViTClassifier, ViTConfig
+from transformer_jax.parameter_names import with_leaves
+from transformer_jax.pretrained.folder import read_config
 from transformer_jax.tasks.image_data import normalised_images
 
 SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=28, patch_size=4)
@@ -24,6 +28,7 @@ SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_s
 # By architecture, further fields of its config.
 KINDS = {
     "ViTModel": dict(intermediate_size=40),
+    "ViTModel without a pooler": dict(intermediate_size=40),  # as DINO is published
     "ViTForImageClassification": dict(intermediate_size=40, num_labels=5, hidden_act="gelu_new"),
     "DeiTModel": dict(intermediate_size=40),
     "DeiTForImageClassification": dict(intermediate_size=40, num_labels=5),
@@ -35,16 +40,18 @@ KINDS = {
 }
 
 
-def theirs(architecture: str):
+def theirs(architecture: str, scale: float = 0.3, **fields):
     """A model of `transformers` with random parameters, none of them 0 or 1."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    kind = getattr(transformers, architecture)
-    model = kind(kind.config_class(**SIZES, **KINDS[architecture]))
+    torch = pytest.importorskip("torch", reason="parity needs torch")
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+    name, _, without = architecture.partition(" without ")
+    kind = getattr(transformers, name)
+    options = {"add_pooling_layer": False} if without else {}
+    model = kind(kind.config_class(**(SIZES | KINDS[architecture] | fields)), **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     return model.eval()
 
 
@@ -56,7 +63,8 @@ def outputs(model, images, **options):
         found = model(pixel_values=torch.tensor(images.transpose(0, 3, 1, 2)), **options)
     if hasattr(found, "logits"):
         return [found.logits.numpy()]
-    return [found.last_hidden_state.numpy(), found.pooler_output.numpy()]
+    pooled = found.last_hidden_state[:, 0] if found.pooler_output is None else found.pooler_output
+    return [found.last_hidden_state.numpy(), pooled.numpy()]
 
 
 def ours(model, images):
@@ -78,7 +86,8 @@ def test_equals_transformers_in_both_directions(architecture, tmp_path):
     model.save_pretrained(tmp_path / "theirs")
     read, processor = pretrained.load(tmp_path / "theirs")
     pretrained.save(tmp_path / "ours", read, processor)
-    written = type(model).from_pretrained(tmp_path / "ours").eval()
+    options = {"add_pooling_layer": False} if "without" in architecture else {}
+    written = type(model).from_pretrained(tmp_path / "ours", **options).eval()
     # The size that positions are of, a larger one, and a smaller one that is no square.
     for height, width in ((28, 28), (40, 40), (12, 20)):
         images = pictures(height, width)
@@ -125,55 +134,83 @@ def test_transformers_prepares_images_as_our_folder_says(resize, resized, module
     np.testing.assert_allclose(found, wanted.transpose(1, 2, 0), atol=1e-5)
 
 
-def arrays_of(model: ViTClassifier) -> dict[str, np.ndarray]:
-    """The parameters of a ViT under the names of the original files."""
-    leaves = {name.removeprefix("encoder/"): np.asarray(x) for name, x in named_leaves(model).items()}
-    size, width = model.config.patch_size, model.config.width
+def arrays_of(model) -> dict[str, np.ndarray]:
+    """The parameters of a ViT of `transformers` under the names of the original files."""
+    tensors = {name.removeprefix("vit."): x.detach().numpy() for name, x in model.state_dict().items()}
+    heads, width = model.config.num_attention_heads, model.config.hidden_size
     found = {
-        "embedding/kernel": leaves["patches/projection/kernel"].reshape(size, size, 3, width),
-        "embedding/bias": leaves["patches/projection/bias"],
-        "cls": leaves["class_token"][None],
-        "Transformer/posembed_input/pos_embedding": leaves["positions/table/embedding"][None],
-        "head/kernel": leaves["head/kernel"],
-        "head/bias": leaves["head/bias"],
-        "pre_logits/kernel": leaves["pooler/kernel"],
-        "pre_logits/bias": leaves["pooler/bias"],
-        "Transformer/encoder_norm/scale": leaves["norm/scale"],
-        "Transformer/encoder_norm/bias": leaves["norm/bias"],
+        "embedding/kernel": tensors["embeddings.patch_embeddings.projection.weight"].transpose(2, 3, 1, 0),
+        "embedding/bias": tensors["embeddings.patch_embeddings.projection.bias"],
+        "cls": tensors["embeddings.cls_token"],
+        "Transformer/posembed_input/pos_embedding": tensors["embeddings.position_embeddings"],
+        "head/kernel": tensors["classifier.weight"].T,
+        "head/bias": tensors["classifier.bias"],
+        "Transformer/encoder_norm/scale": tensors["layernorm.weight"],
+        "Transformer/encoder_norm/bias": tensors["layernorm.bias"],
     }
-    names = {
-        "self_attention_norm": "LayerNorm_0", "feed_forward_norm": "LayerNorm_2",
-        "feed_forward/expand": "MlpBlock_3/Dense_0", "feed_forward/contract": "MlpBlock_3/Dense_1",
-        "self_attention/output": "MultiHeadDotProductAttention_1/out",
-    }  # fmt: skip
-    names |= {f"self_attention/{n}": f"MultiHeadDotProductAttention_1/{n}" for n in ("query", "key", "value")}
-    for own, other in names.items():
-        for kind in ("kernel", "bias", "scale"):
-            for layer in range(model.config.layers):
-                if f"blocks/{own}/{kind}" in leaves:
-                    name = f"Transformer/encoderblock_{layer}/{other}/{kind}"
-                    found[name] = leaves[f"blocks/{own}/{kind}"][layer]
+    for layer in range(model.config.num_hidden_layers):
+        own = of_layer(tensors, layer)
+        block = f"Transformer/encoderblock_{layer}/"
+        for name, part in (("LayerNorm_0", "norm1"), ("LayerNorm_2", "norm2")):
+            found |= {
+                block + f"{name}/scale": own[f"{part}.weight"],
+                block + f"{name}/bias": own[f"{part}.bias"],
+            }
+        for name, part in (("MlpBlock_3/Dense_0", "fc1"), ("MlpBlock_3/Dense_1", "fc2")):
+            found |= {
+                block + f"{name}/kernel": own[f"{part}.weight"].T,
+                block + f"{name}/bias": own[f"{part}.bias"],
+            }
+        attention = block + "MultiHeadDotProductAttention_1/"
+        for name in ("query", "key", "value"):
+            found[f"{attention}{name}/kernel"] = own[f"{name}.weight"].T.reshape(width, heads, -1)
+            found[f"{attention}{name}/bias"] = own[f"{name}.bias"].reshape(heads, -1)
+        found[attention + "out/kernel"] = own["out.weight"].T.reshape(heads, -1, width)
+        found[attention + "out/bias"] = own["out.bias"]
     return found
 
 
-def random_model(config, module=ViTClassifier):
-    rng = np.random.default_rng(3)
-    model = module(config, rngs=nnx.Rngs(0))
-    leaves = {
-        n: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32) for n, x in named_leaves(model).items()
-    }
-    return with_leaves(model, leaves)
+# Of ViT and DeiT, and of DINOv2: ends of their names in a layer, and what they are called in these tests.
+PARTS = {
+    "layernorm_before": "norm1", "layernorm_after": "norm2", "norm1": "norm1", "norm2": "norm2",
+    "intermediate.dense": "fc1", "output.dense": "fc2", "mlp.fc1": "fc1", "mlp.fc2": "fc2",
+    "attention.output.dense": "out", "attention.o_proj": "out",
+    "attention.attention.query": "query", "attention.attention.key": "key",
+    "attention.attention.value": "value",
+    "attention.q_proj": "query", "attention.k_proj": "key", "attention.v_proj": "value",
+    "layer_scale1.lambda1": "scale1", "layer_scale2.lambda1": "scale2",
+}  # fmt: skip
+
+
+def of_layer(tensors, layer: int) -> dict[str, np.ndarray]:
+    """The parameters of a block of `transformers`, by part."""
+    found = {}
+    for name, tensor in tensors.items():
+        matched = re.fullmatch(rf"(?:encoder\.)?layers?\.{layer}\.(.+)", name)
+        if matched:
+            part, _, kind = matched[1].rpartition(".")
+            found[PARTS[matched[1]] if matched[1] in PARTS else f"{PARTS[part]}.{kind}"] = tensor
+    return found
 
 
 def test_original_arrays_are_read(tmp_path):
-    config = ViTConfig.preset("mini", classes=7, pooler=True, activation="gelu_tanh", layers=2)
-    model = random_model(config)
-    np.savez(tmp_path / "vit.npz", **arrays_of(model))
+    """With Flax's GELU and its norms' epsilon, as JAX's own ViT was trained."""
+    fields = dict(image_size=8, patch_size=2, hidden_size=32, num_attention_heads=4, layer_norm_eps=1e-6)
+    model = theirs("ViTForImageClassification", hidden_act="gelu_pytorch_tanh", **fields)
+    arrays = arrays_of(model)
+    np.savez(tmp_path / "vit.npz", **arrays)
     read, processor = pretrained.load(tmp_path / "vit.npz")
     assert (read.config.heads, read.config.layers, processor.size) == (4, 2, 8)
+    assert (processor.mean, processor.std) == ((0.5,) * 3, (0.5,) * 3)
     images = pictures(8, 8)
-    np.testing.assert_allclose(read(jnp.asarray(images)), model(jnp.asarray(images)), atol=1e-6)
-    arrays = arrays_of(model)
+    np.testing.assert_allclose(read(jnp.asarray(images)), outputs(model, images)[0], atol=1e-4)
+    # A dense layer with tanh in front of the classes, as files of ImageNet-21k have.
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(32, 32)))[0].astype(np.float32)
+    np.savez(tmp_path / "large.npz", **arrays, **{"pre_logits/kernel": turned, "pre_logits/bias": np.zeros(32)})
+    other, _ = pretrained.load(tmp_path / "large.npz")
+    first = np.asarray(read.encoder.hidden_states(jnp.asarray(images)))[:, 0]
+    wanted = np.tanh(first @ turned) @ arrays["head/kernel"] + arrays["head/bias"]
+    np.testing.assert_allclose(other(jnp.asarray(images)), wanted, atol=1e-4)
     del arrays["head/kernel"]
     np.savez(tmp_path / "other.npz", **arrays)
     with pytest.raises(UserError, match="head/kernel is missing"):
@@ -182,59 +219,43 @@ def test_original_arrays_are_read(tmp_path):
 
 @pytest.mark.parametrize("dinov2", others_long([False, True]))
 def test_timm_names_are_read(tmp_path, dinov2):
-    """qkv in one tensor, `ls1.gamma`, `dist_token`: against the same parameters under transformers' names."""
+    """qkv in one tensor, `ls1.gamma`, `dist_token`: parameters of `transformers` under timm's names."""
     from safetensors.numpy import save_file
 
     if dinov2:
-        model = random_model(ViTConfig.preset("s16", patch_size=14, image_size=28, layer_scale=1e-5), ViT)
+        sizes = dict(hidden_size=384, num_attention_heads=6, patch_size=14, mlp_ratio=4, layer_norm_eps=1e-6)
+        model = theirs("Dinov2Model", 0.05, num_hidden_layers=12, image_size=28, **sizes)
+        ours, size = "", 28
     else:
-        sizes = dict(classes=7, image_size=32, distillation=True, distillation_head=True)
-        model = random_model(ViTConfig.preset("ti16", **sizes))
-    config, size = model.config, model.config.image_size
-    leaves = {n.removeprefix("encoder/"): np.asarray(x) for n, x in named_leaves(model).items()}
-    width = config.width
-    tensors = {
-        "patch_embed.proj.weight": leaves["patches/projection/kernel"]
-        .reshape(config.patch_size, config.patch_size, 3, width)
-        .transpose(3, 2, 0, 1),
-        "patch_embed.proj.bias": leaves["patches/projection/bias"],
-        "cls_token": leaves["class_token"][None],
-        "pos_embed": leaves["positions/table/embedding"][None],
-        "norm.weight": leaves["norm/scale"],
-        "norm.bias": leaves["norm/bias"],
-    }
-    if dinov2:
-        for number, kind in enumerate(("attention", "feed_forward"), 1):
-            scales = leaves[f"blocks/{kind}_scale"]
-            tensors |= {f"blocks.{n}.ls{number}.gamma": scale for n, scale in enumerate(scales)}
-    else:
-        tensors |= {
-            "dist_token": leaves["distillation_token"][None],
-            "head.weight": leaves["head/kernel"].T,
-            "head.bias": leaves["head/bias"],
-            "head_dist.weight": leaves["distillation_head/kernel"].T,
-            "head_dist.bias": leaves["distillation_head/bias"],
-        }
-    for layer in range(config.layers):
-        own = {n.removeprefix("blocks/"): x[layer] for n, x in leaves.items() if n.startswith("blocks/")}
-        block = f"blocks.{layer}."
-        parts = [own[f"self_attention/{n}/kernel"].reshape(width, width) for n in ("query", "key", "value")]
-        tensors |= {
-            block + "attn.qkv.weight": np.concatenate(parts, axis=1).T,
-            block + "attn.qkv.bias": np.concatenate(
-                [own[f"self_attention/{n}/bias"].reshape(-1) for n in ("query", "key", "value")]
-            ),
-            block + "attn.proj.weight": own["self_attention/output/kernel"].reshape(width, width).T,
-            block + "attn.proj.bias": own["self_attention/output/bias"],
-            block + "norm1.weight": own["self_attention_norm/scale"],
-            block + "norm1.bias": own["self_attention_norm/bias"],
-            block + "norm2.weight": own["feed_forward_norm/scale"],
-            block + "norm2.bias": own["feed_forward_norm/bias"],
-            block + "mlp.fc1.weight": own["feed_forward/expand/kernel"].T,
-            block + "mlp.fc1.bias": own["feed_forward/expand/bias"],
-            block + "mlp.fc2.weight": own["feed_forward/contract/kernel"].T,
-            block + "mlp.fc2.bias": own["feed_forward/contract/bias"],
-        }
+        sizes = dict(hidden_size=192, num_attention_heads=3, patch_size=16, intermediate_size=768)
+        model = theirs(
+            "DeiTForImageClassificationWithTeacher", 0.05, num_hidden_layers=12, num_labels=7, image_size=32,
+            layer_norm_eps=1e-6, **sizes,
+        )  # fmt: skip
+        ours, size = "deit.", 32
+    state = {name.removeprefix(ours): x.detach().numpy() for name, x in model.state_dict().items()}
+    names = {
+        "embeddings.patch_embeddings.projection.weight": "patch_embed.proj.weight",
+        "embeddings.patch_embeddings.projection.bias": "patch_embed.proj.bias",
+        "embeddings.cls_token": "cls_token", "embeddings.distillation_token": "dist_token",
+        "embeddings.position_embeddings": "pos_embed", "layernorm.weight": "norm.weight",
+        "layernorm.bias": "norm.bias",
+        "cls_classifier.weight": "head.weight", "cls_classifier.bias": "head.bias",
+        "distillation_classifier.weight": "head_dist.weight", "distillation_classifier.bias": "head_dist.bias",
+    }  # fmt: skip
+    tensors = {name: state[own] for own, name in names.items() if own in state}
+    for layer in range(12):
+        own, block = of_layer(state, layer), f"blocks.{layer}."
+        for kind in ("weight", "bias"):
+            joined = [own[f"{part}.{kind}"] for part in ("query", "key", "value")]
+            tensors[f"{block}attn.qkv.{kind}"] = np.concatenate(joined)
+            for part, name in (
+                ("out", "attn.proj"), ("norm1", "norm1"), ("norm2", "norm2"), ("fc1", "mlp.fc1"),
+                ("fc2", "mlp.fc2"),
+            ):  # fmt: skip
+                tensors[f"{block}{name}.{kind}"] = own[f"{part}.{kind}"]
+        if dinov2:
+            tensors |= {f"{block}ls{n}.gamma": own[f"scale{n}"] for n in (1, 2)}
     save_file({n: np.ascontiguousarray(x) for n, x in tensors.items()}, tmp_path / "model.safetensors")
     described = {
         "architecture": "vit_small_patch14_dinov2" if dinov2 else "deit_tiny_distilled_patch16_224",
@@ -247,11 +268,36 @@ def test_timm_names_are_read(tmp_path, dinov2):
     read, processor = pretrained.load(tmp_path)
     assert (processor.resized, processor.mean) == (int(size / 0.8), (0.4, 0.5, 0.6))
     assert configure("image_classification", "fine_tune", start=(str(tmp_path),)).task.mean == processor.mean
-    images = jnp.asarray(pictures(size, size))
-    if dinov2:
-        np.testing.assert_allclose(read.hidden_states(images), model.hidden_states(images), atol=1e-4)
-    else:
-        np.testing.assert_allclose(read(images), model(images), atol=1e-5)
+    images = pictures(size, size)
+    found = read.hidden_states(jnp.asarray(images)) if dinov2 else read(jnp.asarray(images))
+    np.testing.assert_allclose(found, outputs(model, images)[0], atol=1e-4)
+
+
+def test_positions_of_timm_are_smoothed_in_smaller_images(tmp_path):
+    """As its `resample_abs_pos_embed` does: torch's bicubic interpolation with antialias."""
+    torch = pytest.importorskip("torch", reason="parity needs torch")
+    described = {"architecture": "vit_tiny_patch16_224", "num_classes": 7}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    config, *_ = read_config(tmp_path)
+    table = np.random.default_rng(0).normal(size=(14 * 14, 5)).astype(np.float32)
+    grid = torch.tensor(table.reshape(1, 14, 14, 5).transpose(0, 3, 1, 2))
+    wanted = torch.nn.functional.interpolate(grid, size=(6, 9), mode="bicubic", antialias=True)
+    found = resized_grid(jnp.asarray(table), (14, 14), (6, 9), antialias=config.antialias)
+    np.testing.assert_allclose(found, wanted.numpy()[0].reshape(5, -1).T, atol=1e-5)
+
+
+@pytest.mark.long
+def test_the_encoder_of_a_dino_is_published(tmp_path):
+    torch = pytest.importorskip("torch", reason="parity needs torch")
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+    sizes = dict(width=24, layers=2, heads=3, feed_forward=40, patch_size=4, image_size=28)
+    model = Dino(DinoConfig(**sizes, prototypes=8, projection_hidden=8, bottleneck=4), rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path, model.encoder, ImageProcessor(28))
+    read = transformers.ViTModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
+    images = pictures(28, 28)
+    with torch.no_grad():
+        states = read(pixel_values=torch.tensor(images.transpose(0, 3, 1, 2))).last_hidden_state
+    np.testing.assert_allclose(model.encoder(jnp.asarray(images)), states.numpy(), atol=1e-4)
 
 
 def test_weights_of_another_patch_size_are_refused(tmp_path):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +16,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.plotting.image_maps import plot_attention_maps
 from transformer_jax.plotting.image_page import ImagePage
+from transformer_jax.tasks import self_distillation
 from transformer_jax.tasks.image_classification import ImageClassification
 from transformer_jax.tasks.image_data import ImageDataConfig, open_splits
 from transformer_jax.tasks.image_pretraining import ImagePretraining
@@ -22,6 +25,8 @@ from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.run_folder import read_run
+from transformer_jax.training.task import entry_of
+from transformer_jax.training.trained_model import make_model, module_of
 
 STEPS = 20
 SIZES = dict(width=24, layers=2, heads=2, feed_forward=32, batch_size=16, examples=200)
@@ -168,6 +173,38 @@ def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
     assert "</script>" not in (tmp_path / "page.html").read_text().split("const DATA = ")[1].split(";\n")[0]
     with pytest.raises(UserError, match="layer 2 of 2"):
         maps[0].heads(2)
+
+
+@pytest.mark.parametrize(("prefix", "class_token"), [(3, True), (2, False), (0, False)])
+def test_maps_are_those_of_the_first_token_over_patches_alone(rng, prefix, class_token):
+    """Of random attention, each row another: registers in front of the patches are left out."""
+    from transformer_jax.interpretability.attention_flow import rollout
+    from transformer_jax.interpretability.images import AttentionMaps
+
+    T = prefix + 6
+    weights = rng.dirichlet(np.ones(T), (2, 3, T)).astype(np.float32)
+    states = rng.normal(size=(T, 4)).astype(np.float32)
+    states[prefix:] = np.outer([3, 1, 0, 2, 5, 4], [0.1, -2.0, 0.3, 0.2]) + 7  # along one direction
+    maps = AttentionMaps(np.zeros((2, 3, 3), np.uint8), weights, prefix, (2, 3), states, class_token)
+    rolled = rollout(weights)[-1]
+    for layer in (0, 1):
+        wanted = [
+            [
+                weights[layer, head, 0, prefix + n]
+                if class_token
+                else np.mean([weights[layer, head, prefix + m, prefix + n] for m in range(6)])
+                for n in range(6)
+            ]
+            for head in range(3)
+        ]
+        np.testing.assert_allclose(maps.heads(layer), np.reshape(wanted, (3, 2, 3)), atol=1e-6)
+    np.testing.assert_array_equal(maps.heads(), maps.heads(1))
+    row = rolled[0] if class_token else rolled[prefix:].mean(axis=0)
+    np.testing.assert_allclose(maps.rollout(), row[prefix:].reshape(2, 3), atol=1e-6)
+    # The direction's largest weight, -2, is made positive.
+    np.testing.assert_allclose(
+        maps.components(1)[..., 0], 1 - np.reshape([3, 1, 0, 2, 5, 4], (2, 3)) / 5, atol=1e-5
+    )
 
 
 def test_masks_keep_the_smallest_set_of_a_share():
@@ -463,3 +500,43 @@ def test_a_further_set_of_several_splits_is_its_test(tmp_path):
     assert {name: len(one) for name, one in named.tests.items()} == {"valid_": 5, "train_": 5}
     with pytest.raises(UserError, match="has several splits, of which none is said to be for validation"):
         open_splits(ImageDataConfig(data=path, valid=path))
+
+
+def test_the_last_layer_of_a_student_is_frozen_at_first():
+    config = tasks.configure(
+        "self_distillation", "digits", width=16, layers=1, heads=2, feed_forward=16, prototypes=8,
+        projection_hidden=8, bottleneck=4, frozen_steps=2, parts=1, batch_size=2, steps=10,
+    )  # fmt: skip
+    entry = entry_of(config)
+    objective = entry.objective(config, config.model)
+    model = make_model(module_of(entry, config.model), config.model)
+    shapes = entry.abstract_batch(config)
+    rng = np.random.default_rng(0)
+    batch = {
+        name: jnp.asarray(rng.integers(0, 256, x.shape) if name != "weight" else np.ones(x.shape), x.dtype)
+        for name, x in shapes.items()
+    }
+    extra = objective.initial_extra(model, jax.random.key(0))
+    differentiated = jax.jit(
+        jax.grad(lambda model, extra: objective.loss(model, extra, batch, jax.random.key(1))[0]["loss"])
+    )
+    for step, frozen in ((0, True), (1, True), (2, False)):
+        gradient = named_leaves(differentiated(model, extra | {"step": jnp.int32(step)}))
+        assert (np.abs(gradient["prototypes/kernel"]).max() == 0) == frozen, step
+        assert np.abs(gradient["encoder/class_token"]).max() > 0 or config.model.pooling != "class"
+
+
+@pytest.mark.long
+def test_collapse_is_said_while_training(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        self_distillation.SelfDistillationTask,
+        "further",
+        lambda self, kept, name: iter([("teacher_entropy", 2.0), ("prototype_entropy", 2.0)]),
+    )
+    config = tasks.configure(
+        "self_distillation", "digits", width=16, layers=1, heads=2, feed_forward=16, prototypes=8,
+        projection_hidden=8, bottleneck=4, parts=0, batch_size=8, steps=2, evaluate_every=1, examples=40,
+    )  # fmt: skip
+    tasks.train(config, tmp_path / "run", note=said.append)
+    assert sum("collapsed" in line for line in said) == 2

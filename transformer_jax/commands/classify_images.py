@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
-from transformer_jax.data.corpora.image_files import kind_of_file
+from transformer_jax.data.corpora.image_files import kind_of
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -52,8 +52,12 @@ def _recipe_of(argv: Sequence[str]) -> Any:
     return choose
 
 
-def use(own: Arguments) -> None:
+def use(own: Arguments, size: int | None = None) -> None:
     """Prints the class of each image, and draws what the model attends to.
+
+    Args:
+      own: the flags.
+      size: in pixels that images are read in; None is the run's.
 
     Raises:
       UserError: no run, a folder of another kind, or an image that cannot be read.
@@ -63,8 +67,10 @@ def use(own: Arguments) -> None:
     run = load(own.run_dir)
     if not isinstance(run, TrainedImageEncoder):
         raise UserError(f"{own.run_dir} holds a {type(run.model).__name__}, which does not read images")
+    if size is not None:
+        run = run.at_size(size)
     for file in own.images:
-        if kind := kind_of_file(file):
+        if kind := kind_of(file):
             print(f"{file}: {kind}, converted to RGB", file=sys.stderr)
     if isinstance(run, TrainedImageClassifier):
         for file, found in zip(own.images, run.classify(list(own.images)), strict=True):
@@ -116,7 +122,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax clas
     _check(own, parsed)
     if own.images:
         if is_first():
-            use(own)
+            use(own, parsed.config.task.size if "size" in parsed.named else None)
         return
     parsed.execution.processes.join()
     task = parsed.config.task

@@ -63,7 +63,7 @@ def plot_attention_maps(
       images: `AttentionMaps` of one model.
       layer: whose heads are drawn, counted from 0; negative ones from the last.
       share: of a head's attention that is kept bright, see `AttentionMaps.masks`.
-      heads: that are drawn, counted from 0; None is all, six at most.
+      heads: that are drawn, counted from 0; None is all.
       titles: of the rows.
       path: picture to write too; the ending chooses the format.
 
@@ -75,7 +75,7 @@ def plot_attention_maps(
     if not images or (titles is not None and len(titles) != len(images)):
         raise ValueError(f"{len(images)} images with {len(titles or ())} titles")
     count = images[0].weights.shape[1]
-    chosen = list(range(min(count, 6))) if heads is None else list(heads)
+    chosen = list(range(count)) if heads is None else list(heads)
     across = len(chosen) + 3
     figure = Figure(figsize=(1.3 * across + 0.3, 1.45 * len(images) + 0.4), layout="constrained")
     panels = figure.subplots(len(images), across, squeeze=False)

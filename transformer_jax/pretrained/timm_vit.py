@@ -43,7 +43,7 @@ def _config(described: Mapping[str, Any]) -> ViTConfig:
     return ViTConfig(
         image_size=int(given), patch_size=int(patch), width=width, layers=layers, heads=heads,
         feed_forward=4 * width, layer_scale=1e-5 if dinov2 else 0.0, distillation=bool(distilled),
-        distillation_head=bool(distilled),
+        distillation_head=bool(distilled), antialias=True,
         classes=int(described.get("num_classes", own.get("num_classes", 1_000))),
     )  # fmt: skip
 

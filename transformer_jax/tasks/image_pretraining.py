@@ -95,7 +95,7 @@ class ImagePretraining:
         note: Callable[[str], None],
     ):
         task: ImagePretrainingConfig = config.task
-        self.model_config = config.model
+        self.model_config, self.note = config.model, note
         self.processor, self._mesh, self._task, self._objective = processor, mesh, task, objective
         self.files: Files = {}
         self.fingerprint = image_data.fingerprint_of(splits)

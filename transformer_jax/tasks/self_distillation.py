@@ -284,6 +284,12 @@ class SelfDistillationTask(ImagePretraining):
         yield "teacher_entropy", entropies / count
         yield "prototype_entropy", float(entropy(shares))
 
+    def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        found = dict(super().validate(model, extra))
+        if found["valid_prototype_entropy"] - found["valid_teacher_entropy"] < _COLLAPSED:
+            self.note("the teacher's output is the same for all images: collapsed")
+        yield from found.items()
+
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         results, shown = super().score(kept_model, totals)
         # The mutual information of an image and the prototype that it is given.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -30,6 +30,20 @@ class TrainedImageEncoder(Trained):
     def encoder(self) -> Any:
         """The ViT alone."""
         return getattr(self.model, "encoder", self.model)
+
+    def at_size(self, size: int) -> Self:
+        """The same, reading images in another size; positions are interpolated.
+
+        Args:
+          size: height and width in pixels.
+
+        Raises:
+          UserError: a size that patches do not divide.
+        """
+        config = self.encoder.config
+        if size < 1 or (not config.convolutions and size % config.patch_size):
+            raise UserError(f"`size` {size} is no multiple of `patch_size` {config.patch_size}")
+        return dataclasses.replace(self, processor=self.processor.in_size(size))
 
     def normalised(self, pixels: np.ndarray) -> jax.Array:
         """Pixels (N, size, size, 3) uint8, as the processor makes them, as the model reads them."""

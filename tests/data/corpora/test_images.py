@@ -119,10 +119,15 @@ def test_arrays(tmp_path):
     np.testing.assert_array_equal(found[1][..., 2], pixels[1])
     with pytest.raises(UserError, match="the class '2' was not in training"):
         open_images(path, split="test", classes=found.classes)
+    np.savez(path, x_train=pixels, y_train=[0, 1, 2, 0], x_test=pixels[:2], y_test=[2, 0])
+    test = open_images(path, split="test", classes=open_images(path).classes)
+    assert (test.classes, test.labels.tolist()) == (("0", "1", "2"), [2, 0])
     for changes, message in (
         (dict(images=pixels.astype(float), labels=[0] * 4), "give uint8"),
         (dict(images=pixels, labels=[0, 1]), "4 images and 2 labels"),
         (dict(images=pixels, labels=[0, 1, 2, -1]), "labels from -1 to 2"),
+        (dict(images=pixels, labels=[0, 1, 10**9, 1]), "labels from 0 to 1000000000, of which there are 3"),
+        (dict(images=pixels, labels=[0, 1, 3, 1]), "each has an image"),
         (dict(images=pixels, labels=[0, 1, 2, 3], classes=["a", "b"]), "where there are 2 classes"),
         (dict(images=pixels, labels=[0.0, 1.0, 2.0, 3.0]), "labels are numbers of classes"),
         (dict(pixels=pixels), "images are `images` and `labels`"),

@@ -83,21 +83,15 @@ def decoded(content: bytes, name: str) -> tuple[np.ndarray, str]:
         raise UserError(f"{name}: more than the {LARGEST:,} pixels that are decoded") from None
 
 
-def kind_of(content: bytes) -> str:
-    """What `decoded` would convert, read from the beginning of a file; "" also where it cannot be read."""
+def kind_of(content: bytes | str | os.PathLike[str]) -> str:
+    """What `decoded` would convert of a file's content, or of the file itself, whose beginning alone is read;
+    "" also where it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return _kind(Image.open(io.BytesIO(content)))
+            with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
+                return _kind(image)
     except (*_DAMAGED, Image.DecompressionBombError):
-        return ""
-
-
-def kind_of_file(path: str | os.PathLike[str]) -> str:
-    """`kind_of` a file; "" also where there is none."""
-    try:
-        return kind_of(pathlib.Path(path).read_bytes())
-    except OSError:
         return ""
 
 

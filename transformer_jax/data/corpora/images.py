@@ -28,7 +28,7 @@ from transformer_jax.errors import UserError
 
 # Names of folders that hold splits: two of them side by side are no classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-_BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 # What arrays of so many channels are.
 _KINDS = {1: "grey", 4: "alpha"}
 _NUMBERED = re.compile(r"\d+_(.+)")
@@ -282,7 +282,7 @@ def open_images(
         elif not place.is_file():
             raise UserError(f"{path}: no such folder or archive of images")
         elif place.suffix == ".npz":
-            found = _of_npz(place, split)
+            found = _of_npz(place, split, known)
         elif zipfile.is_zipfile(place):
             found = _of_zip(place, known)
         else:
@@ -437,7 +437,7 @@ def _of_zip(path: pathlib.Path, known: _Known) -> ImageSet:
     return _labelled(str(path), names, _ZipMembers(path, names), _empty_folders(folders, names), known)
 
 
-def _of_npz(path: pathlib.Path, split: str) -> ImageSet:
+def _of_npz(path: pathlib.Path, split: str, known: _Known) -> ImageSet:
     try:
         with np.load(path) as file:
             there = set(file.files)
@@ -460,13 +460,16 @@ def _of_npz(path: pathlib.Path, split: str) -> ImageSet:
         raise UserError(f"{path}: {len(images):,} images and {len(labels):,} labels")
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {second} is {labels.dtype}; labels are numbers of classes")
-    count = int(labels.max()) + 1 if named is None else len(named)
-    if labels.min() < 0 or labels.max() >= count:
-        raise UserError(
-            f"{path}: labels from {labels.min()} to {labels.max()}, where there are {count} classes"
-        )
-    classes = [str(number) for number in range(count)] if named is None else named
-    return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, classes, images)
+    if named is None:
+        numbers, labels = np.unique(labels, return_inverse=True)
+        named = [str(number) for number in numbers]
+        missing = np.setdiff1d(np.arange(len(numbers)), numbers)
+        if numbers[0] < 0 or (not known.classes and len(missing)):
+            raise UserError(
+                f"{path}: labels from {numbers[0]} to {numbers[-1]}, of which there are {len(numbers)}: "
+                "classes are counted from 0, and each has an image"
+            )
+    return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, named, images)
 
 
 def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
