@@ -18,7 +18,8 @@ import numpy as np
 from transformer_jax import pretrained
 from transformer_jax.data.batches.augmentation import Augmentation
 from transformer_jax.data.corpora import images as corpora
-from transformer_jax.data.corpora.images import ImageSet
+from transformer_jax.data.corpora.image_archives import splits_of
+from transformer_jax.data.corpora.image_sets import ImageSet, stratified
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.mesh import SEQUENCE, check_rows
 from transformer_jax.errors import UserError
@@ -112,7 +113,7 @@ def open_splits(task: ImageDataConfig, *, labelled: bool = True) -> Splits:
             task.data, split=task.splits[1], classes=train.classes, data_dir=task.data_dir
         )
     else:
-        own = corpora.splits_of(task.data)
+        own = splits_of(task.data)
         train = corpora.open_images(task.data, split="train" if "train" in own else "", labelled=labelled)
         if "test" in own and not task.test:
             tests["test"] = corpora.open_images(task.data, split="test", classes=train.classes)
@@ -123,20 +124,20 @@ def open_splits(task: ImageDataConfig, *, labelled: bool = True) -> Splits:
         while name in tests or name in ("train", "valid"):  # which the other splits are called
             name += "_"
         # Of a set of several splits the one of the test, never the training split.
-        split = "test" if "test" in corpora.splits_of(path) else ""
+        split = "test" if "test" in splits_of(path) else ""
         split = task.splits[1] if path.startswith("tfds:") else split
         tests[name] = corpora.open_images(
             path, classes=train.classes, split=split, data_dir=task.data_dir, labelled=len(train.classes) > 1
         )
     if task.valid:
-        if task.valid.startswith("tfds:") or len(corpora.splits_of(task.valid)) > 1:
+        if task.valid.startswith("tfds:") or len(splits_of(task.valid)) > 1:
             raise UserError(
                 f"`valid` {task.valid} has several splits, of which none is said to be for validation: leave "
                 "`valid` out, and `held_out` of the training split is taken"
             )
         valid = corpora.open_images(task.valid, classes=train.classes, labelled=len(train.classes) > 1)
     else:
-        train, valid = corpora.stratified(train, task.held_out)
+        train, valid = stratified(train, task.held_out)
     if task.examples and task.examples < len(train):
         train = train.some(np.sort(np.random.default_rng(1).permutation(len(train))[: task.examples]))
     return Splits(train, valid, tests)

@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from transformer_jax.data.corpora import image_files, images
+from transformer_jax.data.corpora.image_archives import splits_of
 from transformer_jax.data.corpora.image_files import decoded, image_array
-from transformer_jax.data.corpora.images import ImageSet, digits, open_images, splits_of, stratified
+from transformer_jax.data.corpora.image_sets import ImageSet, stratified
+from transformer_jax.data.corpora.images import digits, open_images
 from transformer_jax.errors import UserError
 
 
