@@ -6,7 +6,9 @@ Training: ViT-Ti with patches of 4 on 64 images of 32 x 32 pixels, AdamW, from a
 ViT-B with patches of 16 on 8 images of 224 x 224. All in float32 with all cores. Each side has a process of its
 own, and their measurements alternate; medians are compared, and every ratio is this package's throughput over
 the peer's. The loader makes batches of 128 changed images of 32 x 32 pixels as the recipe for CIFAR-10 does, in
-one thread and in worker processes, with nothing else at work. Needs torch and transformers, and for `--onnx`
+one thread and in worker processes, with nothing else at work. Beside training it is measured what share of a
+step's time is spent waiting for the next batch: of small images in memory, of DINO's crops of them, and of
+photographs in JPEG files that are decoded by worker processes. Needs torch and transformers, and for `--onnx`
 onnx, onnxscript and onnxruntime.
 """
 
@@ -150,6 +152,64 @@ def loaded_per_second(workers: int, seconds: float = 10.0) -> float:
     return count / (time.perf_counter() - began)
 
 
+# By name: the task, whether images are photographs, and what differs from the recipe for images.
+WAITING: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "small": ("image_classification", False, {}),
+    "crops": ("self_distillation", False, dict(batch_size=64)),
+    "photographs": ("image_classification", True, dict(preset="ti16", batch_size=32, crop=0.3, padding=0)),
+}
+
+
+def write_images(folder: pathlib.Path, photographs: bool) -> None:
+    """Random images in two classes: 400 of 32 x 32 pixels, or 256 in JPEG files of 320 x 256."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for number in range(256 if photographs else 400):
+        pixels = rng.integers(256, size=(8, 10, 3) if photographs else (32, 32, 3), dtype=np.uint8)
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(pixels)
+        if photographs:
+            image.resize((320, 256), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
+        else:
+            image.save(place / f"{number}.png")
+
+
+def share_waited(name: str, steps: int = 20) -> float:
+    """The share of a run's time in which it waits for batches, over some steps behind the first three."""
+    import jax
+
+    from transformer_jax import configure
+    from transformer_jax.training.driver import begin
+    from transformer_jax.training.step import make_train_step
+    from transformer_jax.training.task import entry_of
+    from transformer_jax.training.trained_model import make_model, module_of
+
+    task_name, photographs, changes = WAITING[name]
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(pathlib.Path(folder), photographs)
+        config = configure(task_name, "images", data=folder, **changes)
+        entry = entry_of(config)
+        objective = entry.objective(config, config.model)
+        task: Any = entry.prepare(config, objective, mesh=None, stored=None, starts=(), note=lambda line: None)
+        model = make_model(module_of(entry, task.model_config), task.model_config)
+        state, optimizer, _ = begin(objective, config, model, None)
+        train_step = make_train_step(objective, optimizer)
+        batches = task.batches.from_step(0)
+        waited = worked = 0.0
+        for step in range(3 + steps):
+            began = time.perf_counter()
+            batch = next(batches)
+            given = time.perf_counter()
+            state, metrics = train_step(state, batch)
+            jax.block_until_ready(metrics)
+            if step >= 3:
+                waited += given - began
+                worked += time.perf_counter() - given
+    return waited / (waited + worked)
+
+
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     found: dict[str, Any] = {"processor": processor()}
@@ -175,6 +235,9 @@ def main() -> None:
     for workers in (0, os.cpu_count() or 1):
         found[f"loaded_{workers}"] = loaded_per_second(workers)
         print(f"loader     {workers} worker processes {found[f'loaded_{workers}']:9.1f} images/s")
+    for name in WAITING:
+        found[f"waited_{name}"] = share_waited(name)
+        print(f"waiting    {name:<12} {100 * found[f'waited_{name}']:5.2f} % of a step")
     print(f"largest difference of a logit: {found['largest_difference']:.1e}; {found['processor']}")
     if arguments.json:
         print(json.dumps(found))

@@ -26,7 +26,7 @@ def measured(seconds):
 )
 def test_ratios_are_throughput_over_the_peers(bench, jobs, monkeypatch, capsys):
     monkeypatch.setattr(bench, "compare", measured({"ours": 1.0, "torch": 1.5}))
-    for name in ("random_weights", "write_weights", "loaded_per_second"):
+    for name in ("random_weights", "write_weights", "loaded_per_second", "share_waited"):
         monkeypatch.setattr(bench, name, lambda *_, **__: 100.0, raising=False)
     monkeypatch.setattr("sys.argv", ["bench", "--json"])
     bench.main()
@@ -36,3 +36,12 @@ def test_ratios_are_throughput_over_the_peers(bench, jobs, monkeypatch, capsys):
         assert found[f"{job}_ours"] == pytest.approx(1.5 * found[f"{job}_torch"])
     assert found["processor"]
     assert found["largest_difference"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", bench_vision.WAITING)
+def test_what_a_step_waits_for_is_measured(name, monkeypatch):
+    task, photographs, changes = bench_vision.WAITING[name]
+    tiny = dict(width=16, heads=2, layers=1, feed_forward=16, batch_size=8, workers=0)
+    monkeypatch.setitem(bench_vision.WAITING, name, (task, photographs, changes | tiny))
+    assert 0 < bench_vision.share_waited(name, steps=2) < 1
