@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import multiprocessing
 import pathlib
-import platform
 import sys
 from collections.abc import Sequence
 
@@ -112,7 +111,7 @@ def line(row: Row, report: ProgramReport) -> str:
         f"| {row.name} | {row.topology} | {row.mesh or 'rows'} | {row.remat or 'own'} | {memory} | "
         f"{'yes' if report.fits else 'no'} | {report.flops / 1e12:.3g} | {sent} | "
         f"{report.seconds_modelled * 1e3:.3g} ({report.limit}) | {', '.join(report.attention or ()) or '-'} | "
-        f"{datetime.date.today()} |"
+        f"{datetime.date.today()}, jax {jax.__version__} |"
     )
 
 
@@ -174,19 +173,19 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
       ratios: see `ratio`.
     """
     earlier = path.read_text().splitlines() if path.exists() else []
+    names = {(row.name, row.topology): place for place, row in enumerate(rows())}
 
-    def known(text: str) -> str | None:
-        """What a line of the page is about, if it is about a row."""
-        text = text.removeprefix("- ")
-        for row in rows():
-            if text.startswith((f"| {row.name} | {row.topology} |", f"{row.name}, {row.topology}:")):
-                return f"{row.name}, {row.topology}"
+    def place_of(text: str) -> int | None:
+        """Of the row that a line of the page is about, if it is about one."""
+        for (name, topology), place in names.items():
+            if text.startswith((f"| {name} | {topology} |", f"- {name}, {topology}:")):
+                return place
         return None
 
-    def merged(new: Sequence[str], begin: str) -> list[str]:
-        own = {known(text): text for text in [*(one for one in earlier if one.startswith(begin)), *new]}
-        return [own[key] for row in rows() if (key := f"{row.name}, {row.topology}") in own]
-
+    found = [(place_of(text), text) for text in (*lines, *(f"- {text}" for text in ratios))]
+    given = {place for place, _ in found}
+    found += [(place, text) for text in earlier if (place := place_of(text)) is not None and place not in given]
+    found = sorted((place, text) for place, text in found if place is not None)
     page = [
         "# Compiled for chips",
         "",
@@ -195,16 +194,15 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "[On an accelerator](on_an_accelerator.md).",
         "",
         HEAD,
-        *merged(lines, "| "),
+        *(text for _, text in found if text.startswith("| ")),
         "",
-        *merged([f"- {text}" for text in ratios], "- "),
+        *(text for _, text in found if text.startswith("- ")),
         "",
         "Encoders have dropout on their attention weights as published, for which no kernel is taken; ViTs "
         "have 197 tokens, which are no multiple of the 128 that a TPU's kernel takes. Llama 3 70B does not fit "
         "with its own rematerialisation (12.32 + 120.65 GiB), hence `blocks`.",
         "",
-        f"`make accelerators`, jax {jax.__version__}, {platform.machine()}; `--only NAME --write FILE` "
-        "compiles rows anew and leaves the others.",
+        "`make accelerators`; `--only NAME --write FILE` compiles rows anew and leaves the others.",
     ]
     path.write_text("\n".join(page) + "\n")
 

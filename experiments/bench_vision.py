@@ -176,8 +176,14 @@ def write_images(folder: pathlib.Path, photographs: bool) -> None:
             image.save(place / f"{number}.png")
 
 
-def share_waited(name: str, steps: int = 20) -> float:
-    """The share of a run's time in which it waits for batches, over some steps behind the first three."""
+def share_waited(name: str, steps: int = 20, first: int = 30) -> float:
+    """The share of a run's time in which it waits for batches.
+
+    Args:
+      name: in `WAITING`.
+      steps: that are measured.
+      first: steps in front of them: what is made ahead of time while the step is compiled is used up in these.
+    """
     import jax
 
     from transformer_jax import configure
@@ -198,15 +204,16 @@ def share_waited(name: str, steps: int = 20) -> float:
         train_step = make_train_step(objective, optimizer)
         batches = task.batches.from_step(0)
         waited = worked = 0.0
-        for step in range(3 + steps):
+        for step in range(first + steps):
             began = time.perf_counter()
             batch = next(batches)
             given = time.perf_counter()
             state, metrics = train_step(state, batch)
             jax.block_until_ready(metrics)
-            if step >= 3:
+            if step >= first:
                 waited += given - began
                 worked += time.perf_counter() - given
+        batches.close()  # before the files go
     return waited / (waited + worked)
 
 

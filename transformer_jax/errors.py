@@ -6,3 +6,7 @@ class UserError(Exception):
 
     Command lines print the message alone, without a traceback, and exit with status 2.
     """
+
+
+class CompilerError(UserError):
+    """A compiler's refusal of a program: no wrong value, so a search among programs says it and goes on."""

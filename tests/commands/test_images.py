@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.commands.in_process import call
+from transformer_jax import load
 from transformer_jax.commands import classify_images, self_distill
 from transformer_jax.data.corpora.images import digits
 
@@ -63,7 +64,18 @@ def test_images_are_classified(run, data, tmp_path):
     ended = call(classify_images.main, "--run-dir", run, "--images", *files, "--json")
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [one["file"] for one in found] == files
-    assert all(one["label"] in ("one", "two") and 0.5 <= one["probability"] <= 1 for one in found)
+    trained = load(run)
+    for size in (None, 16):
+        if size is not None:
+            ended = call(classify_images.main, "--run-dir", run, "--size", size, "--images", *files, "--json")
+            found = [json.loads(line) for line in ended.stdout.splitlines()]
+            trained = trained.at_size(size)
+        for one, known in zip(found, trained.classify(files), strict=True):
+            assert one["label"] == known.label
+            assert one["probability"] == pytest.approx(known.probabilities[known.label], abs=1e-5)
+    one_line(
+        call(classify_images.main, "--run-dir", run, "--size", 0, "--images", *files), "--size 0 is below 1"
+    )
     maps, page = tmp_path / "maps.png", tmp_path / "page.html"
     ended = call(
         classify_images.main, "--run-dir", run, "--images", *files, "--plot-attention", maps, "--html", page

@@ -9,11 +9,12 @@ import pytest
 from tests.commands.in_process import call
 from tests.runs import tiny_runs
 from transformer_jax import tasks
-from transformer_jax.commands import generate, language_model, train, translate
+from transformer_jax.commands import generate, language_model, plan_decoding, train, translate
 from transformer_jax.commands.plan_decoding import NOTHING_FITS
 from transformer_jax.distributed import targets
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.errors import UserError
+from transformer_jax.training import chip_plan
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.task import entry_of
 from transformer_jax.training.ways_to_fit import Way
@@ -113,7 +114,7 @@ def test_a_plan_of_using_a_run_refuses(runs, no_compiler):
 @pytest.mark.parametrize("ways", [1, 0])
 def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
     """What it is short by, and what would fit; a compiler's figures are given here."""
-    topology = targets.Topology("h100:1", targets.CHIPS["h100"], (jax.devices()[0],), 1)
+    topology = targets.Topology("h100:2", targets.CHIPS["h100"], tuple(jax.devices()[:2]), 2)
     config = tasks.configure("language_modeling", "text", preset="micro", vocab_size=300, context=32)
     figures = dict(
         device="H100", devices=1, device_memory_bytes=10 * 2**30, argument_bytes=8 * 2**30, flops=1.0,
@@ -121,11 +122,17 @@ def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
         attention=[], limit="compute",
     )  # fmt: skip
     short = ProgramReport(fits=False, temporary_bytes=5 * 2**30, **figures)
-    way = Way("--remat blocks", ProgramReport(fits=True, temporary_bytes=2**30, **figures))
+    enough = ProgramReport(fits=True, temporary_bytes=2**30, **figures)
     monkeypatch.setattr(train, "compile_step", lambda *_, **__: short)
-    monkeypatch.setattr(train, "ways_to_fit", lambda *_: iter([way] * ways))
-    decoding = {"decoding": {"fits": False}, "ways_to_fit": [{"flags": "--mesh tensor=2"}]}
-    monkeypatch.setattr(train, "show_decoding", lambda *_, **__: decoding)
+    monkeypatch.setattr(train, "ways_to_fit", lambda *_: iter([Way("--remat blocks", enough)] * ways))
+
+    def compile_decoding(config, *, topology, mesh, rows, prompt, dtype, parameters, compute):
+        assert (rows, prompt, dtype, parameters) == (2, 32, "float32", "float32")
+        fitting = mesh == "tensor=2"
+        return {"prefill": enough, "decoding": enough if fitting else short}
+
+    for module in (plan_decoding, chip_plan):
+        monkeypatch.setattr(module, "compile_decoding", compile_decoding)
     train.show_target(entry_of(config), config, Execution(), topology, True)
     lines = capsys.readouterr().out.splitlines()
     assert any("3.00 GiB too much" in line for line in lines)
@@ -133,7 +140,7 @@ def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
     assert any(NOTHING_FITS in line for line in lines) != bool(ways)
     found = json.loads(lines[-1])
     assert [one["flags"] for one in found["ways_to_fit"]] == ["--remat blocks"] * ways
-    assert found["decoding_ways_to_fit"] == [{"flags": "--mesh tensor=2"}]
+    assert [one["flags"] for one in found["decoding_ways_to_fit"]] == ["--mesh tensor=2"]
 
 
 def test_what_a_compiler_refuses_is_one_line():

@@ -11,12 +11,12 @@ from transformer_jax.errors import UserError
 def test_wrong_numbers_are_an_error(monkeypatch):
     monkeypatch.setattr("sys.argv", ["on_accelerator", "--preset", "micro"])
     for name, found in (
-        ("kernel_differences", [("causal", 0.01), ("window", 0.2)]),
+        ("kernel_differences", [("causal", 0.01), ("window", 0.2), ("padding", float("nan"))]),
         ("seconds_of_steps", ([1.0], 5.0)),
         ("seconds_of_generation", {"first_token": 1.0, "token": 1.0}),
     ):
         monkeypatch.setattr(on_accelerator, name, lambda _, found=found: found)
-    with pytest.raises(UserError, match=r"not that of the plain form: window$"):
+    with pytest.raises(UserError, match=r"not that of the plain form: window, padding$"):
         on_accelerator.main()
 
 

@@ -207,6 +207,19 @@ def test_maps_are_those_of_the_first_token_over_patches_alone(rng, prefix, class
     )
 
 
+def test_images_are_read_in_another_size(trained):
+    run = tasks.load(trained("classes")[0])
+    (image,) = (digits()[0][n] for n in range(1))
+    assert run.attention_maps(image).grid == (4, 4)
+    larger = run.at_size(12)
+    assert larger.attention_maps(image).grid == (6, 6)
+    assert larger.attention_maps(image).pixels.shape == (12, 12, 3)
+    assert larger.classify([image])[0].probabilities.keys() == run.classify([image])[0].probabilities.keys()
+    for size, message in ((0, "below 1"), (9, "`size` 9 is no multiple of `patch_size` 2")):
+        with pytest.raises(UserError, match=message):
+            run.at_size(size)
+
+
 def test_masks_keep_the_smallest_set_of_a_share():
     from transformer_jax.interpretability.images import AttentionMaps
 
@@ -523,7 +536,6 @@ def test_the_last_layer_of_a_student_is_frozen_at_first():
     for step, frozen in ((0, True), (1, True), (2, False)):
         gradient = named_leaves(differentiated(model, extra | {"step": jnp.int32(step)}))
         assert (np.abs(gradient["prototypes/kernel"]).max() == 0) == frozen, step
-        assert np.abs(gradient["encoder/class_token"]).max() > 0 or config.model.pooling != "class"
 
 
 @pytest.mark.long
@@ -539,4 +551,4 @@ def test_collapse_is_said_while_training(tmp_path, monkeypatch):
         projection_hidden=8, bottleneck=4, parts=0, batch_size=8, steps=2, evaluate_every=1, examples=40,
     )  # fmt: skip
     tasks.train(config, tmp_path / "run", note=said.append)
-    assert sum("collapsed" in line for line in said) == 2
+    assert [line.partition(":")[0] for line in said if "collapsed" in line] == ["step 1", "step 2"]

@@ -60,7 +60,8 @@ def use(own: Arguments, size: int | None = None) -> None:
       size: in pixels that images are read in; None is the run's.
 
     Raises:
-      UserError: no run, a folder of another kind, or an image that cannot be read.
+      UserError: no run, a folder of another kind, a size that patches do not divide, or an image that cannot be
+        read.
     """
     if own.run_dir is None:
         raise UserError("name the trained run with `run_dir`")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.distributed.targets import Topology
-from transformer_jax.errors import UserError
+from transformer_jax.errors import CompilerError
 
 _KERNELS = {"cudnn": "__cudnn$fmha", "splash": "splash_m"}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -92,7 +92,7 @@ def reported(
       copies: how many devices do the same work, as those of an axis that rows do not divide.
 
     Raises:
-      UserError: the compiler refuses the program for another reason than its memory.
+      CompilerError: it refuses the program for another reason than its memory.
     """
     traced = function.trace(*arguments)
     flops = program_flops(traced.jaxpr) * copies / len(topology.devices)
@@ -102,8 +102,10 @@ def reported(
     except jax.errors.JaxRuntimeError as error:
         needed = _needed(str(error))
         if needed is None:
-            first = str(error).strip().splitlines()[0][:200]
-            raise UserError(f"the compiler for {topology.chip.name} refuses the program: {first}") from error
+            first = next(iter(str(error).strip().splitlines()), "")[:200]
+            raise CompilerError(
+                f"the compiler for {topology.chip.name} refuses the program: {first}"
+            ) from error
         own = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
         return _report(topology, None, own, max(0, needed - own), flops, None, None, None)
     needs = program.memory_analysis()

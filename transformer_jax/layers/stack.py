@@ -40,12 +40,13 @@ def _cast_in_turn(block: Any, one: jax.Array, dtype: jnp.dtype) -> Any:
     of accelerators take a cast of the stack out of the loop over its layers, a TPU's even past an optimization
     barrier, but not behind a product with a number that they do not know. The loop carries `one`, which is 1,
     through a barrier in each step; the product is part of the cast, and weights are still gathered after it.
+    What is not cast has a barrier alone.
     """
     one = jax.lax.stop_gradient(one)
 
     def of_leaf(leaf):
-        own = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype and leaf.ndim > 1
-        return leaf * one.astype(leaf.dtype) if own else leaf
+        cast = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != dtype and leaf.ndim > 1
+        return leaf * one.astype(leaf.dtype) if cast else jax.lax.optimization_barrier(leaf)
 
     return jax.tree.map(of_leaf, block)
 

@@ -32,7 +32,7 @@ def _family(
     *heads: Tensor,
     pooler: bool,
     classes: bool = False,
-    absent: str | None = None,
+    absent: tuple[str, ...] = (),
 ) -> Family:
     def config(described: Mapping[str, Any]) -> BertConfig:
         return BertConfig(
@@ -53,7 +53,7 @@ def _family(
         table=(*body, *heads),
         prefix="bert.",
         head=None,
-        # Checkpoints of older releases keep the pooler and the next-sentence head under heads that have none.
+        # Checkpoints of older releases keep the pooler or the next-sentence head where nothing reads them.
         passed_over=r"embeddings\.(position|token_type)_ids|cls\.predictions\.decoder\.(weight|bias)"
         + (
             r"|pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
@@ -62,18 +62,25 @@ def _family(
         ),
         processor=read_encoder_tokenizer,
         settings=written_settings,
-        absent=None if absent is None else ("pooler", absent),
+        absent=("pooler", *absent) if absent else None,
     )
 
 
 _HEAD = linear("classifier", "head", outside=True)
 
+_POOLED = "pooler.dense.weight"
 _PRETRAINED = (*_MASKED, *linear("cls.seq_relationship", "next_sentence", outside=True, in_config="pooler"))
 
 BERT = (
-    _family("BertModel", Bert, pooler=True, absent="pooler.dense.weight"),
-    # bert-base-uncased and its like are named so and hold all that was pretrained, a pooler for classes too.
-    _family("BertForMaskedLM", BertMaskedLM, *_PRETRAINED, pooler=True, absent="cls.seq_relationship.weight"),
+    _family("BertModel", Bert, pooler=True, absent=(_POOLED,)),
+    # bert-base-uncased is named so and holds a pooler, for classes, with the next-sentence head that reads it.
+    _family(
+        "BertForMaskedLM",
+        BertMaskedLM,
+        *_PRETRAINED,
+        pooler=True,
+        absent=(_POOLED, "cls.seq_relationship.weight"),
+    ),
     _family("BertForPreTraining", BertMaskedLM, *_PRETRAINED, pooler=True),
     _family("BertForSequenceClassification", BertClassifier, *_HEAD, pooler=True, classes=True),
     _family("BertForTokenClassification", BertTagger, *_HEAD, pooler=False, classes=True),

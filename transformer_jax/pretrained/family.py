@@ -55,7 +55,7 @@ class Family:
       head: name of the logits' table, which tied models may have or not; None where logits have no such table.
       passed_over: regular expression of what holds nothing trained, or what other tensors hold already.
       processor: reads the folder's tokenizer; its arguments are the folder and the contents of `config.json`.
-      absent: (field of our config, tensor): where a file lacks the tensor the field is false.
+      absent: (field of our config, tensors ...): where a file lacks one of the tensors the field is false.
       settings: what a saved folder says of the tokenizer's settings, from the tokenizer and our config: fields
         of `config.json`, and the contents of further JSON files by their paths.
       fits: whether a config of ours is one of this family's, where a module is of several.
@@ -73,7 +73,7 @@ class Family:
     head: str | None
     passed_over: str
     processor: Callable[[pathlib.Path, Mapping[str, Any]], Any] = read_text_tokenizer
-    absent: tuple[str, str] | None = None
+    absent: tuple[str, ...] | None = None
     settings: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]] = lambda tokenizer, config: ({}, {})
     fits: Callable[[Any], bool] = lambda config: True
     chosen: Callable[[Mapping[str, Any]], bool] = lambda described: True

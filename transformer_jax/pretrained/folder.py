@@ -82,8 +82,10 @@ def load(
         check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, family, described, config)
     files = ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
-    if family.absent is not None and not any(name.endswith(family.absent[1]) for name in files.names()):
-        config = dataclasses.replace(config, **{family.absent[0]: False})
+    if family.absent is not None:
+        field, *tensors = family.absent
+        if not all(any(name.endswith(tensor) for name in files.names()) for tensor in tensors):
+            config = dataclasses.replace(config, **{field: False})
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
     named = named_leaves(shape)
     places = _places(family, config, files, named)

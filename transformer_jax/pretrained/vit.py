@@ -215,7 +215,8 @@ def _dinov2_family(model_type: str, architecture: str, module: type, *, register
         ratios = [_swiglu_width(config.width, r) for r in range(1, 65)]
         return (
             _plain(config) and config.layer_scale > 0 and not config.distillation and config.gated == gated
-            and bool(config.registers) == registers and config.antialias == registers and not config.pooler
+            and bool(config.registers) == registers and (config.antialias or not registers)
+            and not config.pooler
             and (not gated or config.feed_forward in ratios) and (bare or config.pooling == "class_mean")
         )  # fmt: skip
 

@@ -240,6 +240,16 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     return image_pretraining.abstract_images(config, **shapes)
 
 
+def _information(of_all: float, of_each: float) -> tuple[float, bool]:
+    """(mutual information in nats of an image and the prototype that it is given, whether that is collapse).
+
+    Args:
+      of_all: entropy of the mean output.
+      of_each: mean entropy of the outputs.
+    """
+    return of_all - of_each, of_all - of_each < _COLLAPSED
+
+
 class SelfDistillationTask(ImagePretraining):
     """The task with its images opened."""
 
@@ -286,19 +296,18 @@ class SelfDistillationTask(ImagePretraining):
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
         found = dict(super().validate(model, extra))
-        if found["valid_prototype_entropy"] - found["valid_teacher_entropy"] < _COLLAPSED:
-            self.note("the teacher's output is the same for all images: collapsed")
+        if _information(found["valid_prototype_entropy"], found["valid_teacher_entropy"])[1]:
+            self.note(f"step {int(extra['step'])}: collapsed, the teacher's output is the same for all images")
         yield from found.items()
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         results, shown = super().score(kept_model, totals)
-        # The mutual information of an image and the prototype that it is given.
         named = [results[kind] for kind in ("prototype_entropy", "teacher_entropy")]
         of_all, of_each = (own if isinstance(own, dict) else {"": own} for own in named)
         for name, entropy in of_all.items():
-            information = entropy - of_each[name]
+            information, collapsed = _information(entropy, of_each[name])
             line = f"{name + ': ' if name else ''}{information:.3f} nats of an image in the teacher's output"
-            if information < _COLLAPSED:
+            if collapsed:
                 line += ": collapsed, it is the same for all images"
             shown.append(line)
         return results, shown

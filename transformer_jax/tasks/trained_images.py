@@ -32,7 +32,7 @@ class TrainedImageEncoder(Trained):
         return getattr(self.model, "encoder", self.model)
 
     def at_size(self, size: int) -> Self:
-        """The same, reading images in another size; positions are interpolated.
+        """The same, reading images in another size; learned positions are interpolated.
 
         Args:
           size: height and width in pixels.
@@ -41,7 +41,9 @@ class TrainedImageEncoder(Trained):
           UserError: a size that patches do not divide.
         """
         config = self.encoder.config
-        if size < 1 or (not config.convolutions and size % config.patch_size):
+        if size < 1:
+            raise UserError(f"`size` {size} is below 1")
+        if not config.convolutions and size % config.patch_size:
             raise UserError(f"`size` {size} is no multiple of `patch_size` {config.patch_size}")
         return dataclasses.replace(self, processor=self.processor.in_size(size))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,10 @@ from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.mesh import FSDP, TENSOR, check_model, on_mesh, row_shards
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.targets import Topology, target_mesh, topology_of
-from transformer_jax.errors import UserError
+from transformer_jax.errors import CompilerError, UserError
 from transformer_jax.layers.compute_options import ComputeOptions
+
+_log = logging.getLogger(__name__)
 
 # Of which the two programs of decoding are compiled.
 _MOST_MESHES = 4
@@ -89,6 +92,9 @@ def meshes_for_decoding(
     for text in [text for text in texts if text and text != mesh][:_MOST_MESHES]:
         try:
             reports = compile_decoding(model_config, topology=topology, mesh=text, **options)
+        except CompilerError as error:
+            _log.warning("%s", error)
+            continue
         except UserError:
             continue  # heads that it does not divide
         if all(report.fits for report in reports.values()):

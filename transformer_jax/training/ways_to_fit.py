@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ from transformer_jax.distributed.mesh import DATA, FSDP, TENSOR, on_mesh, parse_
 from transformer_jax.distributed.program_report import ProgramReport, shard_bytes
 from transformer_jax.distributed.sharding import placed_shapes, state_shardings
 from transformer_jax.distributed.targets import Topology, target_mesh
-from transformer_jax.errors import UserError
+from transformer_jax.errors import CompilerError, UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.plan import abstract_state, compile_step
 from transformer_jax.training.task import TaskEntry
 
+_log = logging.getLogger(__name__)
 # A compilation for a TPU takes half a minute to two.
 _MOST_COMPILED = 8
 _FITTING = 3
@@ -121,6 +123,9 @@ def cheapest(
             return None
         try:
             found[change] = report(change)
+        except CompilerError as error:
+            _log.warning("%s", error)
+            found[change] = None
         except UserError:  # a change that the run cannot have
             found[change] = None
         return found[change]

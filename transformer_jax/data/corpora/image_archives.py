@@ -270,9 +270,9 @@ def of_npz(path: pathlib.Path, split: str, known: Known) -> ImageSet:
         numbers, labels = np.unique(labels, return_inverse=True)
         named = [str(number) for number in numbers]
         missing = np.setdiff1d(np.arange(len(numbers)), numbers)
-        if numbers[0] < 0 or (not known.classes and len(missing)):
+        if numbers[0] < 0 or (known.labelled and not known.classes and len(missing)):
             raise UserError(
                 f"{path}: labels from {numbers[0]} to {numbers[-1]}, of which there are {len(numbers)}: "
-                "classes are counted from 0, and each has an image"
+                "classes are counted from 0, and each has an image; or name them in an array `classes`"
             )
     return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, named, images)
