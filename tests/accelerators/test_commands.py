@@ -21,7 +21,12 @@ KEYS = {
 @pytest.mark.parametrize(
     ("command", "topology", "flags"),
     [
-        pytest.param(language_model.main, *GPU.values, ("--mesh", "fsdp=2"), marks=GPU.marks),
+        pytest.param(
+            language_model.main,
+            *GPU.values,
+            ("--mesh", "fsdp=2", "--preset", "micro", "--context", "128"),
+            marks=GPU.marks,
+        ),
         pytest.param(
             translate.main,
             *TPU.values,
