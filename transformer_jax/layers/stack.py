@@ -81,7 +81,7 @@ def run_stack(
     def from_input(block, x, one, key, own):
         if one is not None:
             block = _cast_in_turn(block, one, x.dtype)
-        elif not on_cpu:
+        elif not on_cpu:  # blocks one by one: their casts are to wait for their turn as well
             block = jax.lax.optimization_barrier(block)
         x = named(x, BLOCK_INPUT)
         return block_function(block, x, key) if own is None else block_function(block, x, key, own)

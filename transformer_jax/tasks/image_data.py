@@ -239,6 +239,16 @@ def image_size(config: RunConfig) -> int:
     return config.task.size or config.model.image_size
 
 
+def check_patches(size: int, model_config: Any) -> None:
+    """Checks that patches divide images of a size in pixels; convolutions take any.
+
+    Raises:
+      UserError: they do not.
+    """
+    if not model_config.convolutions and size % model_config.patch_size:
+        raise UserError(f"`size` {size} is no multiple of `patch_size` {model_config.patch_size}")
+
+
 def check(config: RunConfig, model_config: Any) -> None:
     """Checks across the parts of a config.
 
@@ -248,8 +258,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     size = image_size(config)
     if model_config.channels != 3:
         raise UserError(f"`channels` {model_config.channels}: images are read as red, green and blue, give 3")
-    if not model_config.convolutions and size % model_config.patch_size:
-        raise UserError(f"`size` {size} is no multiple of `patch_size` {model_config.patch_size}")
+    check_patches(size, model_config)
     if config.task.batch_size % config.optimization.accumulation:
         raise UserError(
             f"`batch_size` {config.task.batch_size} is not a multiple of `accumulation` "

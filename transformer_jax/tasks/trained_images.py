@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
-from transformer_jax.tasks.image_data import Prepared, normalised_images
+from transformer_jax.tasks.image_data import Prepared, check_patches, normalised_images
 from transformer_jax.tasks.trained_heads import Classified, classified
 from transformer_jax.training.task import Trained
 
@@ -40,11 +40,9 @@ class TrainedImageEncoder(Trained):
         Raises:
           UserError: a size that patches do not divide.
         """
-        config = self.encoder.config
         if size < 1:
             raise UserError(f"`size` {size} is below 1")
-        if not config.convolutions and size % config.patch_size:
-            raise UserError(f"`size` {size} is no multiple of `patch_size` {config.patch_size}")
+        check_patches(size, self.encoder.config)
         return dataclasses.replace(self, processor=self.processor.in_size(size))
 
     def normalised(self, pixels: np.ndarray) -> jax.Array:
