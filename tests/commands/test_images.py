@@ -65,16 +65,16 @@ def test_images_are_classified(run, data, tmp_path):
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [one["file"] for one in found] == files
     trained = load(run)
-    for size in (None, 16):
+    for size in (None, 0, 16):  # 0 is the model's own
         if size is not None:
             ended = call(classify_images.main, "--run-dir", run, "--size", size, "--images", *files, "--json")
             found = [json.loads(line) for line in ended.stdout.splitlines()]
-            trained = trained.at_size(size)
+            trained = trained.at_size(size or 8)
         for one, known in zip(found, trained.classify(files), strict=True):
             assert one["label"] == known.label
             assert one["probability"] == pytest.approx(known.probabilities[known.label], abs=1e-5)
     one_line(
-        call(classify_images.main, "--run-dir", run, "--size", 0, "--images", *files), "--size 0 is below 1"
+        call(classify_images.main, "--run-dir", run, "--size", -8, "--images", *files), "--size -8 is below 0"
     )
     maps, page = tmp_path / "maps.png", tmp_path / "page.html"
     ended = call(

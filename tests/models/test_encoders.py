@@ -69,6 +69,36 @@ def test_padding_changes_nothing(kind, name):
     np.testing.assert_allclose(alone, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "field"),
+    [
+        *((kind, name, "classifier_dropout") for kind in KINDS[2:4] for name in NAMES[:3]),
+        ("sequence_classifier", "distilbert", "classifier_dropout"),
+        ("token_classifier", "distilbert", "dropout"),
+        ("span_predictor", "distilbert", "reader_dropout"),
+    ],
+)
+def test_dropout_in_front_of_a_head(kind, name, field):
+    """As published: of this rate where it has one, else of `dropout`; the head alone sees it."""
+    tokens, types, mask = inputs(name)
+    key = jax.random.key(0)
+
+    def output(dropout_key, **rates):
+        model = model_of(kind, name, **({"dropout": 0.0, "attention_dropout": 0.0} | rates))
+        return forward(model, tokens, types=types, mask=mask, dropout_key=dropout_key)
+
+    known = output(None)
+    own = field if field != "dropout" else "classifier_dropout"
+    np.testing.assert_array_equal(output(key), known)
+    if field == "dropout":  # DistilBERT's rate of texts' classes is none of its tags'
+        np.testing.assert_array_equal(output(key, **{own: 0.9}), known)
+    else:
+        assert jnp.abs(output(key, **{own: 0.9}) - known).max() > 0.01
+    # Of all but every place's state dropped, what is left is the head's bias, 0.
+    if kind != "sequence_classifier":
+        assert (output(key, **{field: 0.999}) == 0).mean() > 0.5
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_rows_equal_texts_alone(name):
     model, (tokens, types, _) = model_of("masked_lm", name), inputs(name)

@@ -17,6 +17,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
 from transformer_jax.models.bert import BertConfig, BertMaskedLM, BertTagger
+from transformer_jax.models.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
 from transformer_jax.models.electra import ElectraDiscriminator
 from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.parameter_names import named_leaves
@@ -258,6 +259,32 @@ def test_all_that_was_pretrained_is_read_under_the_name_of_a_masked_lm(tmp_path)
     assert given.keys() == expected.keys()
     for name, leaf in given.items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "module", "fields"),
+    [
+        ("classifier_dropout", BertTagger, {"classifier_dropout": 0.3}),
+        ("classifier_dropout", RobertaTagger, {"classifier_dropout": 0.3}),
+        ("seq_classif_dropout", DistilBertClassifier, {"classifier_dropout": 0.3}),
+        ("qa_dropout", DistilBertReader, {"reader_dropout": 0.3}),
+    ],
+)
+def test_dropout_in_front_of_a_head_is_read_and_written(tmp_path, theirs, module, fields):
+    kind = {BertTagger: BertConfig, RobertaTagger: RobertaConfig}.get(module, DistilBertConfig)
+    own = dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
+    given = kind(**own, **fields)
+    pretrained.save(tmp_path, module(given, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    assert described[theirs] == 0.3
+    (field,) = fields
+    assert getattr(pretrained.load(tmp_path)[0].config, field) == 0.3
+    del described[theirs]
+    path.write_text(json.dumps(described))
+    # What `transformers` takes for a config without the field.
+    published = {"seq_classif_dropout": 0.2, "qa_dropout": 0.1}.get(theirs)
+    assert getattr(pretrained.load(tmp_path)[0].config, field) == published
 
 
 def test_an_unknown_head_is_refused(tmp_path, shared):

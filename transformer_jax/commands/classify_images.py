@@ -57,7 +57,7 @@ def use(own: Arguments, size: int | None = None) -> None:
 
     Args:
       own: the flags.
-      size: in pixels that images are read in; None is the run's.
+      size: in pixels that images are read in; None is the run's, 0 the model's.
 
     Raises:
       UserError: no run, a folder of another kind, a size that patches do not divide, or an image that cannot be
@@ -69,7 +69,7 @@ def use(own: Arguments, size: int | None = None) -> None:
     if not isinstance(run, TrainedImageEncoder):
         raise UserError(f"{own.run_dir} holds a {type(run.model).__name__}, which does not read images")
     if size is not None:
-        run = run.at_size(size)
+        run = run.at_size(size or run.encoder.config.image_size)
     for file in own.images:
         if kind := kind_of(file):
             print(f"{file}: {kind}, converted to RGB", file=sys.stderr)

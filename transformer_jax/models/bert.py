@@ -27,8 +27,9 @@ class BertConfig(Presets):
       feed_forward: F.
       max_length: longest text in tokens.
       token_types: number of token types; a pair of texts needs two.
-      dropout: on the embeddings, on what each sub-layer adds, and in front of a task's head.
+      dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
+      classifier_dropout: in front of a head with classes; None is `dropout`.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       pooler: a dense layer with tanh on the first token, which next sentences and classes are read from.
@@ -51,6 +52,7 @@ class BertConfig(Presets):
     token_types: int = 2
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
     pooler: bool = True

@@ -61,8 +61,10 @@ def check_encoder_sizes(config: Any) -> None:
         if getattr(config, field) < 0:
             raise ValueError(f"{field}={getattr(config, field)} must be at least 0")
     check_dropout(config)
-    if not 0.0 <= config.attention_dropout < 1.0:
-        raise ValueError(f"attention_dropout={config.attention_dropout} must be at least 0 and below 1")
+    for field in ("attention_dropout", "classifier_dropout", "reader_dropout"):
+        rate = getattr(config, field, None)
+        if rate is not None and not 0.0 <= rate < 1.0:
+            raise ValueError(f"{field}={rate} must be at least 0 and below 1")
 
 
 def parse_text_positions(config: Any) -> None:

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any, ClassVar, Literal
 
+import jax
+
+from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.models.bert import bert_size
 from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
@@ -22,8 +25,10 @@ class DistilBertConfig(Presets):
       heads: H.
       feed_forward: F.
       max_length: longest text in tokens.
-      dropout: on the embeddings, on what each sub-layer adds, and in front of a task's head.
+      dropout: on the embeddings, on what each sub-layer adds, and in front of a tagger's head.
       attention_dropout: on the attention weights.
+      classifier_dropout: in front of the head of a text's classes; None is `dropout`.
+      reader_dropout: in front of the head of answers; None is `dropout`.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       classes: of a classifier's head; 0 takes what the data has.
@@ -44,6 +49,8 @@ class DistilBertConfig(Presets):
     max_length: int = 512
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
+    reader_dropout: float | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
     classes: int = 0
@@ -93,8 +100,17 @@ class DistilBertTagger(TokenClassifier):
 
     body = DistilBert
 
+    def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        return dropout(
+            states, self.config.dropout, dropout_key
+        )  # `classifier_dropout` is of texts, as published
+
 
 class DistilBertReader(SpanPredictor):
     """DistilBERT that finds an answer in a text."""
 
     body = DistilBert
+
+    def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        own = self.config
+        return dropout(states, own.dropout if own.reader_dropout is None else own.reader_dropout, dropout_key)

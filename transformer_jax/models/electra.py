@@ -54,8 +54,9 @@ class ElectraConfig(Presets):
       generator_size: width, heads and feed-forward width of the generator as a fraction of the discriminator's.
       max_length: longest text in tokens.
       token_types: number of token types; a pair of texts needs two.
-      dropout: on the embeddings, on what each sub-layer adds, and in front of a task's head.
+      dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
+      classifier_dropout: in front of a head with classes; None is `dropout`.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       classes: of a classifier's head; 0 takes what the data has.
@@ -79,6 +80,7 @@ class ElectraConfig(Presets):
     token_types: int = 2
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
     classes: int = 0

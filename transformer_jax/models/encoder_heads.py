@@ -21,6 +21,11 @@ def _split(dropout_key: jax.Array | None) -> tuple[jax.Array | None, jax.Array |
     return (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
 
 
+def rate_of_classes(config: Any) -> float:
+    """Of dropout in front of a head with classes."""
+    return config.dropout if config.classifier_dropout is None else config.classifier_dropout
+
+
 class EncoderWithHead(nnx.Module):
     """An encoder with what a task puts on it; a subclass gives `logits` of its states.
 
@@ -144,7 +149,7 @@ class SequenceClassifier(EncoderWithHead):
 
     def logits(self, states: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
         """States (B, T, D) -> (B, C) float32."""
-        first, rate = states[:, 0], self.config.dropout
+        first, rate = states[:, 0], rate_of_classes(self.config)
         before, behind = _split(dropout_key)
         if self.pooling is None:
             pooled = self.encoder.pooled(first)
@@ -182,7 +187,7 @@ class TokenClassifier(EncoderWithHead):
         self.head = dense(config, config.width, max(1, config.classes), rngs)
 
     def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        return dropout(states, self.config.dropout, dropout_key)
+        return dropout(states, rate_of_classes(self.config), dropout_key)
 
     def logits(self, states: jax.Array) -> jax.Array:
         """States (B, T, D) -> (B, T, C) float32."""

@@ -28,8 +28,9 @@ class RobertaConfig(Presets):
       max_length: longest text in tokens.
       padding_id: id of the padding token; positions count from the number behind it, as in fairseq.
       token_types: rows of the table of token types, of which the published models read the first alone.
-      dropout: on the embeddings, on what each sub-layer adds, and in front of a task's head.
+      dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
+      classifier_dropout: in front of a head with classes; None is `dropout`.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       pooler: a dense layer with tanh on the first token; none of RoBERTa's own tasks reads it.
@@ -53,6 +54,7 @@ class RobertaConfig(Presets):
     token_types: int = 1
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-5
     pooler: bool = False

@@ -13,6 +13,7 @@ from transformer_jax.models.distilbert import (
     DistilBertReader,
     DistilBertTagger,
 )
+from transformer_jax.models.encoder_heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
     activation_of,
     labels_of,
@@ -35,8 +36,8 @@ def _describe(config: DistilBertConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_length,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
-        "seq_classif_dropout": config.dropout,
-        "qa_dropout": config.dropout,
+        "seq_classif_dropout": rate_of_classes(config),
+        "qa_dropout": config.dropout if config.reader_dropout is None else config.reader_dropout,
         "activation": their_activation(config.activation),
         **({"num_labels": config.classes} if config.classes else {}),
     }
@@ -71,6 +72,8 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
             max_length=described.get("max_position_embeddings", 512),
             dropout=described.get("dropout", 0.1),
             attention_dropout=described.get("attention_dropout", 0.1),
+            classifier_dropout=described.get("seq_classif_dropout", 0.2),
+            reader_dropout=described.get("qa_dropout", 0.1),
             activation=activation_of(described, "activation"),
             classes=len(labels_of(described)) if classes else 0,
         )

@@ -183,6 +183,7 @@ def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]
         feed_forward=required(config, "intermediate_size"),
         dropout=config.get("hidden_dropout_prob", 0.1),
         attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
+        classifier_dropout=config.get("classifier_dropout"),
         activation=activation_of(config),
         classes=len(labels_of(config)) if classes else 0,
     )
@@ -198,6 +199,7 @@ def common_description(config: Any) -> dict[str, Any]:
         "intermediate_size": config.feed_forward,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
+        "classifier_dropout": config.classifier_dropout,
         "hidden_act": their_activation(config.activation),
         "max_position_embeddings": config.max_length + config.position_offset,
         "type_vocab_size": config.token_types,
