@@ -9,8 +9,8 @@ training set that is held out; the other seeds train with it, and the test split
 Prints the mean over the seeds and its standard error. `--peer torch` trains the same batches, schedule and
 optimizer with `transformers` on torch, at the rate that was chosen here.
 
---data holds a folder for each task with train.tsv.gz and dev.tsv.gz (.json.gz for questions): sst2, sst2_10k
-(10,000 sentences of sst2), trec, mrpc, cola, ewt_pos, wnut17, squad_small.
+--data holds a folder for each task with train.tsv.gz and dev.tsv.gz (.json.gz for questions): sst2 (also of
+sst2_10k, which is 10,000 sentences of it), trec, mrpc, cola, ewt_pos, wnut17, squad_small.
 """
 
 from __future__ import annotations

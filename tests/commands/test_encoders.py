@@ -231,7 +231,10 @@ def test_bad_use(data, runs, tmp_path):
     assert "trained on single texts: give one text" in refused(
         classify, "--run-dir", folder, "--stdin", stdin="a film\ta dog\n"
     )
-    assert "text 2: a text of no tokens" in refused(embed, "--weights", folder, "--stdin", stdin="a\n\u200b\n")
+    lines = "a\n" * 513 + "\u200b\n"
+    assert "standard input, lines 513 to 514: text 2: a text of no tokens" in refused(
+        embed, "--weights", folder, "--stdin", stdin=lines
+    )
     assert "--fill and --stdin contradict" in refused(
         pretrain, "--run-dir", runs / "pretrain", "--fill", "a [MASK]", "--stdin"
     )

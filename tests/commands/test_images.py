@@ -128,8 +128,13 @@ def test_pretraining_and_probes(data, tmp_path):
     assert ended.returncode == 0, ended.stderr
     knn = json.loads((tmp_path / "knn" / "results.json").read_text())["knn_accuracy"]
     assert knn == json.loads((tmp_path / "dino" / "results.json").read_text())["knn_accuracy"]
-    ended = call(classify_images.main, *start, "--probe", "knn", "--size", 16, "--run-dir", tmp_path / "larger")
+    one = next(written(tmp_path / "grey").rglob("*.png"))
+    Image.open(one).convert("L").save(one)
+    grey = ("--start-from", tmp_path / "dino", "--data", tmp_path / "grey", "--test", tmp_path / "grey")
+    ended = call(classify_images.main, *grey, "--probe", "knn", "--size", 16, "--run-dir", tmp_path / "larger")
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("converted to RGB: 1 grey") == 2, "of the training and of the test set"
+    assert "2 classes: top5 counts all of them" in ended.stdout
     steps = ("--steps", 4, "--batch-size", 4, "--save-every", 4, "--evaluate-every", 4)
     ended = call(classify_images.main, *start, *steps, "--probe", "linear", "--run-dir", tmp_path / "linear")
     assert ended.returncode == 0, ended.stderr

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import types
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
 from transformer_jax.tasks.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.pretraining import Pretraining
+from transformer_jax.tasks.question_answering import span_in
 from transformer_jax.tasks.replaced_token_detection import ReplacedTokens
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
@@ -232,6 +234,8 @@ def test_what_the_trained_ones_do(data, trained):
     assert [word for word, _ in odd] == ["the", "\u200b", "dog"]
     with pytest.raises(UserError, match="text 2: a text of no tokens"):
         run.tag(["the dog", ["\u200b"]])
+    with pytest.raises(UserError, match="give a list of texts, not one text"):
+        run.tag("the dog")
     run = tasks.load(trained("questions")[0])
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
     found = run.answer("how is the dog?", text)
@@ -253,6 +257,22 @@ def test_what_the_other_trained_ones_do(trained):
     assert isinstance(several.label, tuple)
     (score,) = tasks.load(trained("score")[0]).classify([("the dog is bad", "the dog is good")])
     assert set(score.probabilities) == {"score"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (("built", 9), (4, 4)),
+        (("was built ", 5), (3, 4)),
+        ((" built in", 8), (4, 5)),
+        (("years. ", 18), (6, 6)),
+    ],
+)
+def test_white_space_around_an_answer_is_no_part_of_it(answer, words):
+    """Of "[CLS] What? Rome was built in years. " its tokens 2 to 6 are the context's."""
+    ends = [(0, 0), (0, 5), (0, 4), (5, 8), (9, 14), (15, 17), (18, 24)]
+    window = types.SimpleNamespace(sequence_ids=[None, 0, 1, 1, 1, 1, 1], offsets=ends)
+    assert span_in(window, [answer]) == words
 
 
 def test_pairs_are_counted_as_pairs(data):

@@ -159,6 +159,9 @@ def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
     vectors = run.embed_images(images)
     assert (vectors.shape, vectors.dtype) == ((5, 24), np.float32)
     np.testing.assert_allclose(run.embed_images(images[3:4])[0], vectors[3], atol=1e-5)
+    for one in (np.asarray(images[3]), jnp.asarray(images[3])):
+        with pytest.raises(UserError, match="give a list of images, not one image"):
+            run.embed_images(one)
     maps = [run.attention_maps(image) for image in images[:2]]
     rows, columns = maps[0].grid
     np.testing.assert_allclose(maps[0].weights.sum(axis=-1), 1, atol=1e-5)

@@ -92,7 +92,7 @@ def lines_of_stdin() -> Iterator[str]:
     """
     for number, content in enumerate(sys.stdin.buffer, 1):
         try:
-            line = content.decode("utf-8").rstrip("\r\n")
+            line = content.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise UserError(f"standard input, line {number}: not UTF-8; convert it first") from None
         if not line.strip():
@@ -134,8 +134,15 @@ def use(own: Any, how: Use, folder: str, text: str | None) -> None:
     if not isinstance(run, how.kind):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not {how.does}")
     items = lines_of_stdin() if text is None else iter([text])
-    for batch in in_batches(how.read(run, line) for line in items):
-        for found in how.answer(run, batch):
+    for number, batch in enumerate(in_batches(how.read(run, line) for line in items)):
+        try:
+            answers = how.answer(run, batch)
+        except UserError as error:
+            if text is not None:
+                raise
+            first = number * _TOGETHER + 1
+            raise UserError(f"standard input, lines {first} to {first + len(batch) - 1}: {error}") from None
+        for found in answers:
             print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)
         if own.html is not None:
             write_page(run, batch[0], own.html)

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -112,7 +113,7 @@ class ArrayFile:
         try:
             self._file = np.load(path)
             self._shapes = {name: self._file[name].shape for name in self._file.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(f"{path}: cannot be read ({error}); the file is cut short or damaged") from None
 
     def names(self) -> set[str]:

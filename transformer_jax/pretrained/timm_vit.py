@@ -34,7 +34,8 @@ def _config(described: Mapping[str, Any]) -> ViTConfig:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"config.json: the architecture {name} is not computed here; timm's vit_*, deit_* and *_dinov2 are"
+            f"config.json: the architecture {name} is not computed here; timm's vit_SIZE_patchN_PIXELS, "
+            "deit_SIZE_patchN_PIXELS and vit_SIZE_patchN_dinov2 are, of the sizes tiny to huge"
         )
     size, distilled, patch, dinov2, image = match.groups()
     layers, width, heads = _SIZES[size]

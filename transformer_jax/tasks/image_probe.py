@@ -70,4 +70,9 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "results.json", results)
-    return [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]
+    # What was not 8-bit RGB is known now that all were decoded.
+    converted = [image_data.converted_note(own, complete=True) for own in (splits.train, *tests.values())]
+    lines = [line for line in converted if line is not None]
+    if (classes := len(splits.train.classes)) < 5:
+        lines.append(f"{classes} classes: top5 counts all of them")
+    return lines + [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]

@@ -94,7 +94,8 @@ def span_in(encoding: Any, answers: Sequence[tuple[str, int]]) -> tuple[int, int
     if not answers:
         return 0, 0
     text, start = answers[0]
-    end = start + len(text)
+    start += len(text) - len(text.lstrip())  # no token holds white space around an answer
+    end = start + len(text.strip())
     inside = [place for place, number in enumerate(encoding.sequence_ids) if number == 1]
     if not inside or encoding.offsets[inside[0]][0] > start or encoding.offsets[inside[-1]][1] < end:
         return 0, 0

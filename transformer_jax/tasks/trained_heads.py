@@ -244,7 +244,10 @@ class TrainedTagger(TrainedEncoder):
         Raises:
           UserError: an empty text.
         """
-        check_texts([text if isinstance(text, str) else " ".join(text) for text in texts])
+        check_texts(
+            texts if isinstance(texts, str)
+            else [text if isinstance(text, str) else " ".join(text) for text in texts]
+        )  # fmt: skip
         words = [text.split() if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)

@@ -63,7 +63,7 @@ class TrainedImageEncoder(Trained):
           UserError: one image in place of a list, none, or one that cannot be read.
         """
         # (height, width) and (height, width, channels); of grey images (N, height, width) is a list.
-        shape = np.shape(images) if isinstance(images, np.ndarray) else (0,) * 4
+        shape = tuple(getattr(images, "shape", (0,) * 4))  # of an array of NumPy, JAX or another library
         one = len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if one or isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
             raise UserError("give a list of images, not one image")

@@ -18,6 +18,7 @@ from transformer_jax.data.corpora.image_files import decoded, image_array
 from transformer_jax.data.corpora.image_sets import ImageSet, stratified
 from transformer_jax.data.corpora.images import digits, open_images
 from transformer_jax.errors import UserError
+from transformer_jax.pretrained.tensor_files import ArrayFile
 
 
 def encoded(image, kind="PNG", **options):
@@ -92,6 +93,72 @@ def test_images_in_a_class_folder_and_in_folders_inside(folder):
         open_images(str(folder))
 
 
+def test_class_folders_whose_images_lie_one_deeper(folder):
+    """A folder beside the classes must have images, one inside a class need not; `@home` is a class."""
+    for name in ("cat", "dog"):
+        (folder / "train" / name / "images").mkdir()
+        for path in (folder / "train" / name).glob("[0-9].png"):
+            path.rename(path.parent / "images" / path.name)
+    (folder / "train" / "cat" / "old").mkdir()
+    (folder / "train" / ".git" / "objects").mkdir(parents=True)
+    (folder / "train" / "@home").mkdir()
+    (folder / "train" / "@home" / "0.png").write_bytes(encoded(picture()))
+    for place in (str(folder), *archives(folder).values()):
+        assert open_images(place).classes == ("@home", "cat", "dog")
+    (folder / "train" / "fish" / "images").mkdir(parents=True)
+    for place in (str(folder), *archives(folder).values()):
+        with pytest.raises(UserError, match="the class folder 'train/fish' has no images"):
+            open_images(place)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("train/1_cat", "test/2_dog"), ("train/cat/2026/1", "test/cat/2026/2"), ("cat/train/1", "cat/test/2")],
+)
+def test_splits_side_by_side_are_no_classes(tmp_path, first, second):
+    for number, name in enumerate((first, second)):
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encoded(picture(number)))
+    with pytest.raises(UserError, match="holds test, train side by side"):
+        open_images(str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_links_in_a_tar(tmp_path, mode):
+    """A second name of a file is an image too; what points elsewhere is refused."""
+    path = tmp_path / "set.tar"
+    content = encoded(picture(3))
+
+    def written(*links):
+        with tarfile.open(path, mode) as file:
+            for name in ("a/0.png", "b/0.png"):
+                own = tarfile.TarInfo(name)
+                own.size = len(content)
+                file.addfile(own, io.BytesIO(content))
+            for name, target, kind in links:
+                own = tarfile.TarInfo(name)
+                own.linkname, own.type = target, kind
+                file.addfile(own)
+
+    written(("c/0.png", "a/0.png", tarfile.LNKTYPE))
+    found = open_images(str(path))
+    assert found.classes == ("a", "b", "c")
+    np.testing.assert_array_equal(found[2], np.asarray(picture(3)))
+    written(("c/0.png", "../a/0.png", tarfile.SYMTYPE))
+    with pytest.raises(UserError, match=r"c/0\.png is a link to \.\./a/0\.png"):
+        open_images(str(path))
+
+
+def test_a_name_that_is_no_utf_8(tmp_path):
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as file:
+        for name in ("caf\xe9/0.png", "tea/0.png"):
+            file.addfile(tarfile.TarInfo(name))
+    with pytest.raises(UserError, match="is not UTF-8: rename it"):
+        open_images(str(path))
+
+
 def test_photos_named_by_their_time_have_no_classes(tmp_path):
     for second in range(10, 14):
         (tmp_path / f"20260704_1530{second}.jpg").write_bytes(encoded(picture(second), "JPEG"))
@@ -150,6 +217,8 @@ def test_digits_need_no_download_and_are_split_by_class():
     one = images.ImageSet("set", ["a", "b", "c"], np.array([0, 1, 1]), ("x", "y"), [b""] * 3)
     with pytest.raises(UserError, match="the class 'x' has one image"):
         stratified(one, 0.5)
+    few = images.ImageSet("set", list("abcd"), np.array([0, 0, 1, 1]), ("x", "y"), [b""] * 4)
+    assert all(sorted(own.labels) == [0, 1] for own in stratified(few, 0.9)), "each class in both"
 
 
 def test_every_kind_of_image_becomes_rgb():
@@ -275,6 +344,11 @@ def test_folders_and_archives_that_cannot_be_used(folder, tmp_path):
     refused(tmp_path / "empty.npz", "no .npz file that can be read")
     with pytest.raises(UserError, match=r"no \.npz file that can be read"):
         splits_of(str(tmp_path / "empty.npz"))
+    with (tmp_path / "alone.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    refused(tmp_path / "alone.npz", "no .npz file that can be read")
+    with pytest.raises(UserError, match=r"alone\.npz: cannot be read"):
+        ArrayFile(tmp_path / "alone.npz")
     (folder / "test" / "cat").mkdir(parents=True)
     (folder / "test" / "cat" / "0.png").write_bytes(encoded(picture()))
     refused(folder, "holds test, train side by side")

@@ -94,6 +94,10 @@ def test_questions(tmp_path):
         ({"data": 1}, "not SQuAD's JSON"),
         ([], "not SQuAD's JSON"),
         (squad({"id": 1}), "not SQuAD's JSON .*'question'"),
+        (squad("What?"), "not SQuAD's JSON"),
+        (squad(asked(7, 0)), "not SQuAD's JSON .*7 is no text"),
+        (squad(asked("Rome", 0), context=None), "not SQuAD's JSON .*None is no text"),
+        (squad(asked("Rome", 0, question=None)), "not SQuAD's JSON .*None is no text"),
     ],
 )
 def test_bad_questions(tmp_path, content, message):

@@ -20,7 +20,10 @@ from transformer_jax.errors import UserError
 
 # Names of folders that hold splits: two of them side by side are no classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-_BAD_ARRAYS = (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+_BAD_ARRAYS = (
+    OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
+    TypeError, AttributeError,  # an array alone, of NumPy's other format
+)  # fmt: skip
 _NUMBERED = re.compile(r"\d+_(.+)")
 
 
@@ -96,19 +99,47 @@ class Known(NamedTuple):
     labelled: bool
 
 
-def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[str], known: Known) -> ImageSet:
-    """The set of files whose folders are their classes."""
+def _check_splits(where: str, parents: Iterable[str]) -> None:
+    """Raises an error where folders of two splits are side by side, at whatever depth."""
+    there: dict[int, set[str]] = {}
+    for parent in set(parents):
+        for depth, part in enumerate(pathlib.PurePosixPath(parent).parts):
+            there.setdefault(depth, set()).add(part.lower())
+    for found in there.values():
+        if len(found & _SPLITS) > 1:
+            raise UserError(
+                f"{where} holds {', '.join(sorted(found & _SPLITS))} side by side: name one as `data` and "
+                "another as `test`"
+            )
+
+
+def _check_filled(where: str, folders: Iterable[str], root: str, classes: set[str]) -> None:
+    """Raises an error where one of `folders` is in `root` beside the classes, which have images."""
+    above = pathlib.PurePosixPath(root).parts
+    for folder in sorted(folders):
+        parts = pathlib.PurePosixPath(folder).parts
+        if len(parts) > len(above) and parts[: len(above)] == above and parts[len(above)] not in classes:
+            own = "/".join(parts[: len(above) + 1])
+            raise UserError(f"{where}: the class folder {own!r} has no images: add some, or remove it")
+
+
+def _labelled(
+    where: str, names: Sequence[str], source: Source, folders: Iterable[str], known: Known
+) -> ImageSet:
+    """The set of files whose folders are their classes; `folders` are all that there are."""
     if not names:
         raise UserError(f"{where}: no images; their names end in .jpg, .png, .webp ...")
-    for folder in sorted(empty):
-        raise UserError(f"{where}: the class folder {folder!r} has no images: add some, or remove it")
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: the name {name!a} is not UTF-8: rename it") from None
     parents = [name.rpartition("/")[0] for name in names]
-    above = {parent.rpartition("/")[0].rpartition("/")[2].lower() for parent in parents}
-    if len(above & _SPLITS) > 1:
-        raise UserError(
-            f"{where} holds {', '.join(sorted(above & _SPLITS))} side by side: name one as `data` and "
-            "another as `test`"
-        )
+    folders = [one for one in folders if not any(map(is_hidden, one.split("/")))]
+    _check_splits(where, parents)
+    if len(set(parents)) == 1 and parents[0]:
+        above, _, last = parents[0].rpartition("/")
+        _check_filled(where, folders, above, {last})
     # One folder may be one class of those that training has.
     if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in known.classes:
         found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
@@ -131,6 +162,7 @@ def _labelled(where: str, names: Sequence[str], source: Source, empty: Iterable[
             if len(pathlib.PurePosixPath(parent).parts) == depth:
                 raise UserError(f"{where}: {name} lies beside the class folders: put it into one, or remove it")
         own = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
+        _check_filled(where, folders, root, set(own))
     classes = sorted(set(own))
     numbers = {name: number for number, name in enumerate(classes)}
     return ImageSet(where, names, np.array([numbers[name] for name in own]), classes, source)
@@ -145,12 +177,8 @@ def of_folder(folder: pathlib.Path, known: Known) -> ImageSet:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [path for path in files if is_image_name(path.relative_to(folder).as_posix())]
     names = [path.relative_to(folder).as_posix() for path in files]
-    folders = [
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_dir() and not any(map(is_hidden, path.relative_to(folder).parts))
-    ]
-    return _labelled(str(folder), names, _Files(files), _empty_folders(folders, names), known)
+    folders = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()]
+    return _labelled(str(folder), names, _Files(files), folders, known)
 
 
 def _check_inside(where: str, names: Iterable[str]) -> None:
@@ -178,14 +206,25 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
                 _check_inside(str(path), [member.name])
                 if member.isdir():
                     folders.add(member.name.rstrip("/"))
-                if not member.isfile() or not is_image_name(member.name):
+                if member.isdir() or not is_image_name(member.name):
                     continue
-                check_size(member.size, f"{path}/{member.name}")
+                if member.issym():
+                    raise UserError(
+                        f"{path}: {member.name} is a link to {member.linkname}: put the image there (tar "
+                        "--dereference)"
+                    )
+                # A second name of the same file, which the archive holds once.
+                content = file.getmember(member.linkname) if member.islnk() else member
+                if not content.isfile():
+                    continue
+                check_size(content.size, f"{path}/{member.name}")
                 names.append(member.name)
                 if plain:
-                    places.append((member.offset_data, member.size))
+                    places.append((content.offset_data, content.size))
+                elif content is not member and content.name in names:
+                    contents.append(contents[names.index(content.name)])
                 else:
-                    opened = file.extractfile(member)
+                    opened = file.extractfile(content)
                     contents.append(b"" if opened is None else opened.read())
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise UserError(f"{path}: no archive that can be read ({error})") from None
@@ -194,7 +233,7 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
     except Exception as error:  # noqa: BLE001  zlib, lzma and bz2 have errors of their own
         raise UserError(f"{path}: no archive that can be read ({type(error).__name__}: {error})") from None
     source: Source = _TarParts(path, places) if plain else contents
-    return _labelled(str(path), names, source, _empty_folders(folders, names), known)
+    return _labelled(str(path), names, source, folders, known)
 
 
 def _is_plain_tar(path: pathlib.Path) -> bool:
@@ -203,18 +242,6 @@ def _is_plain_tar(path: pathlib.Path) -> bool:
             return True
     except tarfile.TarError:
         return False
-
-
-def _empty_folders(folders: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Class folders without an image: those beside folders with images that hold nothing."""
-    filled = {name.rpartition("/")[0] for name in names}
-    beside = {folder.rpartition("/")[0] for folder in filled}
-    return [
-        folder
-        for folder in folders
-        if folder.rpartition("/")[0] in beside
-        and not any(f == folder or f.startswith(f"{folder}/") for f in filled)
-    ]
 
 
 def of_zip(path: pathlib.Path, known: Known) -> ImageSet:
@@ -234,8 +261,8 @@ def of_zip(path: pathlib.Path, known: Known) -> ImageSet:
         if is_image_name(member.filename):
             check_size(member.file_size, f"{path}/{member.filename}")
     names = [name for name in every if is_image_name(name)]
-    folders = [name.rstrip("/") for name in every if name.endswith("/") and "__MACOSX" not in name]
-    return _labelled(str(path), names, _ZipMembers(path, names), _empty_folders(folders, names), known)
+    folders = [name.rstrip("/") for name in every if name.endswith("/")]
+    return _labelled(str(path), names, _ZipMembers(path, names), folders, known)
 
 
 def of_npz(path: pathlib.Path, split: str, known: Known) -> ImageSet:

@@ -36,7 +36,8 @@ def is_image_name(name: str) -> bool:
 
 def is_hidden(folder: str) -> bool:
     """Whether a folder's name is that of one which systems keep for themselves: .git, @eaDir, __MACOSX."""
-    return folder.startswith((".", "@", "__MACOSX")) and folder not in (".", "..")
+    own = folder in ("@eaDir", "@__thumb", "__MACOSX")
+    return own or (folder.startswith(".") and folder not in (".", ".."))
 
 
 def check_size(size: int, name: str) -> None:

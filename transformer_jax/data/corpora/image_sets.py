@@ -145,5 +145,6 @@ def stratified(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
                 f"{images.where}: the class {name!r} has one image, which leaves none to hold out: give "
                 "more, or name `valid`"
             )
-        held[rng.permutation(own)[: max(1, round(share * len(own)))]] = True
+        count = min(len(own) - 1, max(1, round(share * len(own))))  # and one that is learned from
+        held[rng.permutation(own)[: max(0, count)]] = True
     return images.some(np.flatnonzero(~held)), images.some(np.flatnonzero(held))

@@ -169,8 +169,11 @@ def read_questions(path: str) -> list[Question]:
             for asked in paragraph["qas"]:
                 answers = [] if asked.get("is_impossible") else asked.get("answers", [])
                 own = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
+                for text in (context, asked["question"], *(text for text, _ in own)):
+                    if not isinstance(text, str):
+                        raise TypeError(f"{text!r} is no text")
                 found.append(Question(str(asked["id"]), asked["question"], context, own))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
         ) from None

@@ -48,7 +48,7 @@ def _read(path: pathlib.Path) -> str:
     try:
         raw = path.read_bytes()
         opened = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix)
-        return (raw if opened is None else opened(raw)).decode("utf-8")
+        return (raw if opened is None else opened(raw)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
