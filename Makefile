@@ -92,7 +92,8 @@ $(VENV)/test $(VENV)/dev: requirements/dev.txt pyproject.toml | $(VENV)/uv
 # An environment of its own: where a compiler for accelerators is installed, JAX looks for their drivers.
 $(ACCELERATORS)/ready: requirements/accelerators.txt pyproject.toml | $(VENV)/uv
 	$(BIN)/uv venv -q --clear --python $(BIN)/python $(ACCELERATORS)
-	$(BIN)/uv pip install -q --python $(ACCELERATORS)/bin/python -r requirements/accelerators.txt
+	$(BIN)/uv pip install -q --compile-bytecode --python $(ACCELERATORS)/bin/python \
+		-r requirements/accelerators.txt
 	$(BIN)/uv pip install -q --python $(ACCELERATORS)/bin/python --no-deps -e .
 	touch $@
 
