@@ -202,8 +202,8 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "have 197 tokens, which are no multiple of the 128 that a TPU's kernel takes. Llama 3 70B does not fit "
         "with its own rematerialisation (12.32 + 120.65 GiB), hence `blocks`.",
         "",
-        "`make accelerators` compiles all of it; `python -m experiments.accelerators --only NAME --write "
-        "docs/compiled_for_chips.md` some rows anew, and leaves the others.",
+        "`make accelerators` compiles every row; `python -m experiments.accelerators --only NAME --write "
+        "docs/compiled_for_chips.md` recompiles some rows.",
     ]
     path.write_text("\n".join(page) + "\n")
 

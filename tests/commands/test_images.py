@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 
 import numpy as np
@@ -65,11 +66,15 @@ def test_images_are_classified(run, data, tmp_path):
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [one["file"] for one in found] == files
     trained = load(run)
-    for size in (None, 0, 16):  # 0 is the model's own
-        if size is not None:
-            ended = call(classify_images.main, "--run-dir", run, "--size", size, "--images", *files, "--json")
-            found = [json.loads(line) for line in ended.stdout.splitlines()]
-            trained = trained.at_size(size or 8)
+    own = tmp_path / "larger"  # a run that reads images in another size than its model's, 8
+    shutil.copytree(run, own)
+    settings = own / "preprocessor_config.json"
+    settings.write_text(settings.read_text().replace('"height": 8', '"height": 16').replace(": 8\n", ": 16\n"))
+    for folder, size, pixels in ((run, None, 8), (run, 16, 16), (own, None, 16), (own, 0, 8)):
+        given = () if size is None else ("--size", size)
+        ended = call(classify_images.main, "--run-dir", folder, *given, "--images", *files, "--json")
+        found = [json.loads(line) for line in ended.stdout.splitlines()]
+        trained = trained.at_size(pixels)
         for one, known in zip(found, trained.classify(files), strict=True):
             assert one["label"] == known.label
             assert one["probability"] == pytest.approx(known.probabilities[known.label], abs=1e-5)
@@ -128,12 +133,13 @@ def test_pretraining_and_probes(data, tmp_path):
     assert ended.returncode == 0, ended.stderr
     knn = json.loads((tmp_path / "knn" / "results.json").read_text())["knn_accuracy"]
     assert knn == json.loads((tmp_path / "dino" / "results.json").read_text())["knn_accuracy"]
-    one = next(written(tmp_path / "grey").rglob("*.png"))
-    Image.open(one).convert("L").save(one)
+    for one in (written(tmp_path / "grey") / "one").glob("*.png"):
+        Image.open(one).convert("L").save(one)
     grey = ("--start-from", tmp_path / "dino", "--data", tmp_path / "grey", "--test", tmp_path / "grey")
     ended = call(classify_images.main, *grey, "--probe", "knn", "--size", 16, "--run-dir", tmp_path / "larger")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("converted to RGB: 1 grey") == 2, "of the training and of the test set"
+    assert "converted to RGB: 5 grey" in ended.stdout, "one of six is held out"
+    assert "converted to RGB: 6 grey" in ended.stdout, "of the test set"
     assert "2 classes: top5 counts all of them" in ended.stdout
     steps = ("--steps", 4, "--batch-size", 4, "--save-every", 4, "--evaluate-every", 4)
     ended = call(classify_images.main, *start, *steps, "--probe", "linear", "--run-dir", tmp_path / "linear")

@@ -133,8 +133,19 @@ def use(own: Any, how: Use, folder: str, text: str | None) -> None:
     run = load(folder)
     if not isinstance(run, how.kind):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not {how.does}")
-    items = lines_of_stdin() if text is None else iter([text])
-    for number, batch in enumerate(in_batches(how.read(run, line) for line in items)):
+
+    def items() -> Iterator[Any]:
+        if text is not None:
+            yield how.read(run, text)
+            return
+        for number, line in enumerate(lines_of_stdin(), 1):
+            try:
+                item = how.read(run, line)
+            except UserError as error:
+                raise UserError(f"standard input, line {number}: {error}") from None
+            yield item
+
+    for number, batch in enumerate(in_batches(items())):
         try:
             answers = how.answer(run, batch)
         except UserError as error:

@@ -51,7 +51,14 @@ def _fill(top: int) -> Use:
     """The words of each mask of texts."""
 
     def answer(run: TrainedMaskedLM | TrainedElectra, items: list[str]) -> list[Any]:
-        return [[word._asdict() for word in words] for text in items for words in run.fill(text, top=top)]
+        found = []
+        for number, text in enumerate(items, 1):
+            try:
+                masks = run.fill(text, top=top)
+            except UserError as error:
+                raise UserError(f"text {number}: {error}" if len(items) > 1 else str(error)) from None
+            found += [[word._asdict() for word in words] for words in masks]
+        return found
 
     def line(found: list[dict[str, Any]]) -> str:
         return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)

@@ -101,9 +101,8 @@ class DistilBertTagger(TokenClassifier):
     body = DistilBert
 
     def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        return dropout(
-            states, self.config.dropout, dropout_key
-        )  # `classifier_dropout` is of texts, as published
+        # As published: `classifier_dropout` is for classes of texts alone.
+        return dropout(states, self.config.dropout, dropout_key)
 
 
 class DistilBertReader(SpanPredictor):

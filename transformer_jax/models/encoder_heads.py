@@ -22,7 +22,7 @@ def _split(dropout_key: jax.Array | None) -> tuple[jax.Array | None, jax.Array |
 
 
 def rate_of_classes(config: Any) -> float:
-    """Of dropout in front of a head with classes."""
+    """The dropout rate in front of a head with classes."""
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 

@@ -63,6 +63,9 @@ def _body(ours: str) -> tuple[Tensor, ...]:
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
     def config(described: Mapping[str, Any]) -> DistilBertConfig:
         check_supported(described, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
+        rate = described.get("dropout", 0.1)
+        # None where they are alike, so that a change of `dropout` changes all.
+        of_classes, of_answers = described.get("seq_classif_dropout", 0.2), described.get("qa_dropout", 0.1)
         return DistilBertConfig(
             vocab_size=required(described, "vocab_size"),
             width=required(described, "dim"),
@@ -70,10 +73,10 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
             heads=required(described, "n_heads"),
             feed_forward=required(described, "hidden_dim"),
             max_length=described.get("max_position_embeddings", 512),
-            dropout=described.get("dropout", 0.1),
+            dropout=rate,
             attention_dropout=described.get("attention_dropout", 0.1),
-            classifier_dropout=described.get("seq_classif_dropout", 0.2),
-            reader_dropout=described.get("qa_dropout", 0.1),
+            classifier_dropout=None if of_classes == rate else of_classes,
+            reader_dropout=None if of_answers == rate else of_answers,
             activation=activation_of(described, "activation"),
             classes=len(labels_of(described)) if classes else 0,
         )

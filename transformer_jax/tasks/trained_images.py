@@ -64,7 +64,7 @@ class TrainedImageEncoder(Trained):
         """
         # (height, width) and (height, width, channels); of grey images (N, height, width) is a list.
         shape = tuple(getattr(images, "shape", (0,) * 4))  # of an array of NumPy, JAX or another library
-        one = len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        one = len(shape) in (0, 2) or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if one or isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
             raise UserError("give a list of images, not one image")
         if not len(images):

@@ -90,6 +90,7 @@ def test_questions(tmp_path):
         (squad(asked("Rome", 1)), "question q1: the answer 'Rome' is not at character 1"),
         (squad(asked("years.", -6)), "question q1: the answer 'years.' is not at character -6"),
         (squad(asked("", 0)), "question q1: an answer without text"),
+        (squad(asked(" ", 4)), "question q1: an answer without text"),
         (squad(), "no questions in it"),
         ({"data": 1}, "not SQuAD's JSON"),
         ([], "not SQuAD's JSON"),

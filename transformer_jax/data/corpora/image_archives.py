@@ -101,10 +101,11 @@ class Known(NamedTuple):
 
 def _check_splits(where: str, parents: Iterable[str]) -> None:
     """Raises an error where folders of two splits are side by side, at whatever depth."""
-    there: dict[int, set[str]] = {}
+    there: dict[tuple[str, ...], set[str]] = {}
     for parent in set(parents):
-        for depth, part in enumerate(pathlib.PurePosixPath(parent).parts):
-            there.setdefault(depth, set()).add(part.lower())
+        parts = pathlib.PurePosixPath(parent).parts
+        for depth, part in enumerate(parts):
+            there.setdefault(parts[:depth], set()).add(part.lower())
     for found in there.values():
         if len(found & _SPLITS) > 1:
             raise UserError(
@@ -137,7 +138,7 @@ def _labelled(
     parents = [name.rpartition("/")[0] for name in names]
     folders = [one for one in folders if not any(map(is_hidden, one.split("/")))]
     _check_splits(where, parents)
-    if len(set(parents)) == 1 and parents[0]:
+    if len(set(parents)) == 1 and parents[0] not in ("", "."):
         above, _, last = parents[0].rpartition("/")
         _check_filled(where, folders, above, {last})
     # One folder may be one class of those that training has.
@@ -198,6 +199,7 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
     contents: list[bytes] = []
     places: list[tuple[int, int]] = []
     folders: set[str] = set()
+    stored: dict[str, tuple[tuple[int, int], bytes]] = {}  # (place, content) of the images so far
     try:
         # Compressed archives have no cheap random access: their files are kept in memory, still encoded.
         plain = tarfile.is_tarfile(path) and _is_plain_tar(path)
@@ -206,26 +208,27 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
                 _check_inside(str(path), [member.name])
                 if member.isdir():
                     folders.add(member.name.rstrip("/"))
-                if member.isdir() or not is_image_name(member.name):
-                    continue
-                if member.issym():
+                if member.issym() and is_image_name(member.name):
                     raise UserError(
-                        f"{path}: {member.name} is a link to {member.linkname}: put the image there (tar "
-                        "--dereference)"
+                        f"{path}: {member.name} is a link to {member.linkname}: make the archive with what is "
+                        "there (tar --dereference)"
                     )
-                # A second name of the same file, which the archive holds once.
-                content = file.getmember(member.linkname) if member.islnk() else member
-                if not content.isfile():
+                if not (member.isfile() or member.islnk()) or not is_image_name(member.name):
                     continue
-                check_size(content.size, f"{path}/{member.name}")
-                names.append(member.name)
-                if plain:
-                    places.append((content.offset_data, content.size))
-                elif content is not member and content.name in names:
-                    contents.append(contents[names.index(content.name)])
+                if member.islnk():  # a second name of a file that came before
+                    if member.linkname not in stored:
+                        raise UserError(
+                            f"{path}: {member.name} is a link to {member.linkname}, no image before it"
+                        )
+                    stored[member.name] = stored[member.linkname]
                 else:
-                    opened = file.extractfile(content)
-                    contents.append(b"" if opened is None else opened.read())
+                    check_size(member.size, f"{path}/{member.name}")
+                    opened = None if plain else file.extractfile(member)
+                    content = b"" if opened is None else opened.read()
+                    stored[member.name] = (member.offset_data, member.size), content
+                names.append(member.name)
+                places.append(stored[member.name][0])
+                contents.append(stored[member.name][1])
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise UserError(f"{path}: no archive that can be read ({error})") from None
     except UserError:

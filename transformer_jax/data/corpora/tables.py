@@ -146,7 +146,7 @@ class Question(NamedTuple):
           UserError: such an answer.
         """
         for text, start in self.answers:
-            if not text:
+            if not text.strip():
                 raise UserError(f"{source}, question {self.id}: an answer without text")
             if start < 0 or self.context[start : start + len(text)] != text:
                 raise UserError(
