@@ -204,6 +204,11 @@ def test_a_training_step(name, topology, mesh):
     recurrent = {"lstm": 128, "bahdanau": 64}  # steps in time
     if name not in recurrent:
         assert KERNEL[topology] in report.attention
+        if "sequence" not in mesh:
+            # Each attention is the kernel, forward once and backward: cuDNN in one call, splash in two.
+            target, calls = {"h100:2": ("__cudnn$fmha", 2), "v5e:2x2": ("tpu_custom_call", 3)}[topology]
+            attentions = {"transformer": 3, "electra": 2, "masked_autoencoder": 2}.get(name, 1)
+            assert text.count(f'custom_call_target="{target}') == calls * attentions
         assert " while(" in text, "layers in a loop"
         assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
         assert whole_stacks(name, topology, mesh, text) == set(), "weights are gathered layer by layer"
