@@ -77,6 +77,11 @@ class DistilBertConfig(Presets):
         return self.width
 
 
+def rate_of_answers(config: DistilBertConfig) -> float:
+    """The dropout rate in front of the head of answers."""
+    return config.dropout if config.reader_dropout is None else config.reader_dropout
+
+
 class DistilBert(TextEncoder):
     """DistilBERT: BERT's blocks over token and position embeddings."""
 
@@ -111,5 +116,4 @@ class DistilBertReader(SpanPredictor):
     body = DistilBert
 
     def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        own = self.config
-        return dropout(states, own.dropout if own.reader_dropout is None else own.reader_dropout, dropout_key)
+        return dropout(states, rate_of_answers(self.config), dropout_key)

@@ -12,6 +12,7 @@ from transformer_jax.models.distilbert import (
     DistilBertMaskedLM,
     DistilBertReader,
     DistilBertTagger,
+    rate_of_answers,
 )
 from transformer_jax.models.encoder_heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
@@ -37,7 +38,7 @@ def _describe(config: DistilBertConfig) -> dict[str, Any]:
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "seq_classif_dropout": rate_of_classes(config),
-        "qa_dropout": config.dropout if config.reader_dropout is None else config.reader_dropout,
+        "qa_dropout": rate_of_answers(config),
         "activation": their_activation(config.activation),
         **({"num_labels": config.classes} if config.classes else {}),
     }

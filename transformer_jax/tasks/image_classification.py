@@ -244,8 +244,8 @@ class ImageClassification:
             f"{len(splits.train):,} images of {classes} classes for training, {len(splits.valid):,} for "
             "validation" + "".join(f", {len(own):,} of {name}" for name, own in splits.tests.items())
         )
-        if classes < 5:
-            note(f"{classes} classes: top5 counts all of them")
+        if line := image_data.few_classes_note(classes):
+            note(line)
 
     def _logits(self, model: Any, images: jax.Array) -> jax.Array:
         return model(normalised_images(images, self.processor.mean, self.processor.std))

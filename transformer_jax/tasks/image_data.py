@@ -228,6 +228,11 @@ def converted_note(images: ImageSet, *, complete: bool) -> str | None:
     return f"{images.where}: converted to RGB{which}: {kinds}"
 
 
+def few_classes_note(classes: int) -> str | None:
+    """A line where top-5 accuracy counts every class, or None."""
+    return f"{classes} classes: top5 counts all of them" if classes < 5 else None
+
+
 def normalised_images(images: jax.Array | np.ndarray, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
     """Pixels (..., 3) uint8 as the model reads them: (value / 255 - mean) / std, float32."""
     own = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)

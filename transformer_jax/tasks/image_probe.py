@@ -72,7 +72,6 @@ def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours:
     write_json(run_dir / "results.json", results)
     # What was not 8-bit RGB is known now that all were decoded.
     converted = [image_data.converted_note(own, complete=True) for own in (splits.train, *tests.values())]
-    lines = [line for line in converted if line is not None]
-    if (classes := len(splits.train.classes)) < 5:
-        lines.append(f"{classes} classes: top5 counts all of them")
-    return lines + [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]
+    notes = [*converted, image_data.few_classes_note(len(splits.train.classes))]
+    scored = [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]
+    return [line for line in notes if line is not None] + scored
