@@ -1,6 +1,6 @@
 """Encoders fine-tuned on the same tasks: which start is worth how much, over several seeds.
 
-    python -m experiments.compare_encoders --data FOLDER --starts minilm=FOLDER bert=RUN none=RUN,leave_out=.*
+    python -m experiments.compare_encoders --data FOLDER --starts minilm=FOLDER bert=RUN 'none=RUN,leave_out=.*'
 
 Each start is fine-tuned on each task. The learning rate is chosen with the first seed on the tenth of the
 training set that is held out; the other seeds train with it, and the test split is scored once each. With
@@ -37,7 +37,8 @@ import tyro
 from transformer_jax import tasks
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
-from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.pretrained import is_published
+from transformer_jax.training.config import RunConfig, Start, choose
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.starts import open_start
 from transformer_jax.training.task import entry_of
@@ -116,6 +117,19 @@ def fine_tune(config: RunConfig, folder: pathlib.Path) -> dict[str, Any]:
     shutil.rmtree(folder)
     jax.clear_caches()
     return results
+
+
+def check_peer(known: str, start: str) -> None:
+    """Checks that `transformers` can train a set from a start.
+
+    Raises:
+      UserError: questions, which are read in windows here, or a start that is no published folder.
+    """
+    if WORK[known].task == "question_answering":
+        raise UserError("`peer` torch trains no questions: leave squad_small out of `only`")
+    parsed = Start.parse(start)
+    if str(parsed) != parsed.folder or not is_published(pathlib.Path(parsed.folder)):
+        raise UserError(f"`peer` torch starts from a published folder, not from {start}")
 
 
 def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
@@ -233,10 +247,13 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
 
     for known in arguments.only:
         choose("only", known, tuple(WORK))
-    for text in arguments.starts:
-        name, equals, start = text.partition("=")
+    starts = [text.partition("=") for text in arguments.starts]
+    for name, equals, start in starts:
         if not equals:
-            raise UserError(f"`starts` {text!r}: write NAME=FOLDER")
+            raise UserError(f"`starts` {name!r}: write NAME=FOLDER")
+        for known in arguments.only if arguments.peer else ():
+            check_peer(known, start)
+    for name, _, start in starts:
         for known in arguments.only:
             metric = f"validation_{WORK[known].metric}"
             first = [one(name, start, known, rate, 0) for rate in arguments.rates]

@@ -43,6 +43,7 @@ from transformer_jax.layers.compute_options import ComputeOptions  # noqa: E402
 with contextlib.suppress(ImportError):
     from jax._src.lru_cache import LRUCache
 
+    assert hasattr(LRUCache, "_evict_if_needed"), "JAX calls it otherwise now"
     LRUCache._evict_if_needed = lambda self, *, additional_size=0: None
 # Commands in processes of their own are not reached by that, and have no programs in common with the tests.
 CACHE_OF_COMMANDS = {

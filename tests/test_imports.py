@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+import transformer_jax
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "transformer_jax"
 HEAVY = ("tensorflow", "tensorflow_datasets", "grain", "matplotlib", "tokenizers", "tyro", "babel", "orbax",
-         "sacrebleu", "tensorboardX", "rich")  # fmt: skip
+         "sacrebleu", "tensorboardX", "rich", "sklearn", "PIL", "msgspec", "safetensors",
+         "seqeval")  # fmt: skip
 
 # The order in which imports flow: a room may import itself and what stands before it.
 ORDER = (
@@ -72,8 +74,12 @@ def test_files_of_pairs_need_no_babel():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-def test_importing_the_package_is_light():
-    code = f"import sys, transformer_jax; print([m for m in {HEAVY} if m in sys.modules])"
+def test_importing_every_model_is_light():
+    names = sorted(set(transformer_jax.__all__) - {"configure", "load", "load_run", "train"})
+    code = (
+        f"import sys, transformer_jax; [getattr(transformer_jax, name) for name in {names}]; "
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
     # Flax itself looks for some of them; what it brings is not ours to judge, so ask what we add.
     flax = f"import sys, flax.nnx; print([m for m in {HEAVY} if m in sys.modules])"
     ours, theirs = (

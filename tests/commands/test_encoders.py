@@ -1,6 +1,7 @@
 """pretrain, classify, tag, answer and embed as users run them, and the line that answers each bad input."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from tests.cases import others_long
 from tests.commands.in_process import call
 from transformer_jax import load
-from transformer_jax.commands import answer, classify, embed, pretrain, tag
+from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
+from transformer_jax.training.run_folder import read_config
 
 SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)
 TINY = (*SIZES, "--batch-size", 8, "--steps", 4)
@@ -51,6 +53,7 @@ def runs(data, tmp_path_factory):
         "classify": (classify, ("--train", data / "label.tsv")),
         "tag": (tag, ("--train", data / "tags.tsv")),
         "answer": (answer, ("--train", data / "squad.json", "--max-length", 48, "--stride", 4)),
+        "embed": (embed, ("--train", data / "pair.tsv", "--pooling", "max", "--temperature", 0.1)),
     }
     for name, (command, flags) in jobs.items():
         done = call(command.main, *flags, *TINY, "--run-dir", root / name)
@@ -79,9 +82,17 @@ def test_what_a_line_of_json_holds(runs):
     (found,) = objects(call(answer.main, "--run-dir", runs / "answer", "--stdin", "--json", stdin=asked))
     assert list(found)[-3:] == ["answer", "start", "score"]
     assert "the film number 7 is good"[found["start"] :].startswith(found["answer"])
-    found = objects(call(embed.main, "--weights", runs / "pretrain", "--stdin", "--json", stdin=lines))
-    expected = load(runs / "pretrain").embed(lines.splitlines())
-    np.testing.assert_allclose([one["embedding"] for one in found], expected, atol=1e-6)
+    for flags, how in (
+        ((), {}),
+        (("--pooling", "first", "--normalise", "True"), dict(pooling="first", normalise=True)),
+    ):
+        for name in ("pretrain", "embed"):
+            asked = ("--weights", runs / name, "--stdin", "--json", *flags)
+            found = objects(call(embed.main, *asked, stdin=lines))
+            expected = load(runs / name).embed(lines.splitlines(), **how)
+            np.testing.assert_allclose([one["embedding"] for one in found], expected, atol=1e-6)
+    task = read_config(runs / "embed")["run"]["task"]
+    assert (task["pooling"], task["temperature"]) == ("max", 0.1)
     (words,) = objects(
         call(pretrain.main, "--run-dir", runs / "pretrain", "--fill", "the [MASK] is good", "--json")
     )
@@ -139,7 +150,7 @@ def test_a_run_starts_from_another_and_keeps_its_name(runs, data, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def refused(command, *flags, stdin="", lines=1):
+def refused(command, *flags, stdin=""):
     """The one line that a command ends with."""
     done = call(command.main, *flags, stdin=stdin)
     assert done.returncode == 2, done.stdout
@@ -215,6 +226,29 @@ def test_bad_data(data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_held_out_and_left_out(data, tmp_path, monkeypatch):
+    """And where a run is kept that names no folder: beside the others, by its data, command and model."""
+    monkeypatch.chdir(tmp_path)
+    rows = [(f"a film {n}", f"film {n}", n % 5) for n in range(80)]
+    (tmp_path / "pairs").mkdir()
+    path = table(tmp_path / "pairs", "scored", ("sentence1", "sentence2", "score"), rows)
+    flags = ("--train", path, *TINY, "--held-out", 0.25, "--least-score", 3)
+    done = call(embed.main, *flags)
+    assert done.returncode == 0, done.stderr
+    held = 20
+    kept = sum(float(row[2]) >= 3 for row in rows)
+    assert f"{held} for valid" in done.stderr
+    count = int(re.search(r"(\d+) for training", done.stderr)[1])
+    assert kept - held <= count < kept
+    assert "run folder   runs/pairs-embed-bert" in done.stdout
+    names = [name for command, name in ((classify, "label"), (tag, "tags"))
+             if call(command.main, "--train", data / f"{name}.tsv", *TINY).returncode == 0]  # fmt: skip
+    assert names == ["label", "tags"]
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {
+        "pairs-embed-bert", f"{data.name}-classify-bert", f"{data.name}-tag-bert"
+    }  # fmt: skip
+
+
 @pytest.mark.filterwarnings("default:.* were cut")  # the command shows it as a line
 def test_bad_use(data, runs, tmp_path):
     folder = runs / "classify"
@@ -246,6 +280,18 @@ def test_bad_use(data, runs, tmp_path):
     assert "question 1: a text of no tokens" in refused(
         answer, "--run-dir", runs / "answer", "--stdin", stdin="where is it\t\u200b\n"
     )
+    assert "--normalise is for the vectors of --text or --stdin" in refused(
+        embed, "--train", data / "pair.tsv", "--normalise", "True"
+    )
+    assert "--json is for a --dry-run with a --topology, or for what a trained run answers" in refused(
+        tag, "--train", data / "tags.tsv", "--json"
+    )
+    assert "--data-dir and --splits are for a corpus tfds:NAME" in refused(
+        classify, "--train", data / "label.tsv", "--splits", "a", "b"
+    )
+    assert "holds a BertClassifier, which continues no text" in refused(
+        generate, "--run-dir", folder, "--prompt", "a"
+    )
     assert "--unanswerable goes with --text or --stdin" in refused(
         answer, "--train", data / "squad.json", "--unanswerable", "True", *TINY, "--run-dir", tmp_path / "run"
     )
@@ -273,7 +319,7 @@ def test_a_vocabulary_of_another_model(runs, data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_texts_that_are_cut_are_counted(data, tmp_path, capsys):
+def test_texts_that_are_cut_are_counted(data, tmp_path):
     rows = [(f"the film {n} " * 30 + WORDS[n % 2], n % 2) for n in range(12)]
     path = table(tmp_path, "long", ("sentence", "label"), rows)
     done = call(classify.main, "--train", path, *TINY, "--max-length", 16, "--run-dir", tmp_path / "run")

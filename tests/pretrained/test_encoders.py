@@ -167,7 +167,7 @@ def test_vectors_of_a_real_sentence_encoder(shared):
     found = run.embed([example["text"] for example in given["examples"]])
     assert found.dtype == np.float32
     expected = np.array([example["embedding"] for example in given["examples"]])
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.long

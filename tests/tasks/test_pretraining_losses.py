@@ -45,7 +45,7 @@ def test_masked_words_and_next_sentences(rng, batch):
         "next_weight": jnp.array([1.0, 0.0, 1.0]),
     }
 
-    @nnx.jit
+    @jax.jit
     def outputs(model):
         states = model.hidden_states(batch["tokens"], types=batch["types"], segments=batch["segments"])
         return model.logits(states), model.sentence_logits(states[:, 0])
@@ -56,7 +56,7 @@ def test_masked_words_and_next_sentences(rng, batch):
         for row, count in ((0, 5), (1, 2))
     ]
     of_pair = surprisal(pairs[0], 1)
-    sums, counts = nnx.jit(lambda model: MaskedWords().loss(model, None, batch, None))(model)
+    sums, counts = jax.jit(lambda model: MaskedWords().loss(model, None, batch, None))(model)
     # The second row has no pair, and the third is none at all.
     assert {name: float(x) for name, x in counts.items()} == {
         "masked_loss": 7, "masked_accuracy": 7, "next_loss": 1, "next_accuracy": 1, "loss": 2
@@ -70,7 +70,7 @@ def test_replaced_tokens(batch):
     config = ElectraConfig(**SIZES, attention_dropout=0.0, embedding_width=8, generator_size=0.5)
     model = ElectraPretraining(config, rngs=nnx.Rngs(0))
     key = jax.random.key(3)
-    logits = nnx.jit(
+    logits = jax.jit(
         lambda model: model.generator_logits(
             model.generator_states(batch["tokens"], batch["positions"], segments=batch["segments"])
         )
@@ -83,14 +83,14 @@ def test_replaced_tokens(batch):
             place, label = batch["positions"][row, n], batch["labels"][row, n]
             tokens[row, place], replaced[row, place] = drawn[row, n], drawn[row, n] != label
         of_words.append([surprisal(logits[row, n], batch["labels"][row, n]) for n in range(count)])
-    found = nnx.jit(lambda model: model.replaced(jnp.asarray(tokens), segments=batch["segments"]))(model)
+    found = jax.jit(lambda model: model.replaced(jnp.asarray(tokens), segments=batch["segments"]))(model)
     found = np.asarray(found, np.float64)
     chance = 1 / (1 + np.exp(-found))
     of_tokens = [
         [-np.log(chance[row, n] if replaced[row, n] else 1 - chance[row, n]) for n in range(length)]
         for row, length in ((0, 12), (1, 9))
     ]
-    sums, counts = nnx.jit(lambda model: ReplacedTokens(50.0).loss(model, None, batch, key))(model)
+    sums, counts = jax.jit(lambda model: ReplacedTokens(50.0).loss(model, None, batch, key))(model)
     assert (float(counts["generator_loss"]), float(counts["discriminator_loss"])) == (7, 21)
     assert float(sums["generator_loss"]) == pytest.approx(sum(map(sum, of_words)), rel=1e-5)
     assert float(sums["discriminator_loss"]) == pytest.approx(sum(map(sum, of_tokens)), rel=1e-5)
@@ -100,7 +100,7 @@ def test_replaced_tokens(batch):
     # What is drawn has no gradient: the generator's blocks learn from its own words alone.
     learned = [
         named_leaves(
-            nnx.jit(nnx.grad(lambda model, w=w: ReplacedTokens(w).loss(model, None, batch, key)[0]["loss"]))(
+            jax.jit(jax.grad(lambda model, w=w: ReplacedTokens(w).loss(model, None, batch, key)[0]["loss"]))(
                 model
             )
         )

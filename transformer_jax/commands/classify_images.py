@@ -29,7 +29,7 @@ class Arguments(PlanFlags):
 
     run_dir: str | None = None
     """Folder of the run; a run that exists there is resumed. With --images a published folder may stand here
-    too. None: runs/NAME-OF-THE-IMAGES-MODEL-PRESET."""
+    too. None: runs/NAME-OF-THE-IMAGES-MODEL-PRESET, without a preset where there is a start."""
     probe: Literal["none", "linear", "knn"] = "none"
     """How good the features of --start-from are, which stay as they are: linear trains a classifier on them,
     knn lets the nearest training images vote."""

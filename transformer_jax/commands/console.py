@@ -37,13 +37,13 @@ def usage() -> str:
             *lines,
             "",
             "transformer-jax COMMAND --help lists the flags of a command;",
-            "transformer-jax --print-completion bash (or zsh) prints the completion of all commands.",
+            "transformer-jax --print-completion bash (or zsh) prints the completion of all commands but plan.",
         ]
     )
 
 
 def print_completion(shell: str) -> None:
-    """Prints the completion of all commands for a shell, bash or zsh."""
+    """Prints the completion of all commands but plan, which has the flags of the others, for bash or zsh."""
     import tyro
 
     from transformer_jax.commands import (

@@ -10,7 +10,7 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, lines_of_stdin, use
 from transformer_jax.commands.parsing import parse_run
-from transformer_jax.commands.train import default_run_dir, planned, train
+from transformer_jax.commands.train import planned, train
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
 from transformer_jax.tasks.sentence_embedding import ENTRY
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     encoder_use.check(own, own.text)
     if own.similarity is not None and not own.stdin:
         raise UserError("`similarity` draws the texts of `stdin`: give it too")
+    if own.normalise is not None and (own.similarity is not None or (own.text is None and not own.stdin)):
+        raise UserError("`normalise` is for the vectors of `text` or `stdin`; cosines need none")
     task = parsed.config.task
     if own.text is not None or own.stdin:
         folder = own.weights or own.run_dir
@@ -90,5 +92,4 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
             "`weights` makes vectors of `text` or `stdin`; to train from a folder name it with `start`"
         )
     parsed.execution.processes.join()
-    run_dir = own.run_dir or default_run_dir(ENTRY, parsed, "pairs")
-    train(ENTRY, parsed.config, run_dir, parsed.execution)  # type: ignore[arg-type]
+    train(ENTRY, parsed.config, encoder_use.run_dir_of(ENTRY, parsed, "embed"), parsed.execution)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from transformer_jax.commands.parsing import parse_run
+from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
@@ -27,7 +27,7 @@ class Arguments(PlanFlags):
 
     run_dir: str | None = None
     """Folder of the run; a run that exists there is resumed. With --text or --stdin a published folder may
-    stand here too. None: runs/NAME-OF-THE-TRAINING-FILE-MODEL."""
+    stand here too. None: runs/FOLDER-COMMAND-MODEL, FOLDER being that of the training file."""
     text: str | None = None
     """A text for the trained run in --run-dir; no training. Two columns have a tab between them."""
     stdin: bool = False
@@ -168,6 +168,13 @@ def write_page(run: TrainedEncoder, item: Any, path: str) -> None:
     AttentionPage(attention_of_encoder(run.model, run.processor, item), title=title).save(path)
 
 
+def run_dir_of(entry: TaskEntry, parsed: Parsed, does: str) -> pathlib.Path:
+    """The folder of a run that is trained: `run_dir`, or one that says from which data and for what."""
+    task = parsed.config.task
+    data = pathlib.Path(task.train[0]).absolute().parent.name if task.train else task.corpus or "run"
+    return pathlib.Path(parsed.own.run_dir or default_run_dir(entry, parsed, f"{data}-{does}"))
+
+
 def main(
     entry: TaskEntry,
     how: Callable[[Any], Use],
@@ -200,11 +207,4 @@ def main(
             use(own, used, own.run_dir, own.text)
         return
     parsed.execution.processes.join()
-    task = parsed.config.task
-    name = pathlib.Path(task.train[0]).absolute().parent.name if task.train else task.corpus or "run"
-    train(
-        entry,
-        parsed.config,
-        pathlib.Path(own.run_dir or default_run_dir(entry, parsed, name)),
-        parsed.execution,
-    )
+    train(entry, parsed.config, run_dir_of(entry, parsed, used.does), parsed.execution)

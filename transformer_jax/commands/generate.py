@@ -90,7 +90,7 @@ def _model(weights: str | None, run_dir: str | None, dtype: str | None, mesh: An
     assert folder is not None, "one of the two is given"
     loaded = load(folder, dtype=dtype, mesh=mesh)
     if not isinstance(loaded, TrainedLanguageModel):
-        raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which translates: use translate")
+        raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which continues no text")
     return loaded.model, loaded.tokenizer
 
 

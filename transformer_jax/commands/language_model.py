@@ -33,6 +33,6 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax lm")
         return
     parsed.execution.processes.join()
     task = parsed.config.task
-    corpus = pathlib.Path(task.text[0]).stem if task.text else task.corpus
+    corpus = pathlib.Path(task.text[0]).name.split(".")[0] if task.text else task.corpus
     run_dir = pathlib.Path(own.run_dir or default_run_dir(ENTRY, parsed, corpus, preset=True))
     train(ENTRY, parsed.config, run_dir, parsed.execution)

@@ -5,19 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
+from transformer_jax.commands import console
 from transformer_jax.errors import UserError
 
 # Subcommands of the console script that train, and their modules.
 COMMANDS = {
-    "translate": "translate",
-    "lm": "language_model",
-    "pretrain": "pretrain",
-    "classify": "classify",
-    "tag": "tag",
-    "answer": "answer",
-    "embed": "embed",
-    "classify-images": "classify_images",
-    "self-distill": "self_distill",
+    name: module
+    for name, (module, _) in console.COMMANDS.items()
+    if name not in ("generate", "plan", "convert")
 }
 
 

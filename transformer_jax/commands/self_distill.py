@@ -25,7 +25,8 @@ class Arguments(PlanFlags):
     """The flags of this command alone."""
 
     run_dir: str | None = None
-    """Folder of the run; a run that exists there is resumed. None: runs/NAME-OF-THE-IMAGES-METHOD."""
+    """Folder of the run; a run that exists there is resumed. None: runs/NAME-OF-THE-IMAGES-MODEL-METHOD, with
+    -PRESET before the method if one is named."""
     method: Literal["dino", "mae"] = "dino"
     """dino: a student learns what its own moving average says of other parts of an image; mae: three quarters
     of the patches are predicted from the others."""

@@ -113,13 +113,13 @@ class PlanFlags:
     without being here, as v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices)."""
 
 
-def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool = False) -> bool:
+def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool | None = None) -> bool:
     """Prints the plan if the command line asks for one; whether it did.
 
     Args:
       entry: of the task.
       parsed: the command line.
-      answers: whether a trained run answers, so that `json` is for its answers.
+      answers: whether a trained run answers, so that `json` is for its answers; None of a command without any.
 
     Raises:
       UserError: `topology` or `json` without what they belong to.
@@ -128,7 +128,8 @@ def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool = False) -> bool:
     if own.topology is not None and not own.dry_run:
         raise UserError("`topology` names devices that are not here: add `dry_run`")
     if own.json and own.topology is None and not answers:
-        raise UserError("`json` is for a `dry_run` with a `topology`")
+        others = "" if answers is None else ", or for what a trained run answers: give it something to read"
+        raise UserError(f"`json` is for a `dry_run` with a `topology`{others}")
     if own.dry_run:
         show_plan(entry, parsed, topology=own.topology, json_too=own.json)
     return own.dry_run

@@ -1,10 +1,38 @@
-"""Losses that return (sum, weight); the division happens once, over the global batch."""
+"""Losses of labels, and their sums with weights; the division happens once, over the global batch."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Negative log-likelihood (...) of labels (...) under logits (..., V), in nats and float32."""
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Negative log-likelihood (...) of targets (...) in [0, 1] under logits (...) of being 1, in nats."""
+    return jnp.maximum(logits, 0) - logits * targets + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def per_row(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(each row's mean (B,), 1.0 for rows with any weight (B,)): a term with a count of its own.
+
+    Args:
+      values: (B, N) losses.
+      weights: (B, N) 1 where one counts.
+    """
+    return mean_of_rows((values * weights).sum(axis=1), weights)
+
+
+def mean_of_rows(totals: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`per_row` of weighted sums (B,) that were made before."""
+    counts = weights.sum(axis=1)
+    return totals / jnp.maximum(counts, 1.0), (counts > 0).astype(jnp.float32)
 
 
 def smoothed_cross_entropy(

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.layers.embedding import count_without_padding
 from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.mimetic_initialization import add_identity
 from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
@@ -175,11 +174,6 @@ class ElectraPretraining(nnx.Module):
     def parameter_count(self) -> int:
         """Number of parameters of the discriminator, which is what is kept."""
         return self.discriminator.parameter_count
-
-    @property
-    def training_parameter_count(self) -> int:
-        """Number of parameters of both networks."""
-        return count_without_padding(self, self.embeddings.tokens)
 
     @property
     def embeddings(self) -> TextEmbeddings:

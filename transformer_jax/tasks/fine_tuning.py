@@ -19,13 +19,22 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.trained_encoders import predicted
-from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least, choose
+from transformer_jax.training.config import (
+    FREE,
+    Optimization,
+    RunConfig,
+    Start,
+    check_accumulation,
+    check_at_least,
+    choose,
+)
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
 # Tokens of a text at least, of which up to four are special ones of a pair.
 _SHORTEST = 8
+_SPLITS = ("train", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +53,7 @@ class FineTuningConfig:
     """Files that the trained model is scored on; without them the validation set."""
     corpus: str = ""
     """tfds:NAME, a set of TensorFlow Datasets, in place of `train`."""
-    splits: tuple[str, str] = ("train", "validation")
+    splits: tuple[str, str] = _SPLITS
     """Training and validation split of a tfds: corpus, in its syntax."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
     """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
@@ -62,6 +71,8 @@ class FineTuningConfig:
             raise UserError(f"unknown corpus {self.corpus!r}: write tfds:NAME, or name files with `train`")
         if self.corpus and self.train:
             raise UserError("`corpus` and `train` contradict each other: give one of them")
+        if not self.corpus and (self.data_dir is not None or self.splits != _SPLITS):
+            raise UserError("`data_dir` and `splits` are for a corpus tfds:NAME")
         if (self.valid or self.test) and not self.train:
             raise UserError("`valid` and `test` need `train`")
         if not 0 < self.held_out < 1:
@@ -135,11 +146,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     task: FineTuningConfig = config.task
     if model_config.max_length < _SHORTEST:
         raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
-    if task.batch_size % config.optimization.accumulation:
-        raise UserError(
-            f"`batch_size` {task.batch_size} is not a multiple of `accumulation` "
-            f"{config.optimization.accumulation}"
-        )
+    check_accumulation(task.batch_size, config.optimization)
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:

@@ -20,9 +20,17 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner, confusion, image_scores
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import image_data
-from transformer_jax.tasks.image_data import ImageDataConfig, Splits, normalised_images
+from transformer_jax.tasks.image_data import CIFAR, ImageDataConfig, Splits, normalised_images
 from transformer_jax.tasks.trained_images import TrainedImageClassifier
-from transformer_jax.training.config import Optimization, RunConfig, Start, check_at_least, choose
+from transformer_jax.training.config import (
+    Optimization,
+    RunConfig,
+    Start,
+    check_at_least,
+    check_at_most_one,
+    check_below_one,
+    choose,
+)
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files, TaskEntry, shared_processor
@@ -31,8 +39,6 @@ from transformer_jax.training.totals import Totals
 KIND = "image_classifier"
 # A confusion matrix of more classes is no part of the results.
 _MOST_CLASSES = 200
-# Of CIFAR-10's training images, as everybody states them.
-_CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +75,15 @@ class ImageClassificationConfig(ImageDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(
-            self, crop=0, padding=0, turn=0, colour=0, operations=0, magnitude=0, erase=0, mixup=0, cutmix=0,
+            self, padding=0, turn=0, colour=0, operations=0, magnitude=0, erase=0, mixup=0, cutmix=0,
             smoothing=0,
         )  # fmt: skip
         if self.magnitude > 10:
             raise UserError(f"`magnitude` {self.magnitude} is above 10")
-        if self.crop > 1 or self.smoothing >= 1:
-            raise UserError(f"`crop` {self.crop} is above 1, or `smoothing` {self.smoothing} not below it")
+        check_below_one(self, "smoothing")
+        if not 0 < self.crop <= 1:
+            raise UserError(f"`crop` {self.crop} must be above 0 and at most 1")
+        check_at_most_one(self, "erase")
 
 
 def _optimization(steps: int, **values: Any) -> Optimization:
@@ -96,7 +104,7 @@ def digits(*, model: str = "vit", preset: str = "mini", steps: int = 900) -> Run
 
 def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 10_000) -> RunConfig:
     """A compact model from nothing on small images such as CIFAR-10."""
-    task = ImageClassificationConfig(padding=4, operations=1, magnitude=5.0, **_CIFAR)
+    task = ImageClassificationConfig(padding=4, operations=1, magnitude=5.0, **CIFAR)
     return _from_nothing(task, model, preset, _optimization(steps, learning_rate=2e-3, clip=1.0), "images")
 
 

@@ -24,13 +24,16 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.mesh import SEQUENCE, check_rows
 from transformer_jax.errors import UserError
 from transformer_jax.pretrained.folder import read_config
-from transformer_jax.training.config import FREE, RunConfig, check_at_least
+from transformer_jax.training.config import FREE, RunConfig, check_accumulation, check_at_least
 from transformer_jax.training.run_folder import is_run
 
 # Decoded images that are kept in memory: 1 GiB.
 _KEPT = 2**30
 # Images of a larger set whose kind is looked at before they are trained on.
 _LOOKED_AT = 2_000
+_SPLITS = ("train", "test")
+# Mean and deviation of each channel of CIFAR-10's training images, as everybody states them.
+CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ImageDataConfig:
     """Images to validate on; without them `held_out` of `data`."""
     test: tuple[str, ...] = ()
     """Images that the trained model is scored on, each set apart; without them the validation set."""
-    splits: tuple[str, str] = ("train", "test")
+    splits: tuple[str, str] = _SPLITS
     """Of a tfds: set, the split to train on and the one of the test."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
     """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
@@ -72,6 +75,8 @@ class ImageDataConfig:
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
             raise UserError("`valid` and `test` need `data`")
+        if not self.data.startswith("tfds:") and (self.data_dir is not None or self.splits != _SPLITS):
+            raise UserError("`data_dir` and `splits` are for a `data` tfds:NAME")
         if not 0 < self.held_out < 1:
             raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
         check_at_least(self, batch_size=1, examples=0, size=0, workers=-1)
@@ -224,7 +229,7 @@ def converted_note(images: ImageSet, *, complete: bool) -> str | None:
     if not found:
         return None
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.items()))
-    which = "" if looked_at == len(images) else f" of {looked_at:,} that were looked at"
+    which = "" if looked_at == len(images) else f" of the first {looked_at:,}"
     return f"{images.where}: converted to RGB{which}: {kinds}"
 
 
@@ -264,11 +269,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     if model_config.channels != 3:
         raise UserError(f"`channels` {model_config.channels}: images are read as red, green and blue, give 3")
     check_patches(size, model_config)
-    if config.task.batch_size % config.optimization.accumulation:
-        raise UserError(
-            f"`batch_size` {config.task.batch_size} is not a multiple of `accumulation` "
-            f"{config.optimization.accumulation}"
-        )
+    check_accumulation(config.task.batch_size, config.optimization)
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:
@@ -278,7 +279,7 @@ def check_mesh(config: RunConfig, mesh: Any) -> None:
       UserError: they cannot.
     """
     if mesh.shape.get(SEQUENCE, 1) > 1:
-        raise UserError("sequence of `mesh` cuts the tokens of texts; images have heights and widths there")
+        raise UserError("`sequence` of `mesh` shards the tokens of texts; images have heights and widths there")
     check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
 
 

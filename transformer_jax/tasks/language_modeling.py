@@ -30,7 +30,14 @@ from transformer_jax.distributed.processes import on_every_process, on_first_the
 from transformer_jax.errors import UserError
 from transformer_jax.layers.losses import cross_entropy_in_parts
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least, choose
+from transformer_jax.training.config import (
+    FREE,
+    Optimization,
+    RunConfig,
+    check_accumulation,
+    check_at_least,
+    choose,
+)
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
@@ -140,11 +147,7 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     task: LanguageModelingConfig = config.task
     if model_config.max_length < task.context:
         raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
-    if task.batch_size % config.optimization.accumulation:
-        raise UserError(
-            f"`batch_size` {task.batch_size} is not a multiple of `accumulation` "
-            f"{config.optimization.accumulation}"
-        )
+    check_accumulation(task.batch_size, config.optimization)
     return NextToken()
 
 

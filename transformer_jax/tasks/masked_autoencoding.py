@@ -14,7 +14,7 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.layers.patches import cut_into_patches
 from transformer_jax.tasks import image_data, image_pretraining
-from transformer_jax.tasks.image_data import normalised_images
+from transformer_jax.tasks.image_data import CIFAR, normalised_images
 from transformer_jax.tasks.image_pretraining import ImagePretraining, ImagePretrainingConfig, recipe_config
 from transformer_jax.tasks.trained_images import TrainedImageEncoder
 from transformer_jax.training.config import RunConfig
@@ -56,8 +56,7 @@ def digits(*, model: str = "vit", preset: str = "mini", steps: int = 1_000) -> R
 
 def images(*, model: str = "vit", preset: str = "lite_6_4", steps: int = 5_000) -> RunConfig:
     """Small images such as CIFAR-10 on a CPU."""
-    cifar: Any = dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
-    return _recipe(MaskedAutoencodingConfig(batch_size=256, **cifar), model, preset, steps, "images")
+    return _recipe(MaskedAutoencodingConfig(batch_size=256, **CIFAR), model, preset, steps, "images")
 
 
 def paper(*, model: str = "vit", preset: str = "b16", steps: int = 250_000) -> RunConfig:

@@ -12,16 +12,10 @@ import jax.numpy as jnp
 from transformer_jax.data.batches.masked_batches import EncodedDocuments, PackedPieces, SentencePairs
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.layers.losses import sums_in_parts
+from transformer_jax.layers.losses import cross_entropy, mean_of_rows, sums_in_parts
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
-from transformer_jax.tasks.pretraining import (
-    Pretraining,
-    PretrainingConfig,
-    cross_entropy,
-    mean_of_rows,
-    states_at,
-)
+from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.trained_heads import TrainedMaskedLM
 from transformer_jax.training.config import Optimization, RunConfig, choose
 from transformer_jax.training.objective import Objective
@@ -78,7 +72,8 @@ def measured(
         right = (logits.argmax(-1) == labels).astype(jnp.float32)
         return (cross_entropy(logits, labels) * weights).sum(axis=1), (right * weights).sum()
 
-    given = states_at(states, batch["positions"]), batch["labels"], weights
+    chosen = jnp.take_along_axis(states, batch["positions"][..., None], axis=1)  # (B, K, D)
+    given = chosen, batch["labels"], weights
     parts = model.compute.loss_parts_of(*weights.shape, model.config.vocab_size)
     losses, right = sums_in_parts(words, given, parts)
     sums = {"masked_loss": losses.sum(), "masked_accuracy": right}

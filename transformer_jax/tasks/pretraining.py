@@ -23,7 +23,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.training.config import FREE, RunConfig, check_at_least
+from transformer_jax.training.config import FREE, RunConfig, check_accumulation, check_at_least
 from transformer_jax.training.objective import Sums
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
@@ -89,11 +89,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     task: PretrainingConfig = config.task
     if model_config.max_length < task.context:
         raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
-    if task.batch_size % config.optimization.accumulation:
-        raise UserError(
-            f"`batch_size` {task.batch_size} is not a multiple of `accumulation` "
-            f"{config.optimization.accumulation}"
-        )
+    check_accumulation(task.batch_size, config.optimization)
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:
@@ -148,34 +144,6 @@ def make_tokenizer(config: RunConfig, corpus: texts.TextCorpus) -> EncoderTokeni
     if task.tokenizer == "bpe":
         return EncoderTokenizer.byte_pairs(corpus.train, config.model.vocab_size)
     return EncoderTokenizer.open(task.tokenizer)
-
-
-def per_row(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(each row's mean (B,), 1.0 for rows with any weight (B,)): a term with a count of its own.
-
-    Args:
-      values: (B, N) losses.
-      weights: (B, N) 1 where one counts.
-    """
-    return mean_of_rows((values * weights).sum(axis=1), weights)
-
-
-def mean_of_rows(totals: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`per_row` of weighted sums (B,) that were made before."""
-    counts = weights.sum(axis=1)
-    return totals / jnp.maximum(counts, 1.0), (counts > 0).astype(jnp.float32)
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Negative log-likelihood (...) of labels (...) under logits (..., V), in nats and float32."""
-    logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
-
-
-def states_at(states: jax.Array, positions: jax.Array) -> jax.Array:
-    """States (B, T, D) at positions (B, K) -> (B, K, D)."""
-    return jnp.take_along_axis(states, positions[..., None], axis=1)
 
 
 class Pretraining:

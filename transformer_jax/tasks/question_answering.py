@@ -17,9 +17,9 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import answer_scores, best_span, question_windows
+from transformer_jax.layers.losses import cross_entropy
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
-from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
 from transformer_jax.tasks.trained_heads import TrainedReader
 from transformer_jax.training.config import RunConfig, check_at_least

@@ -10,11 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.layers.losses import drawn_tokens, keys_of_tokens, tokens_in_parts
+from transformer_jax.layers.losses import (
+    binary_cross_entropy,
+    cross_entropy,
+    drawn_tokens,
+    keys_of_tokens,
+    per_row,
+    tokens_in_parts,
+)
 from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
 from transformer_jax.tasks.masked_language_modeling import pretraining_optimization
-from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig, cross_entropy, per_row
+from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.trained_heads import TrainedElectra
 from transformer_jax.training.config import RunConfig, check_at_least, choose
 from transformer_jax.training.objective import Objective
@@ -87,7 +94,7 @@ def measured(
     replaced = (tokens != original).astype(jnp.float32)
     found = model.replaced(tokens, segments=segments, dropout_key=discriminator_key if train else None)
     real = (segments > 0).astype(jnp.float32)
-    binary = jnp.maximum(found, 0) - found * replaced + jnp.log1p(jnp.exp(-jnp.abs(found)))
+    binary = binary_cross_entropy(found, replaced)
     right = ((found > 0) == (replaced > 0)).astype(jnp.float32)
     sums = {
         "generator_loss": (losses * weights).sum(),

@@ -19,10 +19,10 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
 from transformer_jax.tasks import image_data, image_pretraining
-from transformer_jax.tasks.image_data import normalised_images
+from transformer_jax.tasks.image_data import CIFAR, normalised_images
 from transformer_jax.tasks.image_pretraining import ImagePretraining, ImagePretrainingConfig, recipe_config
 from transformer_jax.tasks.trained_images import TrainedImageEncoder
-from transformer_jax.training.config import RunConfig, check_at_least, check_below_one
+from transformer_jax.training.config import RunConfig, check_at_least, check_at_most_one, check_below_one
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.totals import Totals
@@ -81,6 +81,7 @@ class SelfDistillationConfig(ImagePretrainingConfig):
             blur=0, solarise=0, temperature_warmup=0,
         )  # fmt: skip
         check_below_one(self, "teacher_decay", "centre_decay")
+        check_at_most_one(self, "grey", "blur", "solarise")
         for name in ("student_temperature", "teacher_temperature", "smallest_area", "split_area"):
             if not getattr(self, name) > 0:
                 raise UserError(f"`{name}` {getattr(self, name)} must be above 0")
@@ -104,9 +105,7 @@ def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> Run
 
 def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 5_000) -> RunConfig:
     """Small images such as CIFAR-10 on a CPU: few prototypes, and a teacher that follows quickly."""
-    task = SelfDistillationConfig(
-        batch_size=128, parts=2, teacher_decay=0.99, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
-    )
+    task = SelfDistillationConfig(batch_size=128, parts=2, teacher_decay=0.99, **CIFAR)
     head: dict[str, Any] = dict(prototypes=1_024, projection_hidden=512, bottleneck=128)
     return _recipe(task, model, preset, steps, "images", pooling="class", **head)
 

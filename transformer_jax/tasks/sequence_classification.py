@@ -19,9 +19,9 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores
+from transformer_jax.layers.losses import binary_cross_entropy, cross_entropy
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
-from transformer_jax.tasks.pretraining import cross_entropy
 from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
 from transformer_jax.tasks.trained_heads import TrainedClassifier
 from transformer_jax.training.config import RunConfig, choose
@@ -93,8 +93,7 @@ class Classes(Objective):
         if jnp.issubdtype(wanted.dtype, jnp.floating) and wanted.ndim == 1:
             losses = jnp.square(logits[:, 0] - wanted)
         elif wanted.ndim == 2:
-            losses = jnp.maximum(logits, 0) - logits * wanted + jnp.log1p(jnp.exp(-jnp.abs(logits)))
-            losses = losses.mean(axis=1)
+            losses = binary_cross_entropy(logits, wanted).mean(axis=1)
         else:
             losses = cross_entropy(logits, wanted)
         return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}

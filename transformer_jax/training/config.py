@@ -55,6 +55,17 @@ def check_below_one(config: Any, *fields: str) -> None:
             raise UserError(f"`{field}` {getattr(config, field)} must be below 1")
 
 
+def check_at_most_one(config: Any, *fields: str) -> None:
+    """Checks that probabilities are not above 1.
+
+    Raises:
+      UserError: one is.
+    """
+    for field in fields:
+        if getattr(config, field) > 1:
+            raise UserError(f"`{field}` {getattr(config, field)} is above 1")
+
+
 @dataclasses.dataclass(frozen=True)
 class Optimization:
     """How parameters are updated, and how often a run is saved and evaluated.
@@ -121,6 +132,18 @@ class Optimization:
     def extends(self) -> bool:
         """Whether a run may be given more steps after it ended."""
         return extends(self.schedule) and self.weight_decay_growth == 1
+
+
+def check_accumulation(batch_size: int, optimization: Optimization) -> None:
+    """Checks that a batch can be cut into its micro-batches.
+
+    Raises:
+      UserError: it cannot.
+    """
+    if batch_size % optimization.accumulation:
+        raise UserError(
+            f"`batch_size` {batch_size} is not a multiple of `accumulation` {optimization.accumulation}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

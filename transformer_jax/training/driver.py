@@ -124,7 +124,7 @@ def train(
                 ),
             )
             state, totals = _fitted(
-                state, totals, step, task, objective, config.optimization, path, checkpoints, mesh, execution
+                state, totals, step, task, config.optimization, path, checkpoints, mesh, execution
             )
             kept = averaged(state, objective, config.optimization, checkpoints, best=totals.best_step)
         del state
@@ -235,7 +235,6 @@ def _fitted(
     totals: Totals,
     step: Any,
     task: Task,
-    objective: Objective,
     optimization: Optimization,
     path: pathlib.Path,
     checkpoints: Checkpoints,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 import jax
 
 from transformer_jax.distributed.processes import is_first, new_name, publish, published
-from transformer_jax.errors import UserError
 
 # Seconds that a step may take where several processes wait for each other and no limit is named.
 SEVERAL = 1800.0
@@ -21,16 +20,6 @@ SEVERAL = 1800.0
 _LONGER = 10
 # Seconds that the others have to say where they are, once one of them finds a step too long.
 _GRACE = 3.0
-
-
-def check_limit(limit: float | None) -> None:
-    """Checks a time limit.
-
-    Raises:
-      UserError: it is not above 0.
-    """
-    if limit is not None and not limit > 0:
-        raise UserError(f"`step_timeout` {limit:g} is not above 0")
 
 
 def late(step: int, limit: float, places: Mapping[str, str] | None, count: int = 1) -> str:
