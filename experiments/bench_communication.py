@@ -177,21 +177,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("| devices | mode | collectives | MB sent by each device | formula | |\n|---|---|---|---|---|---|")
     for n in arguments.devices:
         for mode in MODES:
-            wanted = formula(sizes, mode, n)
-            row: dict[str, Any] = {"devices": n, "mode": mode, "formula": wanted}
-            row["formula_sent"] = sum(sent(kind, size, n) for kind, size in wanted.items())
+            expected = formula(sizes, mode, n)
+            row: dict[str, Any] = {"devices": n, "mode": mode, "formula": expected}
+            row["formula_sent"] = sum(sent(kind, size, n) for kind, size in expected.items())
             shown, verdict = "", "not compiled"
             if n <= arguments.compile_up_to:
                 found, memory = compiled(config, arguments, mode, n)
                 row |= {"counted": counted(found), "sent": sum(one.sent for one in found)}
                 row["temporary_bytes"] = memory.temp_size_in_bytes
-                kinds = row["counted"].keys() | wanted.keys()
-                row["difference"] = max(abs(row["counted"].get(k, 0) - wanted.get(k, 0)) for k in kinds)
+                kinds = row["counted"].keys() | expected.keys()
+                row["difference"] = max(abs(row["counted"].get(k, 0) - expected.get(k, 0)) for k in kinds)
                 shown = f"{row['sent'] / 1e6:,.3f}"
                 verdict = f"{row['difference']:,} bytes apart"
             rows.append(row)
             worked_out = f"{row['formula_sent'] / 1e6:,.3f}"
-            print(f"| {n} | {mode} | {', '.join(wanted)} | {shown} | {worked_out} | {verdict} |", flush=True)
+            print(f"| {n} | {mode} | {', '.join(expected)} | {shown} | {worked_out} | {verdict} |", flush=True)
     if arguments.json:
         print(json.dumps({"rows": rows, **dataclasses.asdict(sizes)}))
 

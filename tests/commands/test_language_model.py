@@ -81,7 +81,7 @@ def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
 
 
 @pytest.mark.long
-def test_dials_change_no_score(text, whole, tmp_path):
+def test_compute_options_change_no_score(text, whole, tmp_path):
     results = train(config(text), tmp_path, compute=ComputeOptions(unroll=1, remat="blocks"))
     assert results["validation_loss"] == pytest.approx(whole[1]["validation_loss"], rel=1e-4)
 

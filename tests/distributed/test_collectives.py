@@ -241,11 +241,11 @@ def test_bytes_by_the_ring():
 def test_a_step_sends_what_its_formula_says(mode, batch_size, context):
     arguments = Arguments(devices=(8,), width=64, batch_size=batch_size, context=context)
     config = decoder(arguments)
-    wanted = formula(sizes_of(config, arguments), mode, 8)
+    expected = formula(sizes_of(config, arguments), mode, 8)
     found, memory = compiled(config, arguments, mode, 8)
     kinds = counted(found)
-    assert kinds.keys() == wanted.keys()
-    for kind, size in wanted.items():
+    assert kinds.keys() == expected.keys()
+    for kind, size in expected.items():
         # The loss, its weight, the gradient's norm, and their likes.
         assert 0 <= kinds[kind] - size < 512, kind
     assert memory.temp_size_in_bytes > 0

@@ -154,9 +154,9 @@ def spread_out_outcome(name, cut):
 def assert_equals_one_device(name, value, gradient):
     expected, expected_gradient = one_device(name)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for leaf, wanted in expected_gradient.items():
-        norm = np.linalg.norm(wanted)
-        assert np.linalg.norm(gradient[leaf] - wanted) <= 1e-5 * max(norm, 1e-2), leaf
+    for leaf, reference in expected_gradient.items():
+        norm = np.linalg.norm(reference)
+        assert np.linalg.norm(gradient[leaf] - reference) <= 1e-5 * max(norm, 1e-2), leaf
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -351,8 +351,10 @@ def test_recurrent_gradients_over_data_are_those_of_one_device(cut):
         found = jax.jit(gradient)(model, place_batch(batch_of("lstm_lm"), mesh))
     model = module(config, rngs=nnx.Rngs(0))
     loss = lambda m: NextToken().loss(m, None, batch_of("lstm_lm"), jax.random.key(1))[0]["loss"]  # noqa: E731
-    for name, wanted in named_leaves(jax.jit(jax.grad(loss))(model)).items():
-        np.testing.assert_allclose(found[name], wanted, atol=1e-5 * np.abs(wanted).max() + 1e-6, err_msg=name)
+    for name, expected in named_leaves(jax.jit(jax.grad(loss))(model)).items():
+        np.testing.assert_allclose(
+            found[name], expected, atol=1e-5 * np.abs(expected).max() + 1e-6, err_msg=name
+        )
 
 
 def state_on(cut):
@@ -380,11 +382,11 @@ def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
                 jax.tree.map(lambda x: x if x.dtype == jax.random.key(0).dtype else 0 * x, target)
             )
             for name, leaf in named_leaves(restored).items():
-                wanted = named_leaves(saved)[name]
+                expected = named_leaves(saved)[name]
                 assert leaf.sharding.is_equivalent_to(named_leaves(target)[name].sharding, leaf.ndim), name
                 if leaf.dtype == jax.random.key(0).dtype:
-                    leaf, wanted = jax.random.key_data(leaf), jax.random.key_data(wanted)
-                np.testing.assert_array_equal(leaf, wanted, err_msg=name)
+                    leaf, expected = jax.random.key_data(leaf), jax.random.key_data(expected)
+                np.testing.assert_array_equal(leaf, expected, err_msg=name)
             mean = checkpoints.average(functools.partial(checkpoints.restore_model, target.model), [1])
             jax.tree.map(np.testing.assert_array_equal, mean, saved.model)
 
@@ -533,10 +535,10 @@ def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     samples = [[line for line in lines if line.startswith("sample: ")] for lines in notes.values()]
     assert samples[0] == samples[1] != []
-    mesh, wanted = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
+    mesh, options = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
     with on_mesh(mesh):
-        spread_out = load(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **wanted)
-    assert spread_out == load(tmp_path / "many").generate(["the cat", "a dog"], **wanted)
+        spread_out = load(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **options)
+    assert spread_out == load(tmp_path / "many").generate(["the cat", "a dog"], **options)
     for mesh, message in (
         ("data=8", "into 8 parts, which does not divide its 4 rows: set `batch_size`"),
         ("tensor=8", "tensor=8 of `mesh` does not divide"),

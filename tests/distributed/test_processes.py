@@ -204,11 +204,11 @@ def test_a_checkpoint_of_eight_devices_is_read_by_two_processes(tmp_path):
         [start("tests.process_worker", arguments, process=p, devices=2) for p in range(2)]
     ):
         assert status == 0, errors[-2000:]
-    wanted = {f"state:{name}": leaf for name, leaf in named_leaves(saved).items() if name != "key"}
-    wanted |= {f"mean:{name}": leaf for name, leaf in named_leaves(saved.model).items()}
+    expected = {f"state:{name}": leaf for name, leaf in named_leaves(saved).items() if name != "key"}
+    expected |= {f"mean:{name}": leaf for name, leaf in named_leaves(saved.model).items()}
     with np.load(out) as found:
-        assert set(found) == wanted.keys()
-        for name, leaf in wanted.items():
+        assert set(found) == expected.keys()
+        for name, leaf in expected.items():
             np.testing.assert_array_equal(found[name], leaf, err_msg=name)
 
 
@@ -226,7 +226,7 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
 
 
 @pytest.mark.long
-def test_a_process_that_hangs_is_named_and_one_that_dies_is_told(config, tmp_path):
+def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp_path):
     for number, (kill, words) in enumerate(
         ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection"))
     ):

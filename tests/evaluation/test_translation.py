@@ -8,7 +8,7 @@ REFERENCES = ["the cat sat on the mat .", "a dog runs very fast today"]
 
 def test_scores_by_hand():
     scores = dict(translation_scores(HYPOTHESES, REFERENCES, bleu_tokenize="none"))
-    # 7 + 5 of 12 unigrams, 6 + 3 of 10 bigrams, 5 + 1 of 8 trigrams, 4 + 0 of 6 4-grams; 13 words wanted.
+    # 7 + 5 of 12 unigrams, 6 + 3 of 10 bigrams, 5 + 1 of 8 trigrams, 4 + 0 of 6 4-grams; 13 words expected.
     import math
 
     precision = math.exp(sum(map(math.log, (12 / 12, 9 / 10, 6 / 8, 4 / 6))) / 4)

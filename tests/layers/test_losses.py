@@ -30,9 +30,9 @@ def test_equals_the_formula(rng, smoothing):
     for b in range(B):
         for t in range(T):
             log_p = logits[b, t] - np.log(np.exp(logits[b, t]).sum())
-            wanted = np.full(V, smoothing / V)
-            wanted[labels[b, t]] += 1 - smoothing
-            loss -= weights[b, t] * (wanted * log_p).sum()
+            expected = np.full(V, smoothing / V)
+            expected[labels[b, t]] += 1 - smoothing
+            loss -= weights[b, t] * (expected * log_p).sum()
             likelihood -= weights[b, t] * log_p[labels[b, t]]
     got = smoothed_cross_entropy(
         jnp.asarray(logits, jnp.float32), jnp.asarray(labels), jnp.asarray(weights), smoothing

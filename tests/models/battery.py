@@ -58,7 +58,7 @@ class TranslatorBattery:
     # Whether it has weights to return.
     attends = True
     # What other compute are compared with.
-    usual_dials = ComputeOptions(unroll=8)
+    default_compute = ComputeOptions(unroll=8)
 
     # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
     B, S, T = 7, 13, 11
@@ -218,8 +218,8 @@ class TranslatorBattery:
             ComputeOptions(attention="chunked"),
         ],
     )
-    def test_dials_change_no_result(self, compute):
-        expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
+    def test_compute_options_change_no_result(self, compute):
+        expected, expected_gradient = loss_and_gradient(type(self), self.default_compute)
         value, gradient = loss_and_gradient(type(self), compute)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):

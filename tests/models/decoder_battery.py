@@ -50,7 +50,7 @@ class DecoderBattery:
     # Whether it has weights to return.
     attends = True
     # What other compute are compared with.
-    usual_dials = ComputeOptions(unroll=8)
+    default_compute = ComputeOptions(unroll=8)
     # After the first 40, in which one batch is learned by heart.
     further_steps = 60
 
@@ -177,8 +177,8 @@ class DecoderBattery:
             ComputeOptions(attention="chunked", remat="blocks"),
         ],
     )
-    def test_dials_change_no_result(self, compute):
-        expected, expected_gradient = loss_and_gradient(type(self), self.usual_dials)
+    def test_compute_options_change_no_result(self, compute):
+        expected, expected_gradient = loss_and_gradient(type(self), self.default_compute)
         value, gradient = loss_and_gradient(type(self), compute)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):

@@ -24,7 +24,7 @@ CONFIG = HardAttentionConfig(
 @pytest.mark.long
 class TestHardAttention(TranslatorBattery):
     module = HardAttention
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = CONFIG
     changes = dict(  # noqa: RUF012
         vocab_size=41, width=10, hidden=19, layers=3, dropout=0.2, max_length=6, tie="none", dtype="bfloat16",

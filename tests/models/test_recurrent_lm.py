@@ -18,7 +18,7 @@ CHANGES = dict(
 
 class TestLSTM(DecoderBattery):
     module = RecurrentLM
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = CONFIG
     changes = CHANGES
     attends = False
@@ -28,7 +28,7 @@ class TestLSTM(DecoderBattery):
 @pytest.mark.long
 class TestGRU(DecoderBattery):
     module = RecurrentLM
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = RecurrentLMConfig(
         vocab_size=37, width=12, hidden=17, layers=1, cell="gru", max_length=23, dropout=0.1, tie=False
     )

@@ -24,7 +24,7 @@ CHANGES = dict(
 
 class TestSeq2Seq(TranslatorBattery):
     module = seq2seq.Seq2Seq
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = seq2seq.Seq2SeqConfig(layers=2, **COMMON)
     changes = CHANGES | dict(cell="gru")
     attends = False
@@ -32,14 +32,14 @@ class TestSeq2Seq(TranslatorBattery):
 
 class TestBahdanau(TranslatorBattery):
     module = bahdanau.Bahdanau
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = bahdanau.BahdanauConfig(layers=1, alignment=14, **COMMON)
     changes = CHANGES | dict(alignment=9)
 
 
 class TestLuong(TranslatorBattery):
     module = luong.Luong
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = luong.LuongConfig(layers=2, **COMMON)
     changes = CHANGES | dict(score="dot", input_feeding=False)
 
@@ -47,7 +47,7 @@ class TestLuong(TranslatorBattery):
 @pytest.mark.long
 class TestSeq2SeqOfGRUs(TranslatorBattery):
     module = seq2seq.Seq2Seq
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = seq2seq.Seq2SeqConfig(layers=1, cell="gru", tie="none", **COMMON)
     changes = CHANGES | dict(cell="lstm", tie="all")
     attends = False
@@ -56,7 +56,7 @@ class TestSeq2SeqOfGRUs(TranslatorBattery):
 @pytest.mark.long
 class TestLuongConcat(TranslatorBattery):
     module = luong.Luong
-    usual_dials = ComputeOptions()  # whose loops over time do not unroll
+    default_compute = ComputeOptions()  # whose loops over time do not unroll
     config = luong.LuongConfig(layers=1, score="concat", input_feeding=False, tie="decoder", **COMMON)
     changes = CHANGES | dict(score="general", input_feeding=True)
 

@@ -102,13 +102,13 @@ def test_resized_rows_keep_constants_and_ramps(antialias, old, new):
 def test_resized_grid_equals_torch(antialias, new):
     torch = pytest.importorskip("torch", reason="parity needs torch")
     grid = np.random.default_rng(0).normal(size=(1, 5, 7, 7)).astype(np.float32)
-    wanted = torch.nn.functional.interpolate(
+    expected = torch.nn.functional.interpolate(
         torch.tensor(grid), size=new, mode="bicubic", align_corners=False, antialias=antialias
     )
     found = resized_grid(
         jnp.asarray(grid[0].transpose(1, 2, 0).reshape(49, 5)), (7, 7), new, antialias=antialias
     )
-    np.testing.assert_allclose(found, wanted[0].permute(1, 2, 0).reshape(-1, 5).numpy(), atol=1e-5)
+    np.testing.assert_allclose(found, expected[0].permute(1, 2, 0).reshape(-1, 5).numpy(), atol=1e-5)
 
 
 def test_sinusoidal_grid_knows_rows_and_columns():
@@ -225,9 +225,9 @@ def test_stochastic_depth_leaves_rows_out_and_keeps_the_mean():
 
 def test_scan_unrolled_and_inference_forms_are_the_same():
     images = pictures()
-    wanted = jax.jit(model_of(compute=ComputeOptions(unroll=1)))(images)
-    np.testing.assert_allclose(jax.jit(model_of(compute=ComputeOptions(unroll=9)))(images), wanted, atol=1e-5)
-    np.testing.assert_allclose(jax.jit(model_of().for_inference())(images), wanted, atol=1e-5)
+    expected = jax.jit(model_of(compute=ComputeOptions(unroll=1)))(images)
+    np.testing.assert_allclose(jax.jit(model_of(compute=ComputeOptions(unroll=9)))(images), expected, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model_of().for_inference())(images), expected, atol=1e-5)
     remat = jax.jit(jax.grad(lambda model: model(images).sum()))
     one, other = (remat(model_of(compute=ComputeOptions(remat=name))) for name in ("none", "blocks"))
     for name, leaf in named_leaves(one).items():
@@ -243,13 +243,13 @@ def test_eight_devices_as_one(mesh):
     def loss(model, images):
         return jnp.square(model(images)).mean()
 
-    wanted = jax.jit(jax.value_and_grad(loss))(model_of(config), images)
+    expected = jax.jit(jax.value_and_grad(loss))(model_of(config), images)
     with on_mesh(made := make_mesh(mesh)):
         model = model_of(config)
         placed = jax.device_put(model, model_shardings(model, made))
         found = jax.jit(jax.value_and_grad(loss))(placed, images)
-    np.testing.assert_allclose(found[0], wanted[0], atol=1e-6)
-    leaves = named_leaves(wanted[1])
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
+    leaves = named_leaves(expected[1])
     for name, leaf in named_leaves(found[1]).items():
         np.testing.assert_allclose(leaf, leaves[name], atol=1e-5, err_msg=name)
 

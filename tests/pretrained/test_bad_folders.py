@@ -189,7 +189,7 @@ def test_what_is_not_written(tokenizer, good, tmp_path):
         (None, False),
     ],
 )
-def test_a_published_folder_is_told_from_a_run(tmp_path, content, published):
+def test_a_published_folder_is_no_run(tmp_path, content, published):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     assert pretrained.is_published(tmp_path) is published

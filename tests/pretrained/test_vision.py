@@ -92,10 +92,10 @@ def test_equals_transformers_in_both_directions(architecture, tmp_path):
     for height, width in ((28, 28), (40, 40), (12, 20)):
         images = pictures(height, width)
         options = {} if "Dinov2" in architecture else {"interpolate_pos_encoding": True}
-        wanted = outputs(model, images, **options)
-        for one, other in zip(ours(read, images), wanted, strict=True):
+        expected = outputs(model, images, **options)
+        for one, other in zip(ours(read, images), expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
-        for one, other in zip(outputs(written, images, **options), wanted, strict=True):
+        for one, other in zip(outputs(written, images, **options), expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -128,10 +128,10 @@ def test_transformers_prepares_images_as_our_folder_says(resize, resized, module
     described = json.loads((tmp_path / "preprocessor_config.json").read_text())
     kind = getattr(theirs, f"{described['image_processor_type']}Pil")
     image = np.random.default_rng(0).integers(0, 256, (31, 24, 3), np.uint8)
-    wanted = kind.from_pretrained(tmp_path)(Image.fromarray(image), return_tensors="np")["pixel_values"][0]
+    expected = kind.from_pretrained(tmp_path)(Image.fromarray(image), return_tensors="np")["pixel_values"][0]
     run = transformer_jax.load(tmp_path)
     found = run.normalised(run.processor.batch([image]))[0]
-    np.testing.assert_allclose(found, wanted.transpose(1, 2, 0), atol=1e-5)
+    np.testing.assert_allclose(found, expected.transpose(1, 2, 0), atol=1e-5)
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:
@@ -209,8 +209,8 @@ def test_original_arrays_are_read(tmp_path):
     np.savez(tmp_path / "large.npz", **arrays, **{"pre_logits/kernel": turned, "pre_logits/bias": np.zeros(32)})
     other, _ = pretrained.load(tmp_path / "large.npz")
     first = np.asarray(read.encoder.hidden_states(jnp.asarray(images)))[:, 0]
-    wanted = np.tanh(first @ turned) @ arrays["head/kernel"] + arrays["head/bias"]
-    np.testing.assert_allclose(other(jnp.asarray(images)), wanted, atol=1e-4)
+    expected = np.tanh(first @ turned) @ arrays["head/kernel"] + arrays["head/bias"]
+    np.testing.assert_allclose(other(jnp.asarray(images)), expected, atol=1e-4)
     del arrays["head/kernel"]
     np.savez(tmp_path / "other.npz", **arrays)
     with pytest.raises(UserError, match="head/kernel is missing"):
@@ -281,9 +281,9 @@ def test_positions_of_timm_are_smoothed_in_smaller_images(tmp_path):
     config, *_ = read_config(tmp_path)
     table = np.random.default_rng(0).normal(size=(14 * 14, 5)).astype(np.float32)
     grid = torch.tensor(table.reshape(1, 14, 14, 5).transpose(0, 3, 1, 2))
-    wanted = torch.nn.functional.interpolate(grid, size=(6, 9), mode="bicubic", antialias=True)
+    expected = torch.nn.functional.interpolate(grid, size=(6, 9), mode="bicubic", antialias=True)
     found = resized_grid(jnp.asarray(table), (14, 14), (6, 9), antialias=config.antialias)
-    np.testing.assert_allclose(found, wanted.numpy()[0].reshape(5, -1).T, atol=1e-5)
+    np.testing.assert_allclose(found, expected.numpy()[0].reshape(5, -1).T, atol=1e-5)
 
 
 @pytest.mark.long

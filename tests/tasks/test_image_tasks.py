@@ -191,7 +191,7 @@ def test_maps_are_those_of_the_first_token_over_patches_alone(rng, prefix, class
     maps = AttentionMaps(np.zeros((2, 3, 3), np.uint8), weights, prefix, (2, 3), states, class_token)
     rolled = rollout(weights)[-1]
     for layer in (0, 1):
-        wanted = [
+        expected = [
             [
                 weights[layer, head, 0, prefix + n]
                 if class_token
@@ -200,7 +200,7 @@ def test_maps_are_those_of_the_first_token_over_patches_alone(rng, prefix, class
             ]
             for head in range(3)
         ]
-        np.testing.assert_allclose(maps.heads(layer), np.reshape(wanted, (3, 2, 3)), atol=1e-6)
+        np.testing.assert_allclose(maps.heads(layer), np.reshape(expected, (3, 2, 3)), atol=1e-6)
     np.testing.assert_array_equal(maps.heads(), maps.heads(1))
     row = rolled[0] if class_token else rolled[prefix:].mean(axis=0)
     np.testing.assert_allclose(maps.rollout(), row[prefix:].reshape(2, 3), atol=1e-6)
@@ -386,8 +386,8 @@ def test_teacher_and_centre_follow_their_recurrences():
         after = own.after_update(second, extra, means, jnp.asarray(step))
         decay = 1 - (1 - config.task.teacher_decay) * (np.cos(np.pi * step / 8) + 1) / 2
         for name, leaf in named_leaves(after["teacher"]).items():
-            wanted = decay * named_leaves(first)[name] + (1 - decay) * named_leaves(second)[name]
-            np.testing.assert_allclose(leaf, wanted, atol=1e-6, err_msg=name)
+            expected = decay * named_leaves(first)[name] + (1 - decay) * named_leaves(second)[name]
+            np.testing.assert_allclose(leaf, expected, atol=1e-6, err_msg=name)
         np.testing.assert_allclose(after["centre"], 0.1 * np.arange(19.0), rtol=1e-6)
         assert int(after["step"]) == 1
 
@@ -435,14 +435,14 @@ def test_the_loss_of_views_is_that_of_the_paper():
         return x / x.sum(axis=-1, keepdims=True)
 
     taught = outputs(teacher, batch["wholes"])
-    wanted = softmax((taught - centre) / 0.04)
+    expected = softmax((taught - centre) / 0.04)
     learned = np.concatenate([outputs(student, batch[name]) for name in ("wholes", "parts")], axis=1)
     logs = np.log(softmax(learned / 0.1))
     total, pairs = np.zeros(3), 0
     for one in range(2):
         for other in range(4):
             if one != other:
-                total -= (wanted[:, one] * logs[:, other]).sum(axis=-1)
+                total -= (expected[:, one] * logs[:, other]).sum(axis=-1)
                 pairs += 1
     np.testing.assert_allclose(sums["loss"], (total / pairs * batch["weight"]).sum(), rtol=1e-4)
     np.testing.assert_allclose(

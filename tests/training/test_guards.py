@@ -77,7 +77,7 @@ def test_too_many_in_a_row_end_the_run(tmp_path):
     trained(tmp_path / "other", [*spoiled[1:], GOOD[0], *spoiled[1:], GOOD[1]])
 
 
-def test_a_spike_is_told():
+def test_a_spike_is_reported():
     rng = np.random.default_rng(0)
     watch = SpikeWatch()
     steady = [4.0 - 0.01 * n + 0.1 * rng.normal() for n in range(150)]
@@ -100,7 +100,7 @@ def test_spikes_stand_in_the_record(tmp_path, monkeypatch):
     assert [row for row in read_metrics(tmp_path) if "loss" in row][-1]["loss_spikes"] == 1
 
 
-def test_out_of_memory_is_answered_with_the_need_and_the_dials(tmp_path):
+def test_out_of_memory_is_answered_with_the_need_and_the_options(tmp_path):
     real = make_train_step(loss, optax.adam(0.1), ema_decay=0.5)
 
     class Full:

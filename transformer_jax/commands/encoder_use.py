@@ -18,7 +18,7 @@ from transformer_jax.tasks.trained_encoders import TrainedEncoder
 from transformer_jax.training.task import TaskEntry
 
 # Lines of standard input that go through the model together.
-_TOGETHER = 512
+_BATCH = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def in_batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     batch: list[Any] = []
     for item in items:
         batch.append(item)
-        if len(batch) == _TOGETHER:
+        if len(batch) == _BATCH:
             yield batch
             batch = []
     if batch:
@@ -151,7 +151,7 @@ def use(own: Any, how: Use, folder: str, text: str | None) -> None:
         except UserError as error:
             if text is not None:
                 raise
-            first = number * _TOGETHER + 1
+            first = number * _BATCH + 1
             raise UserError(f"standard input, lines {first} to {first + len(batch) - 1}: {error}") from None
         for found in answers:
             print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)

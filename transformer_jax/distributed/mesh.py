@@ -64,14 +64,14 @@ def make_mesh(text: str) -> Mesh:
       UserError: see `parse_mesh`; or a mesh that the devices cannot be divided into.
     """
     sizes = parse_mesh(text)
-    wanted, devices = math.prod(sizes.values()), jax.devices()
-    if len(devices) % wanted or (jax.process_count() > 1 and wanted != len(devices)):
+    count, devices = math.prod(sizes.values()), jax.devices()
+    if len(devices) % count or (jax.process_count() > 1 and count != len(devices)):
         raise UserError(
-            f"`mesh` {text} is of {wanted} devices, which does not divide the {len(devices)} that exist "
+            f"`mesh` {text} is of {count} devices, which does not divide the {len(devices)} that exist "
             f"({jax.process_count()} process(es)): name axes whose product is {len(devices)}"
         )
     return jax.make_mesh(
-        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:wanted]
+        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:count]
     )
 
 

@@ -65,14 +65,14 @@ def activations(
 
     @jax.jit
     def run(constants: Sequence[jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
-        look = _Look(patterns, {})
-        output, seen = program.run(constants, look)
-        _check(patterns, look.met)
+        request = _Request(patterns, {})
+        output, seen = program.run(constants, request)
+        _check(patterns, request.met)
         return output, {name: _one(name, values) for name, values in seen.items()}
 
-    output, wanted = run(program.constants)
+    output, values = run(program.constants)
     # A dictionary that leaves a compiled function is in alphabetical order.
-    return output, {name: wanted[name] for name in program.order if name in wanted}
+    return output, {name: values[name] for name in program.order if name in values}
 
 
 def replaced(function: Callable[..., Any], replacements: Mapping[str, Replacement]) -> Callable[..., Any]:
@@ -96,9 +96,9 @@ def replaced(function: Callable[..., Any], replacements: Mapping[str, Replacemen
 
         @jax.jit
         def with_new_values(constants: Sequence[jax.Array]) -> Any:
-            look = _Look([], replacements)
-            output, _ = program.run(constants, look)
-            _check(patterns, look.met)
+            request = _Request([], replacements)
+            output, _ = program.run(constants, request)
+            _check(patterns, request.met)
             return output
 
         return with_new_values(program.constants)
@@ -123,17 +123,17 @@ def _one(name: str, values: Sequence[jax.Array]) -> jax.Array:
     return values[0] if len(values) == 1 else jnp.stack(values)
 
 
-class _Look:
+class _Request:
     """What a run is for, and what it has met.
 
     Attributes:
-      wanted: patterns of the values to keep.
+      kept: patterns of the values to keep.
       replacements: see `replaced`.
       met: how often each name has come so far, outside of loops; the names in order.
     """
 
-    def __init__(self, wanted: Sequence[str], replacements: Mapping[str, Replacement]):
-        self.wanted, self.replacements = wanted, replacements
+    def __init__(self, kept: Sequence[str], replacements: Mapping[str, Replacement]):
+        self.kept, self.replacements = kept, replacements
         self.met: dict[str, int] = {}
 
     def at(self, name: str, value: jax.Array, turn: _Turn | None) -> jax.Array:
@@ -201,10 +201,10 @@ class _Program:
         self.structure = jax.tree.structure(shape)
         self.order: list[str] = []
 
-    def run(self, constants: Sequence[jax.Array], look: _Look) -> tuple[Any, dict[str, list[jax.Array]]]:
+    def run(self, constants: Sequence[jax.Array], request: _Request) -> tuple[Any, dict[str, list[jax.Array]]]:
         """(the output, the values to keep by name, one for each time that they were named)."""
-        outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, look)
-        self.order = list(look.met)
+        outputs, seen = _evaluate(self.jaxpr, constants, [], "", None, request)
+        self.order = list(request.met)
         return jax.tree.unflatten(self.structure, outputs), seen
 
 
@@ -214,7 +214,7 @@ def _evaluate(
     inputs: Sequence[Any],
     scope: str,
     turn: _Turn | None,
-    look: _Look,
+    request: _Request,
 ) -> tuple[list[Any], dict[str, list[jax.Array]]]:
     """Runs equations; see `_Program.run`. `turn` is of the innermost loop around them."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -234,8 +234,8 @@ def _evaluate(
         with jax.named_scope(own) if own else contextlib.nullcontext():
             if kind == "name":
                 name = within + parameters["name"]
-                value = equation.primitive.bind(look.at(name, arguments[0], turn), **parameters)
-                if _fits(name, look.wanted):
+                value = equation.primitive.bind(request.at(name, arguments[0], turn), **parameters)
+                if _fits(name, request.kept):
                     keep({name: [value]})
                 outputs = [value]
             elif not _has_names(equation):
@@ -244,11 +244,11 @@ def _evaluate(
                     result = equation.primitive.bind(*arguments, **bound)
                 outputs = result if equation.primitive.multiple_results else [result]
             elif kind == "scan":
-                outputs, more = _scan(parameters, arguments, within, look)
+                outputs, more = _scan(parameters, arguments, within, request)
                 keep(more)
             else:
                 inner, fixed = _opened(parameters[_INSIDE[kind]])
-                outputs, more = _evaluate(inner, fixed, arguments, within, turn, look)
+                outputs, more = _evaluate(inner, fixed, arguments, within, turn, request)
                 keep(more)
         values |= zip(equation.outvars, outputs, strict=True)
     return [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars], seen
@@ -283,7 +283,7 @@ def _opened(inner: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def _scan(
-    parameters: Mapping[str, Any], arguments: Sequence[Any], scope: str, look: _Look
+    parameters: Mapping[str, Any], arguments: Sequence[Any], scope: str, request: _Request
 ) -> tuple[list[Any], dict[str, list[jax.Array]]]:
     """A loop over layers or time, whose named values come out stacked."""
     order: list[str] = []  # what leaves the loop does so in alphabetical order
@@ -299,7 +299,7 @@ def _scan(
     def step(carry: list[Any], now: tuple[jax.Array, list[Any]]) -> tuple[list[Any], Any]:
         number, each = now
         inputs = [*fixed, *carry, *each]
-        outputs, seen = _evaluate(body, constants, inputs, scope, _Turn(number, length), look)
+        outputs, seen = _evaluate(body, constants, inputs, scope, _Turn(number, length), request)
         order[:] = seen
         values = {name: _one(name, each) for name, each in seen.items()}
         return outputs[: len(first)], (outputs[len(first) :], values)

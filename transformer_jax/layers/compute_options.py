@@ -68,12 +68,12 @@ class ComputeOptions:
 
     def loss_parts_of(self, rows: int, length: int, vocab_size: int) -> int:
         """The number of parts of a batch of B rows of T tokens: a divisor of T if one is near."""
-        wanted = self.loss_parts or 1
+        fewest = self.loss_parts or 1
         if self.loss_parts is None and platform() != "cpu":
             mesh = jax.sharding.get_abstract_mesh()
             devices = math.prod(mesh.shape.get(axis, 1) for axis in (*ROWS, SEQUENCE))
-            wanted = math.ceil(rows * length * vocab_size / devices / _LOGITS)
-        wanted = min(wanted, length)
-        divisor = next(parts for parts in range(wanted, length + 1) if length % parts == 0)
+            fewest = math.ceil(rows * length * vocab_size / devices / _LOGITS)
+        fewest = min(fewest, length)
+        divisor = next(parts for parts in range(fewest, length + 1) if length % parts == 0)
         # Of a prime number of tokens the next divisor is all of them: a loop over parts of a token each.
-        return divisor if divisor <= 2 * wanted else wanted
+        return divisor if divisor <= 2 * fewest else fewest

@@ -15,7 +15,7 @@ from transformer_jax.layers.custom_transpose import with_transpose
 
 # Images whose patches are held at once, so that they stay in a core's cache; with fewer than the least, JAX's
 # own form is taken.
-_TOGETHER, _LEAST = 8, 4
+_MOST, _LEAST = 8, 4
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
@@ -101,7 +101,7 @@ def _cotangents(how: _How, operands, cotangent: jax.Array):
 
     (of_x,) = jax.linear_transpose(lambda x: _computed(how, x, kernel), x)(cotangent)
     # On a mesh every part's sum would be one over all devices.
-    if jax.sharding.get_abstract_mesh().size > 1 or math.gcd(len(x), _TOGETHER) < _LEAST:
+    if jax.sharding.get_abstract_mesh().size > 1 or math.gcd(len(x), _MOST) < _LEAST:
         return of_x, of_jax(x, cotangent)
     return of_x, lax.platform_dependent(x, cotangent, cpu=of_patches, default=of_jax)
 
@@ -110,7 +110,7 @@ def _patch_products(how: _How, x: jax.Array, cotangent: jax.Array, shape: tuple[
     """The sum over images and pixels of each patch times its cotangent, of `shape` (h, w, C, F)."""
     high, wide, _, features = shape
     rows, columns = cotangent.shape[1:3]
-    together = math.gcd(len(x), _TOGETHER)
+    together = math.gcd(len(x), _MOST)
     parts = [y.reshape(-1, together, *y.shape[1:]) for y in (x, cotangent)]
 
     def with_part(total: jax.Array, part: list[jax.Array]) -> tuple[jax.Array, None]:

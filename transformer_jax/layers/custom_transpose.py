@@ -63,8 +63,8 @@ def _transposed(cotangents, *arguments, forward: ClosedJaxpr, backward: Leaves, 
     traced = jax.make_jaxpr(backward)(*residuals, *cotangents)
     found = _linear.bind(*residuals, *cotangents, forward=traced, backward=jaxpr_as_fun(forward), count=count)
     # A tangent that is a constant zero is an argument like the residuals.
-    wanted = [x if ad.is_undefined_primal(y) else None for x, y in zip(found, linear, strict=True)]
-    return [None] * count + wanted
+    cotangents = [x if ad.is_undefined_primal(y) else None for x, y in zip(found, linear, strict=True)]
+    return [None] * count + cotangents
 
 
 def _jvp(primals, tangents, *, forward: ClosedJaxpr, backward: Leaves, count: int):

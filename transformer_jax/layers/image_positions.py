@@ -55,7 +55,7 @@ def resized_grid(
     Args:
       table: (rows * columns, D), row by row.
       old: (rows, columns) of the table.
-      new: (rows, columns) that are wanted.
+      new: (rows, columns) of the result.
       antialias: see `cubic_resize_matrix`.
 
     Returns:

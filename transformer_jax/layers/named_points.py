@@ -24,12 +24,12 @@ STATES = "states"  # a recurrent layer's outputs, (B, T, H)
 # What kinds of attention a block has, as scopes.
 SELF_ATTENTION, CROSS_ATTENTION = "self_attention", "cross_attention"
 
-# Where propagation alone goes wrong: parameters that are cut over `fsdp` would have the stream cut along its
-# width, and every block gather its rows.
-_CUT = {RESIDUAL: (ROWS, SEQUENCE, None)}
+# Where propagation alone goes wrong: parameters that are sharded over `fsdp` would have the stream sharded
+# along its width, and every block gather its rows.
+_SHARDED = {RESIDUAL: (ROWS, SEQUENCE, None)}
 
 
 def named(x: jax.Array, name: str) -> jax.Array:
-    """Returns `x` itself, known to JAX's transformations by `name`, and cut over the mesh if there is one."""
+    """Returns `x` itself, known to JAX's transformations by `name` and sharded over the mesh, if any."""
     x = checkpoint_name(x, name)
-    return constrained(x, _CUT[name]) if name in _CUT else x
+    return constrained(x, _SHARDED[name]) if name in _SHARDED else x

@@ -1,4 +1,4 @@
-"""Exact attention of sequences that are cut over devices: keys and values go round (Liu et al. 2023).
+"""Exact attention of sequences that are sharded over devices: keys and values go round (Liu et al. 2023).
 
 Each device keeps the queries of its own part. In turn it lets every part's keys and values pass, as
 `chunked_attention` does with chunks, while they travel from device to device in a ring. For the backward pass

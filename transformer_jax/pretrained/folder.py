@@ -175,12 +175,12 @@ def _places(
         names = tuple(
             front + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
         )
-        wanted = _stored_shape(tensor, config, named)
+        expected = _stored_shape(tensor, config, named)
         for name in names:
             if name not in there:
                 problems.append(f"missing {name}")
-            elif files.shape(name) != wanted:
-                problems.append(f"{name} is {files.shape(name)}, not {wanted}")
+            elif files.shape(name) != expected:
+                problems.append(f"{name} is {files.shape(name)}, not {expected}")
         used |= set(names)
         begin = 0
         for ours in tensor.ours:

@@ -43,16 +43,16 @@ class TensorFiles:
             index = read_json(folder / INDEX)
             if not isinstance(index.get("weight_map"), dict):
                 raise UserError(f"{folder / INDEX}: no weight_map in it")
-            wanted: dict[str, str] = index["weight_map"]
-            missing = sorted({file for file in wanted.values() if not (folder / file).is_file()})
+            file_of: dict[str, str] = index["weight_map"]
+            missing = sorted({file for file in file_of.values() if not (folder / file).is_file()})
             if missing:
                 raise UserError(
-                    f"{folder}: {len(missing)} of {len(set(wanted.values()))} files of weights are missing: "
+                    f"{folder}: {len(missing)} of {len(set(file_of.values()))} files of weights are missing: "
                     f"{', '.join(missing[:4])}"
                 )
-            for file in sorted(set(wanted.values())):
+            for file in sorted(set(file_of.values())):
                 self._open(file)
-            absent = sorted(wanted.keys() - set(self._stored.values()))
+            absent = sorted(file_of.keys() - set(self._stored.values()))
             if absent:
                 raise UserError(f"{folder / INDEX} names tensors that no file holds: {', '.join(absent[:4])}")
         elif (folder / SINGLE).is_file():

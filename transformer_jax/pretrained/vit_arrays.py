@@ -22,8 +22,8 @@ def describe_arrays(path: pathlib.Path) -> dict[str, Any]:
     """
     file = ArrayFile(path)
     there = file.names()
-    wanted = ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "head/kernel", "cls")
-    missing = [name for name in wanted if name not in there]
+    needed = ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "head/kernel", "cls")
+    missing = [name for name in needed if name not in there]
     if missing:
         raise UserError(f"{path}: no Vision Transformer: {', '.join(missing)} is missing")
     size, _, channels, width = file.shape("embedding/kernel")

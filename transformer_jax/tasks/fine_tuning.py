@@ -392,11 +392,11 @@ def make_tokenizer(
     return shared_processor(EncoderTokenizer, make)
 
 
-def sampled(count: int, wanted: int) -> np.ndarray:
-    """Numbers of the examples that are used: `wanted` of them drawn once, or all for 0."""
-    if not wanted or wanted >= count:
+def sampled(count: int, size: int) -> np.ndarray:
+    """Numbers of the examples that are used: `size` of them drawn once, or all for 0."""
+    if not size or size >= count:
         return np.arange(count)
-    return np.sort(np.random.default_rng(1).permutation(count)[:wanted])
+    return np.sort(np.random.default_rng(1).permutation(count)[:size])
 
 
 def fingerprint_of(splits: Sequence[Any]) -> str:

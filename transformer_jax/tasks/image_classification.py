@@ -172,10 +172,10 @@ class ImageClasses(Objective):
     def loss(self, model, extra, batch, key):
         own = self._config
         logits = model(normalised_images(batch["images"], own.mean, own.std), dropout_key=key)
-        wanted, weight = batch["target"], batch["weight"]
-        smoothed = (1 - own.smoothing) * wanted + own.smoothing / wanted.shape[-1]
+        target, weight = batch["target"], batch["weight"]
+        smoothed = (1 - own.smoothing) * target + own.smoothing / target.shape[-1]
         losses = -(smoothed * jax.nn.log_softmax(logits)).sum(axis=-1)
-        right = (logits.argmax(axis=-1) == wanted.argmax(axis=-1)).astype(jnp.float32)
+        right = (logits.argmax(axis=-1) == target.argmax(axis=-1)).astype(jnp.float32)
         sums = {"loss": (losses * weight).sum(), "accuracy": (right * weight).sum()}
         return sums, dict.fromkeys(sums, weight.sum())
 

@@ -29,8 +29,8 @@ from transformer_jax.training.run_folder import is_run
 
 # Decoded images that are kept in memory: 1 GiB.
 _KEPT = 2**30
-# Images of a larger set whose kind is looked at before they are trained on.
-_LOOKED_AT = 2_000
+# Images of a larger set whose kind is read before they are trained on.
+_SAMPLED = 2_000
 _SPLITS = ("train", "test")
 # Mean and deviation of each channel of CIFAR-10's training images, as everybody states them.
 CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
@@ -224,12 +224,12 @@ def converted_note(images: ImageSet, *, complete: bool) -> str | None:
       images: a set.
       complete: all of it were decoded here; else the beginnings of some of its files are read.
     """
-    looked_at = len(images) if complete else min(len(images), _LOOKED_AT)
-    found = images.converted if complete else images.kinds(_LOOKED_AT)
+    sampled = len(images) if complete else min(len(images), _SAMPLED)
+    found = images.converted if complete else images.kinds(_SAMPLED)
     if not found:
         return None
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.items()))
-    which = "" if looked_at == len(images) else f" of the first {looked_at:,}"
+    which = "" if sampled == len(images) else f" of the first {sampled:,}"
     return f"{images.where}: converted to RGB{which}: {kinds}"
 
 

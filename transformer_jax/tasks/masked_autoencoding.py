@@ -91,16 +91,16 @@ class MaskedPixels(Objective):
     def loss(self, model, extra, batch, key):
         own, weight = self._config, batch["weight"]
         images = normalised_images(batch["images"], own.mean, own.std)
-        wanted = cut_into_patches(images, model.config.patch_size)
-        wanted = wanted - wanted.mean(axis=-1, keepdims=True)
-        wanted = wanted * jax.lax.rsqrt(jnp.square(wanted).mean(axis=-1, keepdims=True) + 1e-6)
-        B, P, _ = wanted.shape
+        target = cut_into_patches(images, model.config.patch_size)
+        target = target - target.mean(axis=-1, keepdims=True)
+        target = target * jax.lax.rsqrt(jnp.square(target).mean(axis=-1, keepdims=True) + 1e-6)
+        B, P, _ = target.shape
         mask_key, dropout_key = jax.random.split(key)
         order = jnp.argsort(jax.random.uniform(mask_key, (B, P)), axis=1)
         kept = order[:, : kept_patches(P, own.mask_rate)]
         predicted = model(images, kept, dropout_key=dropout_key)
         hidden = jnp.ones((B, P)).at[jnp.arange(B)[:, None], kept].set(0.0)
-        errors = jnp.square(predicted - wanted).mean(axis=-1)
+        errors = jnp.square(predicted - target).mean(axis=-1)
         losses = (errors * hidden).sum(axis=1) / hidden.sum(axis=1)
         return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}
 

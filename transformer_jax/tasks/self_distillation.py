@@ -166,7 +166,7 @@ class SelfDistillation(Objective):
     def loss(self, model, extra, batch, key):
         own, weight = self._config, batch["weight"]
         wholes = normalised_images(batch["wholes"], own.mean, own.std)
-        outputs, wanted = self.taught(extra, wholes)
+        outputs, targets = self.taught(extra, wholes)
         frozen, keys = extra["step"] < self._frozen, jax.random.split(key)
         apply = functools.partial(_of_views, model, frozen_prototypes=frozen)
         learned = apply(wholes, dropout_key=keys[0])
@@ -175,10 +175,10 @@ class SelfDistillation(Objective):
             learned = jnp.concatenate([learned, apply(parts, dropout_key=keys[1])])
         logs = jax.nn.log_softmax(learned / own.student_temperature)
         # Every pair of a global view of the teacher and another view of the student.
-        pairs = -jnp.einsum("tbk,sbk->tsb", wanted, logs)
-        others = 1 - jnp.eye(len(wanted), len(logs))
+        pairs = -jnp.einsum("tbk,sbk->tsb", targets, logs)
+        others = 1 - jnp.eye(len(targets), len(logs))
         losses = (pairs * others[..., None]).sum(axis=(0, 1)) / others.sum()
-        entropy = -(wanted * jnp.log(jnp.maximum(wanted, 1e-30))).sum(axis=-1).mean(axis=0)
+        entropy = -(targets * jnp.log(jnp.maximum(targets, 1e-30))).sum(axis=-1).mean(axis=0)
         sums = {
             "loss": (losses * weight).sum(),
             "teacher_entropy": (entropy * weight).sum(),

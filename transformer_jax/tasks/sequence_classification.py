@@ -89,13 +89,13 @@ class Classes(Objective):
 
     def loss(self, model, extra, batch, key):
         logits = model(**inputs_of(model, batch), dropout_key=key)
-        wanted, weight = batch["target"], batch["weight"]
-        if jnp.issubdtype(wanted.dtype, jnp.floating) and wanted.ndim == 1:
-            losses = jnp.square(logits[:, 0] - wanted)
-        elif wanted.ndim == 2:
-            losses = binary_cross_entropy(logits, wanted).mean(axis=1)
+        target, weight = batch["target"], batch["weight"]
+        if jnp.issubdtype(target.dtype, jnp.floating) and target.ndim == 1:
+            losses = jnp.square(logits[:, 0] - target)
+        elif target.ndim == 2:
+            losses = binary_cross_entropy(logits, target).mean(axis=1)
         else:
-            losses = cross_entropy(logits, wanted)
+            losses = cross_entropy(logits, target)
         return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}
 
 
@@ -139,16 +139,16 @@ def texts_of(table: Table) -> list[Any]:
     return found
 
 
-def target_of(table: Table, wanted: str) -> str:
+def target_of(table: Table, target: str) -> str:
     """The column that is predicted: "label", "labels" or "score".
 
     Raises:
-      UserError: the table has none, or not the wanted one.
+      UserError: the table has none, or not the target one.
     """
     there = [name for name in _TARGETS if name in table.columns]
-    found = (there[0] if there else None) if wanted == "auto" else wanted
+    found = (there[0] if there else None) if target == "auto" else target
     if found is None or found not in there:
-        missing = " or ".join(_TARGETS) if wanted == "auto" else wanted
+        missing = " or ".join(_TARGETS) if target == "auto" else target
         raise UserError(f"{table.path}: no column {missing} to predict")
     return found
 
@@ -252,15 +252,15 @@ class SequenceClassification(FineTuned):
         return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
-        wanted = [example.targets["target"] for example in self._encoded[name].examples]
+        expected = [example.targets["target"] for example in self._encoded[name].examples]
         labels, target = self.processor.labels, self._target
         if target == "score":
-            yield from number_scores([float(x[0]) for x in outputs], [float(x) for x in wanted])
+            yield from number_scores([float(x[0]) for x in outputs], [float(x) for x in expected])
         elif target == "labels":
-            yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(wanted).astype(int))
+            yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(expected).astype(int))
         else:
             found = [int(x.argmax()) for x in outputs]
-            yield from class_scores(found, [int(x) for x in wanted], len(labels))
+            yield from class_scores(found, [int(x) for x in expected], len(labels))
 
 
 def read_tables(

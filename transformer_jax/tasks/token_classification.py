@@ -150,13 +150,13 @@ class TokenClassification(FineTuned):
         labels = self.processor.labels
         # Of a word behind the model's limit, or without a piece.
         filler = filler_of(labels)
-        found, wanted = [], []
+        found, expected = [], []
         rows = words_and_tags(self._data[name])
         for first, logits, (_, tags) in zip(self._places[name], outputs, rows, strict=True):
             chosen = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
             found.append([chosen.get(word, filler) for word in range(len(tags))])
-            wanted.append(tags)
-        yield from tag_scores(found, wanted, entities=self.best[0] == "valid_entity_f1")
+            expected.append(tags)
+        yield from tag_scores(found, expected, entities=self.best[0] == "valid_entity_f1")
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):

@@ -60,11 +60,11 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
     for name, leaf in named_leaves(target).items():
         if _is_key(leaf) and name in leaves:
             leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
-    wanted = named_leaves(target)
+    targets = named_leaves(target)
 
     def placed(name: str, leaf: Any) -> jax.Array:
         # Orbax gives NumPy arrays; as JAX's own they are put on the device once, not at each call.
-        where = getattr(wanted.get(name), "sharding", None)
+        where = getattr(targets.get(name), "sharding", None)
         return jnp.asarray(leaf) if where is None else jax.device_put(leaf, where)
 
     return with_leaves(target, {name: placed(name, leaf) for name, leaf in leaves.items()})
@@ -372,11 +372,11 @@ class Checkpoints:
         if not stored:
             return {}
         # The moments of the optimizer lie beside it; they are not read.
-        wanted = {own: leaves[own] for own in named_leaves(stored)}
-        where = map_names(lambda own, _: _restore_args(wanted[own]), stored)
+        targets = {own: leaves[own] for own in named_leaves(stored)}
+        where = map_names(lambda own, _: _restore_args(targets[own]), stored)
         args = ocp.args.PyTreeRestore(item={"ema": stored}, restore_args={"ema": where}, partial_restore=True)
         read = self._orbax.restore(path, args=ocp.args.Composite(training=args))
-        return _restored(wanted, read["training"]["ema"])
+        return _restored(targets, read["training"]["ema"])
 
     def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
         if not self.is_complete(name):
@@ -421,9 +421,9 @@ class Checkpoints:
         path = self.folder / str(name)
         args = {}
         for part, target in targets.items():
-            wanted = named_leaves(target)
+            leaves = named_leaves(target)
             stored = ocp.PyTreeCheckpointHandler().metadata(path / part).tree
-            where = map_names(lambda name, _, wanted=wanted: _restore_args(wanted.get(name)), stored)
+            where = map_names(lambda name, _, leaves=leaves: _restore_args(leaves.get(name)), stored)
             args[part] = ocp.args.PyTreeRestore(restore_args=where)
         return dict(self._orbax.restore(path, args=ocp.args.Composite(**args)).items())
 

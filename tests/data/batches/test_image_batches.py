@@ -61,8 +61,8 @@ def test_worker_processes_make_the_same():
 def test_an_epoch_sees_every_image_once():
     plain = ImageBatches(Kept(pixels(8)), 4, 0, views=OneView(12, Augmentation()))
     seen = np.concatenate([plain[0]["images"], plain[1]["images"]])
-    wanted = pixels(8)
-    assert {image.tobytes() for image in seen} == {image.tobytes() for image in wanted}
+    expected = pixels(8)
+    assert {image.tobytes() for image in seen} == {image.tobytes() for image in expected}
     assert not np.array_equal(seen, np.concatenate([plain[2]["images"], plain[3]["images"]]))
 
 

@@ -84,9 +84,9 @@ def random_crop(pixels: np.ndarray, size: int, area: tuple[float, float], rng: R
     """A random part of an image with sides between 3:4 and 4:3, resized to size x size."""
     height, width = pixels.shape[:2]
     for _ in range(10):
-        wanted = height * width * rng.uniform(*area)
+        pixels_kept = height * width * rng.uniform(*area)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        across, down = round(math.sqrt(wanted * ratio)), round(math.sqrt(wanted / ratio))
+        across, down = round(math.sqrt(pixels_kept * ratio)), round(math.sqrt(pixels_kept / ratio))
         if 0 < across <= width and 0 < down <= height:
             break
     else:

@@ -17,7 +17,7 @@ from transformer_jax.data.batches.pair_batches import choose_buckets
 from transformer_jax.data.batches.token_batches import Batch
 
 # Batches whose examples are sorted by length together: more waste less padding and mix less.
-_SORTED_TOGETHER = 32
+_SORTED_BATCHES = 32
 _BUCKETS = 6
 
 
@@ -123,7 +123,7 @@ class ExampleBatches:
         """The numbers of the examples of each batch of an epoch."""
         rng = np.random.default_rng((self.seed, epoch))
         order = rng.permutation(len(self.examples))
-        together = _SORTED_TOGETHER * self.batch_size
+        together = _SORTED_BATCHES * self.batch_size
         batches = []
         for begin in range(0, len(order), together):
             part = order[begin : begin + together]

@@ -81,10 +81,10 @@ class ImageBatches:
         order = np.resize(order, max(len(order), self.batch_size))
         numbers = order[place * self.batch_size : (place + 1) * self.batch_size]
         # Mixing reads other rows: where there is any, every row is made.
-        wanted = np.ones(self.batch_size, bool) if self._here is None or self._finish else self._here
+        made = np.ones(self.batch_size, bool) if self._here is None or self._finish else self._here
         rngs = [np.random.default_rng((self.seed, step, row)) for row in range(self.batch_size)]
         batch: Batch = {}
-        for row in np.flatnonzero(wanted):
+        for row in np.flatnonzero(made):
             for name, value in self._views(self.images, int(numbers[row]), rngs[row]).items():
                 if name not in batch:
                     batch[name] = np.zeros((self.batch_size, *value.shape), value.dtype)

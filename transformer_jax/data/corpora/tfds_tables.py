@@ -155,16 +155,16 @@ def tfds_questions(name: str, split: str, data_dir: str | None) -> list[Question
     Raises:
       UserError: see `prepared_builder` and `TfdsRecords`, or a set without questions, contexts and answers.
     """
-    wanted = ("context", "question", "answers")
+    needed = ("context", "question", "answers")
 
     def choose(builder: Any) -> dict[str, str]:
         features = builder.info.features
-        if not all(one in features for one in wanted):
+        if not all(one in features for one in needed):
             raise UserError(
                 f"{builder.info.full_name} has the features {', '.join(sorted(features))}: not "
-                f"{', '.join(wanted)}"
+                f"{', '.join(needed)}"
             )
-        return {one: one for one in (*wanted, "id", "is_impossible") if one in features}
+        return {one: one for one in (*needed, "id", "is_impossible") if one in features}
 
     _, _, records = _open(name, split, data_dir, choose)
     found = []
