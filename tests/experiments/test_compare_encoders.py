@@ -7,6 +7,7 @@ import pytest
 from experiments import compare_encoders
 from tests.runs import train
 from transformer_jax import tasks
+from transformer_jax.errors import UserError
 
 WORDS = {"1": ["good", "great", "fine"], "0": ["bad", "awful", "poor"]}
 
@@ -54,3 +55,19 @@ def test_rows_are_kept_and_a_refit_takes_the_chosen_rate(tmp_path, monkeypatch, 
     assert again[:3] == first, "what stands there is not trained again"
     assert [(row["rate"], row["seed"], row["refit"]) for row in again[3:]] == [(best, 0, True), (best, 1, True)]
     assert not list((tmp_path / "runs").glob("tiny*")), "runs are removed"
+
+
+@pytest.mark.parametrize(
+    ("start", "known", "message"),
+    [
+        ("tiny=tiny", "squad_small", "trains no questions"),
+        ("tiny=tiny,leave_out=.*", "mrpc", "starts from a published folder"),
+        ("tiny=tiny", "mrpc", "starts from a published folder"),
+        ("tiny", "mrpc", "write NAME=FOLDER"),
+    ],
+)
+def test_what_torch_cannot_train_is_said_first(start, known, message, tmp_path):
+    command = ["--data", str(tmp_path), "--starts", start, "--only", known, "--peer", "torch"]
+    with pytest.raises(UserError, match=message):
+        compare_encoders.main([*command, "--runs-dir", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs" / "results.jsonl").exists()
