@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -210,6 +211,10 @@ def test_bad_data(data, tmp_path):
     assert "the tag 'Z' was not in training" in with_rows(
         [("a b", "N V")] * 3, header=("tokens", "tags"), command=tag, valid=[("a", "Z")]
     )
+    assert "BERT's classes are read from its pooler" in refused(
+        classify, "--train", data / "label.tsv", "--no-pooler", *TINY, "--run-dir", tmp_path / "run"
+    )
+    assert not (tmp_path / "run").exists()
     assert "name the examples to train on with --train" in refused(classify, "--run-dir", tmp_path / "run")
     wrong = {"data": [{"paragraphs": [{"context": "a", "qas": [
         {"id": 1, "question": "q", "answers": [{"text": "b", "answer_start": 0}]}]}]}]}  # fmt: skip
@@ -232,7 +237,7 @@ def test_what_is_held_out_and_left_out(data, tmp_path, monkeypatch):
     rows = [(f"a film {n}", f"film {n}", n % 5) for n in range(80)]
     (tmp_path / "pairs").mkdir()
     path = table(tmp_path / "pairs", "scored", ("sentence1", "sentence2", "score"), rows)
-    flags = ("--train", path, *TINY, "--held-out", 0.25, "--least-score", 3)
+    flags = ("--train", path, *TINY, "--held-out", 0.25, "--least-score", 3, "--max-length", 16)
     done = call(embed.main, *flags)
     assert done.returncode == 0, done.stderr
     held = 20
@@ -241,11 +246,15 @@ def test_what_is_held_out_and_left_out(data, tmp_path, monkeypatch):
     count = int(re.search(r"(\d+) for training", done.stderr)[1])
     assert kept - held <= count < kept
     assert "run folder   runs/pairs-embed-bert" in done.stdout
-    names = [name for command, name in ((classify, "label"), (tag, "tags"))
-             if call(command.main, "--train", data / f"{name}.tsv", *TINY).returncode == 0]  # fmt: skip
-    assert names == ["label", "tags"]
+    assert load("runs/pairs-embed-bert").processor.settings["max_length"] == 16
+    few = call(embed.main, *flags, "--examples", 10, "--run-dir", "runs/few")
+    assert "10 for training" in few.stderr
+    shutil.rmtree("runs/few")
+    few = ("--max-length", 48, "--stride", 4)
+    for command, flags in ((classify, ("label.tsv",)), (tag, ("tags.tsv",)), (answer, ("squad.json", *few))):
+        assert call(command.main, "--train", data / flags[0], *flags[1:], *TINY).returncode == 0
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {
-        "pairs-embed-bert", f"{data.name}-classify-bert", f"{data.name}-tag-bert"
+        "pairs-embed-bert", f"{data.name}-classify-bert", f"{data.name}-tag-bert", f"{data.name}-answer-bert"
     }  # fmt: skip
 
 

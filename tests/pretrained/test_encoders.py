@@ -19,8 +19,10 @@ from transformer_jax.evaluation.classification import number_scores
 from transformer_jax.models.bert import BertConfig, BertMaskedLM, BertTagger
 from transformer_jax.models.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
 from transformer_jax.models.electra import ElectraDiscriminator
+from transformer_jax.models.registry import MODELS, module_of
 from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.pretrained.encoder_tables import sentence_settings
 from transformer_jax.pretrained.families import FAMILIES
 
 V, T = 97, 11
@@ -295,3 +297,47 @@ def test_an_unknown_head_is_refused(tmp_path, shared):
         UserError, match=r"unknown architecture BertForMultipleChoice: known of bert are BertModel"
     ):
         pretrained.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "roberta", "distilbert"])
+def test_transformers_reads_pairs_as_we_do(theirs, tokenizer, family, tmp_path):
+    """The tokenizer of a saved folder gives a pair its types if the model has some, and cuts at its limit."""
+    sizes = dict(vocab_size=100, width=16, layers=1, heads=2, feed_forward=24, max_length=12, classes=2)
+    own = dict(embedding_width=8) if family == "electra" else {}
+    config = MODELS["sequence_classifier"][family].config(**sizes, **own)
+    run_tokenizer = tokenizer.with_labels(("no", "yes"))
+    model = module_of(config, "sequence_classifier")(config, rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path / "folder", model, run_tokenizer)
+    other = theirs.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    (ours,) = run_tokenizer.encode_batch([("aa ab", "ac")], max_length=12)
+    found = other("aa ab", "ac")
+    assert found["input_ids"] == ours.ids
+    assert ("token_type_ids" in found) == (family in ("bert", "electra"))
+    if "token_type_ids" in found:
+        assert found["token_type_ids"] == ours.type_ids
+    assert len(other("aa " * 40, truncation=True)["input_ids"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        ({"pooling_mode": "cls"}, "first"),
+        ({"pooling_mode": ["max"]}, "max"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode": ["mean", "max"]}, None),
+        ({"pooling_mode": "lasttoken"}, None),
+    ],
+)
+def test_poolings_of_every_version_of_sentence_transformers(described, expected, tmp_path):
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 16, **described}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 99}))
+    if expected is None:
+        with pytest.raises(UserError, match="is not computed here"):
+            sentence_settings(tmp_path)
+        return
+    assert sentence_settings(tmp_path) == {"normalise": False, "pooling": expected, "max_length": 99}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
+    assert sentence_settings(tmp_path)["max_length"] == 64

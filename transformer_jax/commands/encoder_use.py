@@ -168,11 +168,11 @@ def write_page(run: TrainedEncoder, item: Any, path: str) -> None:
     AttentionPage(attention_of_encoder(run.model, run.processor, item), title=title).save(path)
 
 
-def run_dir_of(entry: TaskEntry, parsed: Parsed, does: str) -> pathlib.Path:
-    """The folder of a run that is trained: `run_dir`, or one that says from which data and for what."""
+def run_dir_of(entry: TaskEntry, parsed: Parsed, command: str) -> pathlib.Path:
+    """The folder of a run that is trained: `run_dir`, or one that says from which data and by what command."""
     task = parsed.config.task
     data = pathlib.Path(task.train[0]).absolute().parent.name if task.train else task.corpus or "run"
-    return pathlib.Path(parsed.own.run_dir or default_run_dir(entry, parsed, f"{data}-{does}"))
+    return pathlib.Path(parsed.own.run_dir or default_run_dir(entry, parsed, f"{data}-{command}"))
 
 
 def main(
@@ -207,4 +207,5 @@ def main(
             use(own, used, own.run_dir, own.text)
         return
     parsed.execution.processes.join()
-    train(entry, parsed.config, run_dir_of(entry, parsed, used.does), parsed.execution)
+    command = prog.split()[-1].rpartition(".")[2]  # of "transformer-jax tag" and "python -m experiments.tag"
+    train(entry, parsed.config, run_dir_of(entry, parsed, command), parsed.execution)

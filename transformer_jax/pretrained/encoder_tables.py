@@ -102,18 +102,28 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     for kind, path in modules:
         if kind == "Pooling":
             described = read_json(path / "config.json")
-            asked = [name for name, on in described.items() if name.startswith("pooling_mode_") and on is True]
-            if len(asked) != 1 or asked[0] not in _POOLINGS:
-                raise UserError(f"{path}: {', '.join(asked)} is not computed here")
-            found["pooling"] = _POOLINGS[asked[0]]
+            found["pooling"] = _pooling_of(path, described)
         elif kind == "Normalize":
             found["normalise"] = True
         elif kind != "Transformer":
             raise UserError(f"{folder / 'modules.json'}: a module {kind} is not computed here")
-    if (folder / "sentence_bert_config.json").is_file():
-        length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-        found |= {} if length is None else {"max_length": int(length)}
+    # The tokenizer's limit is that of the vectors where nothing else is said, as since version 6.
+    for name, field in (("sentence_bert_config.json", "max_seq_length"), _LIMIT):
+        length = read_json(folder / name).get(field) if (folder / name).is_file() else None
+        if isinstance(length, (int, float)) and length < _NO_LIMIT:
+            return found | {"max_length": int(length)}
     return found
+
+
+def _pooling_of(path: pathlib.Path, described: Mapping[str, Any]) -> str:
+    """The way of pooling in a module's `config.json`: a flag of each, or since version 6 a name or several."""
+    asked = described.get("pooling_mode")
+    if asked is None:
+        asked = [name for name, on in described.items() if name.startswith("pooling_mode_") and on is True]
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if len(names) != 1 or names[0] not in _POOLINGS | _NAMED_POOLINGS:
+        raise UserError(f"{path}: pooling by {' and '.join(map(str, names)) or 'nothing'} is not computed here")
+    return (_POOLINGS | _NAMED_POOLINGS)[names[0]]
 
 
 def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -134,8 +144,13 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
         fields["problem_type"] = problems[settings["target"]]
     if kept := {name: settings[name] for name in _KEPT if name in settings}:
         fields[_TASK_SETTINGS] = kept
+    limit = min(settings.get("max_length", config.max_length), config.max_length)
+    types = ["token_type_ids"] if getattr(config, "token_types", 0) > 1 else []
+    # What `transformers` makes of a text: without the first no types of a pair, without the second no cut.
+    read = {"model_input_names": ["input_ids", *types, "attention_mask"], _LIMIT[1]: limit}
+    further: dict[str, Any] = {_LIMIT[0]: read}
     if "pooling" not in settings:
-        return fields, {}
+        return fields, further
     kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.get("normalise") else [])]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], 1))]
     modules = [
@@ -143,14 +158,17 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
         for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
-    limit = min(settings.get("max_length", config.max_length), config.max_length)
     return fields, {
+        **further,
         "modules.json": modules,
         "1_Pooling/config.json": {"word_embedding_dimension": config.width, **pooling},
         "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
     }
 
 
+_NAMED_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+# The file and field of a tokenizer's limit, and what stands for none.
+_LIMIT, _NO_LIMIT = ("tokenizer_config.json", "model_max_length"), 10**6
 _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",

@@ -274,6 +274,7 @@ def save(
     config, named = model.config, named_leaves(model)
     fields, tokenizer_config = tokenizer.published()
     settings, further = family.settings(tokenizer, config)
+    tokenizer_config |= further.pop("tokenizer_config.json", {})
     described = {
         "architectures": [family.architecture],
         "model_type": family.model_type,

@@ -38,6 +38,8 @@ from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.task import TaskEntry
 
 COLUMNS = ("sentence1", "sentence2", "score")
+# First texts whose cosines with all second texts are in memory together.
+_ROWS = 1_024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +215,8 @@ class SentenceEmbedding(FineTuned):
         if "score" in columns:
             yield from number_scores((first * second).sum(axis=1), [float(x) for x in columns["score"]])
         # Of all second texts the nearest one is the partner; the same text may occur twice.
-        nearest = (first @ second.T).argmax(axis=1)
+        rows = range(0, len(first), _ROWS)
+        nearest = np.concatenate([(first[n : n + _ROWS] @ second.T).argmax(axis=1) for n in rows])
         texts = columns["sentence2"]
         right = [texts[n] == text for n, text in zip(nearest, texts, strict=True)]
         yield "accuracy", 100 * float(np.mean(right))
@@ -243,13 +246,16 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     read = on_first_then_every_process(lambda: fine_tuning.read_split(task, read_pairs, joined))
 
     def make() -> SentenceEmbedding:
-        splits = split_tables(task, read)
+        def alike(table: Table) -> Table:
+            scores = table.columns.get("score")
+            if scores is None:
+                return table
+            return table.taken([n for n, score in enumerate(scores) if float(score) >= task.least_score])
+
+        splits = split_tables(task, read, alike)
         train = splits[0]
         assert train is not None
-        if "score" in train.columns:
-            alike = [n for n, score in enumerate(train.columns["score"]) if float(score) >= task.least_score]
-            splits[0] = train.taken(alike)
-        if splits[0] is None or splits[0].rows < task.batch_size:
+        if train.rows < task.batch_size:
             raise UserError(
                 f"{train.path}: fewer pairs than `batch_size` {task.batch_size}: a batch compares its own texts"
             )
@@ -258,8 +264,9 @@ def prepare(config, objective, *, mesh, stored, starts, note):
             return (text for name in COLUMNS[:2] for text in train.columns[name])
 
         tokenizer = fine_tuning.make_tokenizer(
-            config, texts, stored, starts, (), pooling=task.pooling, normalise=True
-        )
+            config, texts, stored, starts, (), pooling=task.pooling, normalise=True,
+            max_length=config.model.max_length,
+        )  # fmt: skip
         fingerprint = fine_tuning.fingerprint_of(splits)
         return SentenceEmbedding(config, splits, tokenizer, mesh, note, fingerprint)
 

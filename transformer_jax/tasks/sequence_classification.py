@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -20,6 +20,7 @@ from transformer_jax.distributed.processes import on_every_process, on_first_the
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores
 from transformer_jax.layers.losses import binary_cross_entropy, cross_entropy
+from transformer_jax.models.bert import BertConfig
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
@@ -106,6 +107,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
       UserError: values that contradict each other.
     """
     fine_tuning.check(config, model_config)
+    if type(model_config) is BertConfig and not model_config.pooler:
+        raise UserError("BERT's classes are read from its pooler: leave out what turns `pooler` off")
     return Classes()
 
 
@@ -283,13 +286,22 @@ def groups_of(table: Table) -> np.ndarray:
     return group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(table.rows)
 
 
-def split_tables(task: FineTuningConfig, tables: Sequence[Table | None]) -> list[Table | None]:
-    """The tables with a part of the first held out where there is no second, and cut to `examples`."""
+def split_tables(
+    task: FineTuningConfig, tables: Sequence[Table | None], used: Callable[[Table], Table] = lambda table: table
+) -> list[Table | None]:
+    """The tables with a part of the first held out if the second is absent, and `examples` of its rows.
+
+    Args:
+      task: the task's config.
+      tables: for training, validation and the test.
+      used: the rows to train on, of those that are not held out.
+    """
     train, valid, test = tables
     assert train is not None
     if valid is None:
         kept, held = fine_tuning.held_out(groups_of(train), task.held_out)
         train, valid = train.taken(kept), train.taken(held)
+    train = used(train)
     return [train.taken(fine_tuning.sampled(train.rows, task.examples)), valid, test]
 
 

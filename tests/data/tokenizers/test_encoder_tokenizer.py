@@ -31,8 +31,10 @@ def test_pieces_by_hand(tmp_path):
     assert pieces(uncased, "unable playings 中国") == [
         "[CLS]", "un", "##able", "play", "##ing", "##s", "中", "国", "[SEP]",
     ]  # fmt: skip
-    cased = EncoderTokenizer.open(published(tmp_path, do_lower_case=False))
-    assert pieces(cased, "The café Café") == ["[CLS]", "The", "[UNK]", "Café", "[SEP]"]
+    folder = published(tmp_path, do_lower_case=False)
+    cased = EncoderTokenizer.open(folder)
+    for of_folder in (cased, EncoderTokenizer.open(folder / "vocab.txt")):
+        assert pieces(of_folder, "The café Café") == ["[CLS]", "The", "[UNK]", "Café", "[SEP]"]
     assert EncoderTokenizer.open(tmp_path / "vocab.txt").mask == 4
 
 

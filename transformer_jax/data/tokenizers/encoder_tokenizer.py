@@ -149,11 +149,11 @@ class EncoderTokenizer(TokenizerFile):
         path = pathlib.Path(path)
         folder = path if path.is_dir() else path.parent
         described: dict[str, Any] = {}
-        if path.is_dir() and (path / "tokenizer_config.json").is_file():
+        if (folder / "tokenizer_config.json").is_file():
             try:
-                described = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+                described = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
             except ValueError as error:
-                raise UserError(f"{path / 'tokenizer_config.json'}: not JSON ({error})") from None
+                raise UserError(f"{folder / 'tokenizer_config.json'}: not JSON ({error})") from None
         names = {}
         for kind, field in _PUBLISHED.items():
             value = described.get(field)
