@@ -303,7 +303,7 @@ def test_an_unknown_head_is_refused(tmp_path, shared):
 def test_transformers_reads_pairs_as_we_do(theirs, tokenizer, family, tmp_path):
     """The tokenizer of a saved folder gives a pair its types if the model has some, and cuts at its limit."""
     sizes = dict(vocab_size=100, width=16, layers=1, heads=2, feed_forward=24, max_length=12, classes=2)
-    own = dict(embedding_width=8) if family == "electra" else {}
+    own = dict(embedding_width=8, generator_size=0.5) if family == "electra" else {}
     config = MODELS["sequence_classifier"][family].config(**sizes, **own)
     run_tokenizer = tokenizer.with_labels(("no", "yes"))
     model = module_of(config, "sequence_classifier")(config, rngs=nnx.Rngs(0))
