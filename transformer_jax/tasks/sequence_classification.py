@@ -146,7 +146,7 @@ def target_of(table: Table, target: str) -> str:
     """The column that is predicted: "label", "labels" or "score".
 
     Raises:
-      UserError: the table has none, or not the target one.
+      UserError: the table has none, or not the one that `target` names.
     """
     there = [name for name in _TARGETS if name in table.columns]
     found = (there[0] if there else None) if target == "auto" else target

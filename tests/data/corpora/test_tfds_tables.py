@@ -31,6 +31,8 @@ def test_numbers_are_scores_whatever_they_are_called(sets):
     table = tfds_table("tfds:toy_similarity", "validation", sets, _FEATURES)
     assert set(table.columns) == {"sentence1", "sentence2", "score"}
     assert set(table.columns["score"]) == {"0.5", "1.5", "2.5", "3.5"}
+    with pytest.raises(UserError, match="toy_similarity:test: every score is -1, which stands for no label"):
+        tfds_table("tfds:toy_similarity", "test", sets, _FEATURES)
     assert set(tfds_table("tfds:toy_reviews", "train", sets, _FEATURES).columns) == {"sentence", "label"}
 
 

@@ -113,9 +113,9 @@ class ToyTags(_Toy):
 
 
 class ToySimilarity(_Toy):
-    """Pairs of texts with a number, as STS-B's in GLUE, which calls it a label."""
+    """Pairs of texts with a number, as STS-B's in GLUE, which calls it a label and has -1 in the test."""
 
-    SIZES = (("train", 24), ("validation", 8))
+    SIZES = (("train", 24), ("validation", 8), ("test", 8))
 
     def _info(self):
         features = {
@@ -126,7 +126,8 @@ class ToySimilarity(_Toy):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _example(self, number):
-        return {"sentence1": "a dog", "sentence2": f"dog {number}", "label": number % 4 + 0.5}
+        score = -1.0 if number >= 2000 else number % 4 + 0.5
+        return {"sentence1": "a dog", "sentence2": f"dog {number}", "label": score}
 
 
 class ToyEntailment(_Toy):

@@ -82,7 +82,7 @@ def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str
         for ours, theirs in chosen.items():
             found[ours].append(_text(record[theirs], features[theirs]))
     # GLUE's scores that are not published; a set may have scores below 0 beside others.
-    if chosen.get("score") == "label" and all(float(value) == -1 for value in found["score"]):
+    if rows and chosen.get("score") == "label" and all(float(value) == -1 for value in found["score"]):
         raise UserError(f"{name}:{split}: every score is -1, which stands for no label")
     return _labelled(f"{name}:{split}", found, rows, len(records))
 
