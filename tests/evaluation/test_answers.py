@@ -1,11 +1,11 @@
 """Scores of answers by hand, and the best span against trying every one."""
 
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import (
@@ -27,19 +27,20 @@ def test_scores():
     assert found["token_f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
 
 
-class Window(NamedTuple):
-    sequence_ids: list
-    offsets: list
+def window_of(sequences, offsets):
+    """A window of which the answers read its texts and its places alone."""
+    ids = np.zeros(len(sequences), np.int32)
+    return EncodedText(ids, ids, np.array(sequences), 2, offsets=np.array(offsets))
 
 
 def test_best_span_of_all(rng):
     for trial in range(20):
         windows, best = [], (-np.inf, None)
         for begin in (0, 6):
-            inside = [None, 0, None, *[1] * 9, None]
+            inside = [-1, 0, -1, *[1] * 9, -1]
             offsets = [(0, 0)] * 3 + [(10 * (begin + n), 10 * (begin + n) + 7) for n in range(9)] + [(0, 0)]
             logits = rng.normal(size=(13, 2)).astype(np.float32)
-            windows.append((Window(inside, offsets), logits))
+            windows.append((window_of(inside, offsets), logits))
             for first in range(3, 12):
                 for last in range(first, min(first + 4, 12)):
                     score = logits[first, 0] + logits[last, 1]
@@ -54,7 +55,7 @@ def test_best_span_of_all(rng):
 
 def test_an_answer_is_found_where_every_likely_beginning_is_behind_every_likely_end():
     length = 60
-    window = Window([None, *[1] * (length - 1)], [(n, n + 1) for n in range(length)])
+    window = window_of([-1, *[1] * (length - 1)], [(n, n + 1) for n in range(length)])
     logits = np.zeros((length, 2), np.float32)
     logits[35:, 0], logits[:30, 1] = 5.0, 5.0
     start, end, score = best_span([(window, logits)], longest=4, none=False)
@@ -69,8 +70,8 @@ def test_windows_cover_the_text():
     spans = []
     for window in windows:
         assert len(window.ids) <= 40
-        own = [o for o, n in zip(window.offsets, window.sequence_ids, strict=True) if n == 1]
-        spans.append((own[0][0], own[-1][1]))
+        own = window.offsets[window.sequences == 1]
+        spans.append((own[0, 0], own[-1, 1]))
     assert spans[0][0] == 0
     assert spans[-1][1] == len(text)
     assert all(after < end for (_, end), (after, _) in itertools.pairwise(spans))

@@ -85,7 +85,7 @@ def test_attention_has_its_tokens(tokenizer, tmp_path):
     T = len(found.queries)
     assert found.weights.shape == (L, H, T, T)
     (encoding,) = tokenizer.encode_batch([PAIR], max_length=19)
-    given = jnp.asarray([encoding.ids]), jnp.asarray([encoding.type_ids])
+    given = jnp.asarray([encoding.ids]), jnp.asarray([encoding.types])
     _, weights = model.encoder.hidden_states(given[0], types=given[1], return_weights=True)
     np.testing.assert_allclose(found.weights, weights[0], atol=1e-6)
     assert entropy(found.weights).shape == (L, H, T)

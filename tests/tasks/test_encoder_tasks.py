@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import types
 
 import jax
 import numpy as np
@@ -12,6 +11,7 @@ from flax import nnx
 from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import encoder_batches
 from transformer_jax.interpretability.sentence import attention_of_encoder
@@ -270,8 +270,8 @@ def test_what_the_other_trained_ones_do(trained):
 )
 def test_white_space_around_an_answer_is_no_part_of_it(answer, words):
     """Of "[CLS] What? Rome was built in years. " its tokens 2 to 6 are the context's."""
-    ends = [(0, 0), (0, 5), (0, 4), (5, 8), (9, 14), (15, 17), (18, 24)]
-    window = types.SimpleNamespace(sequence_ids=[None, 0, 1, 1, 1, 1, 1], offsets=ends)
+    ends = np.array([(0, 0), (0, 5), (0, 4), (5, 8), (9, 14), (15, 17), (18, 24)])
+    window = EncodedText(np.arange(7), np.arange(7), np.array([-1, 0, 1, 1, 1, 1, 1]), 2, offsets=ends)
     assert span_in(window, [answer]) == words
 
 

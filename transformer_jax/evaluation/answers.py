@@ -6,28 +6,29 @@ import collections
 import re
 import string
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 
 _BEST = 20  # begins and ends of a window that are tried with each other
 
 
 def question_windows(
-    tokenizer: Any, questions: Sequence[tuple[str, str]], *, max_length: int, stride: int
-) -> list[list[Any]]:
+    tokenizer: EncoderTokenizer, questions: Sequence[tuple[str, str]], *, max_length: int, stride: int
+) -> list[list[EncodedText]]:
     """Windows of each context behind its question (Devlin et al. 2019, section 4.2, and the authors' code).
 
     Args:
-      tokenizer: an `EncoderTokenizer`.
+      tokenizer: of the model.
       questions: (question, context).
       max_length: longest window in tokens, question included.
       stride: tokens that two windows share.
 
     Returns:
-      For each question its encodings.
+      For each question its windows.
 
     Raises:
       UserError: a question that leaves no room for its context.
@@ -38,8 +39,7 @@ def question_windows(
                 f"a question of {len(ids)} tokens leaves no room for its text in {max_length}: "
                 f"{question[0][:60]!r}"
             )
-    found = tokenizer.encode_batch(list(questions), max_length=max_length, cut="only_second", stride=stride)
-    return [[encoding, *encoding.overflowing] for encoding in found]
+    return tokenizer.windows(questions, max_length=max_length, stride=stride)
 
 
 def _sums(
@@ -50,11 +50,13 @@ def _sums(
     return np.where((length >= 0) & (length < longest), begin[firsts][:, None] + end[lasts][None], -np.inf)
 
 
-def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: bool) -> tuple[int, int, float]:
+def best_span(
+    windows: Sequence[tuple[EncodedText, np.ndarray]], *, longest: int, none: bool
+) -> tuple[int, int, float]:
     """The likeliest answer over the windows of one context.
 
     Args:
-      windows: (encoding, logits (n, 2) of begin and end).
+      windows: (window, logits (n, 2) of begin and end).
       longest: tokens of an answer at most.
       none: the context may hold no answer, whose logits stand at each window's first token.
 
@@ -63,8 +65,8 @@ def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: 
       where no answer is likelier than any.
     """
     best, nothing = (-1, -1, -np.inf), np.inf
-    for encoding, logits in windows:
-        inside = np.array([number == 1 for number in encoding.sequence_ids])
+    for window, logits in windows:
+        inside = window.sequences == 1
         begin, end = (np.where(inside, logits[:, side], -np.inf) for side in (0, 1))
         nothing = min(nothing, float(logits[0].sum()))
         firsts, lasts = (np.argsort(-x)[:_BEST] for x in (begin, end))
@@ -75,9 +77,9 @@ def best_span(windows: Sequence[tuple[Any, np.ndarray]], *, longest: int, none: 
             sums = _sums(begin, end, firsts, lasts, longest)
         first, last = np.unravel_index(sums.argmax(), sums.shape)
         if sums[first, last] > best[2]:
-            start = encoding.offsets[firsts[first]][0]
-            stop = encoding.offsets[lasts[last]][1]
-            best = (start, stop, float(sums[first, last]))
+            assert window.offsets is not None
+            start, stop = window.offsets[firsts[first], 0], window.offsets[lasts[last], 1]
+            best = (int(start), int(stop), float(sums[first, last]))
     if none and nothing > best[2]:
         return -1, -1, nothing - best[2] if np.isfinite(best[2]) else 0.0
     return best[0], best[1], best[2] - nothing

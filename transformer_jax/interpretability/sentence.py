@@ -118,13 +118,13 @@ def attention_of_encoder(model: Any, tokenizer: Any, text: str | tuple[str, str]
         raise UserError("the text is empty: give some words")
     limit = model.config.max_length
     (encoding,) = tokenizer.encode_batch([text], max_length=limit)
-    if encoding.overflowing:
+    if encoding.cut:
         raise UserError(f"the text has more tokens than the model's limit of {limit}")
     body = getattr(model, "encoder", model)
-    types = jnp.asarray([encoding.type_ids]) if model.config.token_types > 1 else None
+    types = jnp.asarray([encoding.types]) if model.config.token_types > 1 else None
     tokens = [
         f"{token} ²" if number == 1 else token
-        for token, number in zip(tokenizer.tokens(encoding.ids), encoding.sequence_ids, strict=True)
+        for token, number in zip(tokenizer.tokens(encoding.ids), encoding.sequences, strict=True)
     ]
 
     def read(tokens: jax.Array, return_weights: bool = True) -> Any:

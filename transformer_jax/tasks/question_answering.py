@@ -13,6 +13,7 @@ import numpy as np
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Question, read_questions
 from transformer_jax.data.corpora.tfds_tables import tfds_questions
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
@@ -89,19 +90,20 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     return fine_tuning.abstract_batch(config, target=((2,), jnp.int32))
 
 
-def span_in(encoding: Any, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
+def span_in(window: EncodedText, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
     """The first and last token of an answer in a window, or (0, 0) if the window does not hold it."""
     if not answers:
         return 0, 0
     text, start = answers[0]
     start += len(text) - len(text.lstrip())  # no token holds white space around an answer
     end = start + len(text.strip())
-    inside = [place for place, number in enumerate(encoding.sequence_ids) if number == 1]
-    if not inside or encoding.offsets[inside[0]][0] > start or encoding.offsets[inside[-1]][1] < end:
+    assert window.offsets is not None
+    inside = np.flatnonzero(window.sequences == 1)
+    firsts, ends = window.offsets[inside].T
+    if not len(inside) or firsts[0] > start or ends[-1] < end:
         return 0, 0
-    first = max(place for place in inside if encoding.offsets[place][0] <= start)
-    last = min(place for place in inside if encoding.offsets[place][1] >= end)
-    return first, max(first, last)
+    first, last = inside[firsts <= start].max(), inside[ends >= end].min()
+    return int(first), int(max(first, last))
 
 
 class QuestionAnswering(FineTuned):
@@ -112,7 +114,7 @@ class QuestionAnswering(FineTuned):
     rows_named = "windows"
 
     def __init__(self, *arguments: Any):
-        self._windows: dict[str, list[list[Any]]] = {}
+        self._windows: dict[str, list[list[EncodedText]]] = {}
         super().__init__(*arguments)
 
     def encode(self, data: Sequence[Question], *, training: bool) -> Encoded:
@@ -128,8 +130,7 @@ class QuestionAnswering(FineTuned):
         for one, own in zip(data, windows, strict=True):
             for window in own:
                 target = np.array(span_in(window, one.answers), np.int32)
-                types = np.array(window.type_ids, np.int32)
-                examples.append(Example(np.array(window.ids, np.int32), types, {"target": target}))
+                examples.append(Example(window.ids, window.types, {"target": target}))
         if not training:
             name = "valid" if data is self._data["valid"] else "test"
             self._windows[name] = windows

@@ -199,8 +199,8 @@ class SentenceEmbedding(FineTuned):
     def _side(self, data: Table, name: str) -> Encoded:
         encodings = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
         check_tokens(encodings, data.place)
-        examples = [Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {}) for e in encodings]
-        return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
+        examples = [Example(e.ids, e.types, {}) for e in encodings]
+        return Encoded(examples, sum(e.cut for e in encodings))
 
     def encode(self, data: Table, *, training: bool) -> Encoded:
         first, second = (self._side(data, name) for name in COLUMNS[:2])

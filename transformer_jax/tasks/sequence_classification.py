@@ -249,10 +249,9 @@ class SequenceClassification(FineTuned):
         encodings = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
         check_tokens(encodings, data.place)
         examples = [
-            Example(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), {"target": target})
-            for e, target in zip(encodings, targets, strict=True)
+            Example(e.ids, e.types, {"target": target}) for e, target in zip(encodings, targets, strict=True)
         ]
-        return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
+        return Encoded(examples, sum(e.cut for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         expected = [example.targets["target"] for example in self._encoded[name].examples]

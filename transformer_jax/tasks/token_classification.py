@@ -22,7 +22,7 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.sequence_classification import split_tables
 from transformer_jax.tasks.trained_encoders import inputs_of
-from transformer_jax.tasks.trained_heads import TrainedTagger, filler_of, first_pieces
+from transformer_jax.tasks.trained_heads import TrainedTagger, filler_of
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
@@ -134,17 +134,16 @@ class TokenClassification(FineTuned):
             strange = [tag for tag in tags if tag not in numbers]
             if strange:
                 raise UserError(f"{data.place(row)}: the tag {strange[0]!r} was not in training")
-            target, first = np.full(len(encoding.ids), _NONE, np.int32), first_pieces(encoding.word_ids)
+            target, first = np.full(len(encoding.ids), _NONE, np.int32), encoding.first_pieces()
             for word, place in first.items():
                 target[place] = numbers[tags[word]]
             if not first:
                 raise UserError(f"{data.place(row)}: a text of no tokens")
             places.append(first)
-            types = np.array(encoding.type_ids, np.int32)
-            examples.append(Example(np.array(encoding.ids, np.int32), types, {"target": target}))
+            examples.append(Example(encoding.ids, encoding.types, {"target": target}))
         if not training:
             self._places["valid" if data is self._data["valid"] else "test"] = places
-        return Encoded(examples, sum(bool(e.overflowing) for e in encodings))
+        return Encoded(examples, sum(e.cut for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         labels = self.processor.labels

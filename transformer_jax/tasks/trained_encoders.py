@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import SHARING, EncoderRunner, VectorRunner
 from transformer_jax.training.config import choose
@@ -99,7 +100,7 @@ def check_texts(texts: Sequence[Any]) -> None:
                 raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
 
 
-def check_tokens(encodings: Sequence[Any], place: Callable[[int], str]) -> None:
+def check_tokens(encodings: Sequence[EncodedText], place: Callable[[int], str]) -> None:
     """That every text has a token besides the special ones, and each text of a pair.
 
     Args:
@@ -110,7 +111,7 @@ def check_tokens(encodings: Sequence[Any], place: Callable[[int], str]) -> None:
       UserError: a text without one, such as a zero-width space.
     """
     for number, encoding in enumerate(encodings):
-        if not set(range(encoding.n_sequences)) <= set(encoding.sequence_ids):
+        if not encoding.has_every_text:
             raise UserError(f"{place(number)}: a text of no tokens")
 
 
@@ -121,14 +122,14 @@ class TextsCut(UserWarning):
 warnings.simplefilter("always", TextsCut)
 
 
-def report_cut(encodings: Sequence[Any], limit: int) -> None:
+def report_cut(encodings: Sequence[EncodedText], limit: int) -> None:
     """Warns of texts that are longer than a model takes.
 
     Args:
       encodings: of `EncoderTokenizer.encode_batch`.
       limit: tokens of a text at most.
     """
-    cut = sum(bool(encoding.overflowing) for encoding in encodings)
+    cut = sum(encoding.cut for encoding in encodings)
     if cut:
         message = f"{cut:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were cut"
         warnings.warn(message, TextsCut, stacklevel=3)
@@ -177,7 +178,7 @@ class TrainedEncoder(Trained):
         found = self.processor.encode_batch(texts, max_length=limit, words=words)
         check_tokens(found, lambda number: f"text {number + 1}")
         report_cut(found, limit)
-        return [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in found]
+        return [Example(e.ids, e.types, {}) for e in found]
 
     def embed(
         self, texts: Sequence[str], *, pooling: str | None = None, normalise: bool | None = None

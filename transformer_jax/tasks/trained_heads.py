@@ -25,15 +25,6 @@ from transformer_jax.tasks.trained_encoders import (
 )
 
 
-def first_pieces(word_ids: Sequence[int | None]) -> dict[int, int]:
-    """Of each word that has a piece, the place of its first.
-
-    Args:
-      word_ids: for each token the number of its word, None of special tokens.
-    """
-    return {word: place for place, word in reversed(list(enumerate(word_ids))) if word is not None}
-
-
 def filler_of(labels: Sequence[str]) -> str:
     """The tag of words that no piece stands for: the one that says the least."""
     return "O" if "O" in labels else labels[0]
@@ -253,12 +244,12 @@ class TrainedTagger(TrainedEncoder):
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)
         check_tokens(encodings, lambda number: f"text {number + 1}")
         report_cut(encodings, limit)
-        examples = [Example(np.array(e.ids), np.array(e.type_ids), {}) for e in encodings]
+        examples = [Example(e.ids, e.types, {}) for e in encodings]
         found = []
         for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
-            first, labels = first_pieces(encoding.word_ids), self.processor.labels
+            first, labels = encoding.first_pieces(), self.processor.labels
             tags = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
-            read = 1 + max(tags, default=-1) if encoding.overflowing else len(own)
+            read = 1 + max(tags, default=-1) if encoding.cut else len(own)
             filler = filler_of(labels)
             found.append([(word, tags.get(n, filler)) for n, word in enumerate(own[:read])])
         return found
@@ -291,7 +282,7 @@ class TrainedReader(TrainedEncoder):
         stride = min(settings.get("stride", 128), limit // 4)
         windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
         check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
-        examples = [Example(np.array(w.ids), np.array(w.type_ids), {}) for own in windows for w in own]
+        examples = [Example(w.ids, w.types, {}) for own in windows for w in own]
         logits = iter(self.run("answer", predicted, examples))
         found = []
         for (_, text), own in zip(questions, windows, strict=True):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from tokenizers import (
     AddedToken,
-    Encoding,
     Tokenizer,
     decoders,
     models,
@@ -20,6 +19,7 @@ from tokenizers import (
     trainers,
 )
 
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, read_tokenizer
 from transformer_jax.errors import UserError
 
@@ -39,7 +39,8 @@ _PUBLISHED = {
     "separator": "sep_token",
     "mask": "mask_token",
 }
-_TEXTS_AT_ONCE = 10_000
+# The library encodes them in parallel, and its encodings hold a hundred bytes a token.
+_TEXTS_AT_ONCE = 1_000
 
 
 class EncoderTokenizer(TokenizerFile):
@@ -225,31 +226,49 @@ class EncoderTokenizer(TokenizerFile):
         *,
         max_length: int,
         words: bool = False,
-        cut: Literal["longest_first", "only_second"] = "longest_first",
-        stride: int = 0,
-    ) -> list[Encoding]:
+    ) -> list[EncodedText]:
         """Texts, or pairs of texts, between the special tokens of the model.
+
+        Of a pair the longer text is cut first.
 
         Args:
           texts: each a text, a pair (text, text), or with `words` a list of words.
-          max_length: longest result in tokens; what is behind is in the encoding's `overflowing`.
-          words: each text is a list of words, and `word_ids` says which word a token is of.
-          cut: which text of a pair is cut.
-          stride: tokens that consecutive windows of a cut text share.
-
-        Returns:
-          An encoding each, with `ids`, `type_ids`, `word_ids`, `offsets`, `sequence_ids`, `overflowing`.
+          max_length: longest result in tokens; what is behind is left out.
+          words: each text is a list of words, and the result says which word a token is of.
         """
-        tokenizer = self._of_words if words else self._tokenizer
-        tokenizer.enable_truncation(max_length, stride=stride, strategy=cut)
-        try:
-            found = []
-            for begin in range(0, len(texts), _TEXTS_AT_ONCE):
-                part: list[Any] = list(texts[begin : begin + _TEXTS_AT_ONCE])
-                found += tokenizer.encode_batch(part, is_pretokenized=words)
-            return found
-        finally:
-            tokenizer.no_truncation()
+        # The library's own truncation keeps every part that is left out, of a pair each with each.
+        found: list[EncodedText] = []
+        for part in _parts(texts):
+            if words:
+                encodings = self._of_words.encode_batch(part, is_pretokenized=True)
+            else:
+                encodings = self._tokenizer.encode_batch_fast(part)
+            found += [EncodedText.of(one, words=words).shortened(max_length) for one in encodings]
+        return found
+
+    def windows(
+        self, pairs: Sequence[tuple[str, str]], *, max_length: int, stride: int
+    ) -> list[list[EncodedText]]:
+        """The second text of each pair behind the first one, in as many windows as it needs.
+
+        Args:
+          pairs: (first, second).
+          max_length: longest window in tokens, the first text included.
+          stride: tokens that consecutive windows share.
+        """
+        found: list[list[EncodedText]] = []
+        tokenizer = self._of_windows
+        tokenizer.enable_truncation(max_length, stride=stride, strategy="only_second")
+        for part in _parts(pairs):
+            for one in tokenizer.encode_batch(part):
+                own = [one, *one.overflowing]
+                found.append([EncodedText.of(window, offsets=True, cut=len(own) > 1) for window in own])
+        return found
+
+    @functools.cached_property
+    def _of_windows(self) -> Tokenizer:
+        """One that cuts texts, as the other must not."""
+        return Tokenizer.from_str(self._tokenizer.to_str())
 
     @functools.cached_property
     def _of_words(self) -> Tokenizer:
@@ -267,7 +286,7 @@ class EncoderTokenizer(TokenizerFile):
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token as readable text, for the axes of a picture."""
-        return [self._tokenizer.id_to_token(i) or f"[{i}]" for i in ids]
+        return [self._tokenizer.id_to_token(int(i)) or f"[{i}]" for i in ids]
 
     def continues_word(self) -> list[bool]:
         """For each id, whether it continues a word in a text that is not cut into words beforehand."""
@@ -294,6 +313,10 @@ class EncoderTokenizer(TokenizerFile):
 
 # The mask of a byte-level vocabulary takes the space before it, which is part of the word that it stands for.
 _BYTE_LEVEL_MASK = AddedToken("<mask>", lstrip=True, special=True)
+
+
+def _parts(texts: Sequence[Any]) -> Iterator[list[Any]]:
+    return (list(texts[n : n + _TEXTS_AT_ONCE]) for n in range(0, len(texts), _TEXTS_AT_ONCE))
 
 
 def _check_room(vocab_size: int, least: int) -> None:
