@@ -313,6 +313,59 @@ def test_bad_use(data, runs, tmp_path):
     assert "note: 1 of 1 text(s) are longer than 128 tokens and were cut" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        (classify, ("--text", "a film", "--max-length", 9), "--max-length is for training"),
+        (tag, ("--stdin", "--learning-rate=1e-3"), "--learning-rate is for training"),
+        (answer, ("--text", "how is it?\ta film", "--no-lowercase"), "--lowercase is for training"),
+        (pretrain, ("--fill", "a [MASK]", "--context", 9), "--context is for training"),
+        (embed, ("--text", "a film", "--seed", 1), "--seed is for training"),
+        (answer, ("--text", "how is it?\ta film", "--longest", 1, "--stride", 40), "from 0 to 24"),
+    ],
+)
+def test_flags_without_effect_are_refused(runs, command, flags, message):
+    name = command.__name__.rpartition(".")[2]
+    assert message in refused(command, "--run-dir", runs / name, *flags, stdin="a film\n")
+
+
+def test_the_length_of_an_answer_and_the_stride_are_chosen(runs):
+    text = "how is it?\t" + "the film number 7 is good and fine " * 9
+    lengths = []
+    for longest in (1, 30):
+        flags = ("--longest", longest, "--stride", 8, "--unanswerable", "False", "--json")
+        done = call(answer.main, "--run-dir", runs / "answer", "--text", text, *flags)
+        lengths.append(len(json.loads(done.stdout)["answer"].split()))
+    assert lengths[0] == 1 < lengths[1]
+
+
+def test_sizes_and_case_beside_a_start_are_refused(runs, data):
+    train = ("--start-from", runs / "pretrain", "--train", data / "label.tsv")
+    assert "a start brings its own: leave it out" in refused(classify, *train, "--preset", "tiny")
+    assert "--lowercase is for a vocabulary that is trained" in refused(classify, *train, "--no-lowercase")
+
+
+@pytest.mark.parametrize(("command", "file"), [(classify, "label.tsv"), (embed, "pair.tsv")])
+def test_a_run_goes_on_whose_start_is_gone(runs, data, tmp_path, command, file):
+    start = tmp_path / "start"
+    shutil.copytree(runs / "pretrain", start)
+    again = ("--start-from", start, "--train", data / file, "--batch-size", 8, "--steps", 4)
+    done = call(command.main, *again, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    first = json.loads((tmp_path / "run/results.json").read_text())
+    start.rename(tmp_path / "elsewhere")
+    done = call(command.main, *again, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    second = json.loads((tmp_path / "run/results.json").read_text())
+    assert {n for n in first if first[n] != second[n]} <= {"seconds"}
+    # Another run needs the folder.
+    assert "no such file" in refused(command, *again, "--run-dir", tmp_path / "new")
+    assert "no such file" in refused(command, *again, "--model", "electra", "--run-dir", tmp_path / "run")
+    assert "--learning-rate is 5e-05 there" in refused(
+        command, *again, "--learning-rate", 1, "--run-dir", tmp_path / "run"
+    )
+
+
 def test_a_vocabulary_of_another_model(runs, data, tmp_path):
     """A published folder whose tokenizer has more tokens than its table has rows."""
     from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, columns
+from transformer_jax.commands.parsing import Parsed
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.question_answering import ENTRY
 from transformer_jax.tasks.trained_heads import TrainedReader
@@ -24,12 +25,14 @@ class Arguments(encoder_use.Arguments):
     no."""
 
 
-def _use(own: Arguments) -> Use:
+def _use(parsed: Parsed) -> Use:
+    own, task, fields = parsed.own, parsed.config.task, ("longest", "stride")
+    named = {name: getattr(task, name) for name in fields if name in parsed.named}
     if own.unanswerable is not None and own.text is None and not own.stdin:
         raise UserError("`unanswerable` goes with `text` or `stdin`; training learns it from the data")
 
     def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
-        return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable)]
+        return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable, **named)]
 
     return Use(
         TrainedReader,
@@ -37,6 +40,7 @@ def _use(own: Arguments) -> Use:
         lambda run, line: columns(line, "question and context"),
         answer,
         lambda found: found["answer"] or "(no answer)",
+        fields,
     )
 
 

@@ -42,4 +42,4 @@ USE = Use(TrainedClassifier, "classify", _read, _answer, _line)
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax classify") -> None:
     """The command."""
-    encoder_use.main(ENTRY, lambda flags: USE, argv, prog=prog, description=DESCRIPTION)
+    encoder_use.main(ENTRY, lambda parsed: USE, argv, prog=prog, description=DESCRIPTION)

@@ -122,6 +122,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax clas
         return
     _check(own, parsed)
     if own.images:
+        parsed.check_no_training(read=("size",))
         if is_first():
             use(own, parsed.config.task.size if "size" in parsed.named else None)
         return

@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
         folder = own.weights or own.run_dir
         if folder is None:
             raise UserError("name the model with `weights`")
+        parsed.check_no_training(read=("pooling",))
         pooling = task.pooling if "pooling" in parsed.named else None
         if own.similarity is not None:
             draw_similarity(folder, own.similarity, pooling)

@@ -47,6 +47,7 @@ class Use(NamedTuple):
       read: from a line to an item.
       answer: from a run and items to an object each.
       line: an object as a person reads it.
+      fields: of a run's config that it reads, whose flags go with texts too.
     """
 
     kind: Any
@@ -54,6 +55,7 @@ class Use(NamedTuple):
     read: Callable[[TrainedEncoder, str], Any]
     answer: Callable[[Any, list[Any]], Sequence[Any]]
     line: Callable[[Any], str]
+    fields: tuple[str, ...] = ()
 
 
 def check(own: Any, text: str | None, name: str = "text") -> None:
@@ -177,7 +179,7 @@ def run_dir_of(entry: TaskEntry, parsed: Parsed, command: str) -> pathlib.Path:
 
 def main(
     entry: TaskEntry,
-    how: Callable[[Any], Use],
+    how: Callable[[Parsed], Use],
     argv: Sequence[str] | None,
     *,
     prog: str,
@@ -188,7 +190,7 @@ def main(
 
     Args:
       entry: its task.
-      how: from its flags, which it may refuse, to how a trained encoder answers.
+      how: from the command line, which it may refuse, to how a trained encoder answers.
       argv: arguments of the command line; None: those of the process.
       prog, description: for `--help`.
       flags: of the command alone.
@@ -199,10 +201,11 @@ def main(
     if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
     check(own, own.text)
-    used = how(own)
+    used = how(parsed)
     if own.text is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
+        parsed.check_no_training(read=used.fields)
         if is_first():
             use(own, used, own.run_dir, own.text)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import pathlib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -17,7 +18,7 @@ from transformer_jax.layers.position_configs import Positions, parse_positions
 from transformer_jax.models.registry import MODELS, name_of
 from transformer_jax.training.config import RunConfig, Start, choose, field_names
 from transformer_jax.training.execution import Execution
-from transformer_jax.training.run_folder import models_of
+from transformer_jax.training.run_folder import is_run, models_of, read_config, read_run
 from transformer_jax.training.task import TaskEntry, recipe_keywords
 
 REGISTRY = ConstructorRegistry()
@@ -66,6 +67,25 @@ class Parsed(NamedTuple):
     own: Any
     named: frozenset[str]
 
+    def check_no_training(self, *, read: Sequence[str] = ()) -> None:
+        """Checks that a trained run, which answers, is given no flag of training.
+
+        Args:
+          read: fields that the answers read.
+
+        Raises:
+          UserError: the first flag that would be without effect.
+        """
+        config = self.config
+        fields = {
+            name for part in (config.task, config.model, config.optimization) for name in field_names(part)
+        }
+        idle = self.named & (fields | {"start", "trainable", "seed", "preset", "recipe"}) - {*read}
+        if idle:
+            raise UserError(
+                f"`{min(idle)}` is for training: a trained run reads as it was trained; leave it out"
+            )
+
     def for_model(self, entry: TaskEntry, model: str, **changes: Any) -> RunConfig:
         """The config of the same flags for another model, without the flags that are not of that model.
 
@@ -110,16 +130,31 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
-def flag_value(argv: Sequence[str], flag: str) -> str | None:
+def flag_value(argv: Sequence[str], *flags: str) -> str | None:
     """The last value of a flag that decides which others there are, or None if it is not among the
-    arguments."""
+    arguments; `flags` are its spellings."""
     found = None
     for number, argument in enumerate(argv):
-        if argument == flag and number + 1 < len(argv):
+        name, equals, value = argument.partition("=")
+        if name in flags and equals:
+            found = value
+        elif name in flags and number + 1 < len(argv):
             found = argv[number + 1]
-        elif argument.startswith(f"{flag}="):
-            found = argument.partition("=")[2]
     return found
+
+
+def _begun(entry: TaskEntry, keywords: Mapping[str, Any], run_dir: str | None) -> RunConfig | None:
+    """The config of the run in `run_dir` if a folder that it started from, and the recipe would read, is gone.
+
+    A run that has begun never opens its starts again.
+    """
+    starts = tuple(Start.parse(text) for text in keywords.get("start", ()))
+    gone = [start for start in starts if not pathlib.Path(start.folder).exists()]
+    if not gone or run_dir is None or not is_run(run_dir) or read_config(run_dir)["task"] != entry.name:
+        return None
+    stored = read_run(run_dir, {entry.name: entry})
+    same = stored.run.start == starts and keywords.get("model", stored.model) == stored.model
+    return stored.run if same else None
 
 
 def flattened(kind: type) -> Any:
@@ -156,12 +191,16 @@ def parse_run(
     """
     keywords = _keyword_values(entry, argv)
     recipe = keywords.pop("recipe", None)
-    if recipe is None:
+    base = _begun(entry, keywords, flag_value(argv, "--run-dir", "--run_dir"))
+    if base is not None:
+        recipe = recipe or base.recipe
+    elif recipe is None:
         recipe = next(iter(entry.recipes)) if default_recipe is None else default_recipe(keywords)
     choose("recipe", recipe, tuple(entry.recipes))
     taken = recipe_keywords(entry.recipes[recipe])
     try:
-        base = entry.recipes[recipe](**{name: value for name, value in keywords.items() if name in taken})
+        if base is None:
+            base = entry.recipes[recipe](**{name: value for name, value in keywords.items() if name in taken})
     except ValueError as error:
         raise UserError(str(error)) from None
     model = name_of(models_of(entry), base.model)

@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     if own.fill is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
+        parsed.check_no_training()
         if is_first():
             encoder_use.use(own, _fill(own.top), own.run_dir, own.fill)
         return

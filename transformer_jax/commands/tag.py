@@ -28,4 +28,4 @@ USE = Use(TrainedTagger, "tag", lambda run, line: line, _answer, _line)
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tag") -> None:
     """The command."""
-    encoder_use.main(ENTRY, lambda flags: USE, argv, prog=prog, description=DESCRIPTION)
+    encoder_use.main(ENTRY, lambda parsed: USE, argv, prog=prog, description=DESCRIPTION)

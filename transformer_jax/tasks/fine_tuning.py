@@ -98,7 +98,7 @@ def fine_tuning(
       kind: of its models, a key of `MODELS`.
       start: text forms of starts; the first gives model and sizes.
       model: name of the model; "" is that of the start, or bert.
-      preset: size of a model from nothing.
+      preset: size of a model from nothing; "" is mini.
       steps: optimizer steps.
       max_length: longest text in tokens.
       changes: fields of the model's config.
@@ -113,10 +113,14 @@ def fine_tuning(
         name, config = started_config(starts[0].folder, kind)
         if model and model != name:
             raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
-        preset = ""
+        if preset:
+            raise UserError(
+                "`preset` is the size of a model from nothing, and a start brings its own: leave it out"
+            )
     else:
         name = model or "bert"
         choose("model", name, tuple(models))
+        preset = preset or "mini"
         choose("preset", preset, models[name].presets)
         config = models[name].preset(preset, 8_000)
     fields = {field.name for field in dataclasses.fields(config)}
@@ -146,6 +150,10 @@ def check(config: RunConfig, model_config: Any) -> None:
     task: FineTuningConfig = config.task
     if model_config.max_length < _SHORTEST:
         raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
+    if config.start and not task.lowercase:
+        raise UserError(
+            "`lowercase` is for a vocabulary that is trained, and a start brings its own: leave it out"
+        )
     check_accumulation(task.batch_size, config.optimization)
 
 

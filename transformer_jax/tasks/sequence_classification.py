@@ -63,7 +63,7 @@ def fine_tune(
     *,
     start: tuple[str, ...] = (),
     model: str = "",
-    preset: str = "mini",
+    preset: str = "",
     steps: int = 500,
     max_length: int = 128,
 ) -> RunConfig:

@@ -259,27 +259,42 @@ class TrainedTagger(TrainedEncoder):
 class TrainedReader(TrainedEncoder):
     """An encoder that finds answers in texts."""
 
-    def answer(self, question: str, text: str, *, unanswerable: bool | None = None) -> Answer:
-        """The part of a text that answers a question; a text longer than the model is read in windows.
-
-        Args:
-          question, text: what is asked, and where the answer stands.
-          unanswerable: whether the model may return no answer (""); None: whether it was trained on such
-            questions, as runs and folders that this package saved say, else no.
-
-        Raises:
-          UserError: an empty question or text, or a question too long to leave room for a text.
-        """
-        return self.answers([(question, text)], unanswerable=unanswerable)[0]
+    def answer(self, question: str, text: str, **how: Any) -> Answer:
+        """The part of a text that answers a question; see `answers`, which has the arguments by name too."""
+        return self.answers([(question, text)], **how)[0]
 
     def answers(
-        self, questions: Sequence[tuple[str, str]], *, unanswerable: bool | None = None
+        self,
+        questions: Sequence[tuple[str, str]],
+        *,
+        unanswerable: bool | None = None,
+        longest: int | None = None,
+        stride: int | None = None,
     ) -> list[Answer]:
-        """`answer` of each (question, text)."""
+        """The parts of texts that answer questions; a text longer than the model is read in windows.
+
+        Args:
+          questions: (question, text), what is asked and where the answer stands.
+          unanswerable: whether the model may return no answer (""); None: whether it was trained on such
+            questions, as runs and folders that this package saved say, else no.
+          longest: tokens of an answer at most; None: of the training, else 30.
+          stride: tokens that two windows of a text share; None: of the training, else 128, and at most a
+            quarter of the model's limit.
+
+        Raises:
+          UserError: an empty question or text, a question too long to leave room for a text, or a number out of
+            range.
+        """
         check_texts(questions)
         settings = self.processor.settings
         limit = self.model.config.max_length
-        stride = min(settings.get("stride", 128), limit // 4)
+        longest = settings.get("longest", 30) if longest is None else longest
+        stride = min(settings.get("stride", 128), limit // 4) if stride is None else stride
+        if longest < 1 or not 0 <= stride <= limit // 2:
+            raise UserError(
+                f"`longest` {longest} must be at least 1, and `stride` {stride} from 0 to {limit // 2}, half "
+                "of the model's limit"
+            )
         windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
         check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
         examples = [Example(w.ids, w.types, {}) for own in windows for w in own]
@@ -288,7 +303,7 @@ class TrainedReader(TrainedEncoder):
         for (_, text), own in zip(questions, windows, strict=True):
             span = best_span(
                 [(window, next(logits)[: len(window.ids)]) for window in own],
-                longest=settings.get("longest", 30),
+                longest=longest,
                 none=settings.get("unanswerable", False) if unanswerable is None else unanswerable,
             )
             start, end, score = span
