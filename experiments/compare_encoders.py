@@ -38,7 +38,7 @@ from transformer_jax import tasks
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.pretrained import is_published
-from transformer_jax.training.config import RunConfig, Start, choose
+from transformer_jax.training.config import RunConfig, Start, choose, field_names
 from transformer_jax.training.schedules import make_schedule
 from transformer_jax.training.starts import open_start
 from transformer_jax.training.task import entry_of
@@ -93,6 +93,8 @@ class Arguments:
     """Runs of each; the rate is chosen with the first."""
     steps: int = 0
     """Optimizer steps of a run; 0 is what each set has."""
+    pooling: Literal["first", "mean", "max"] = "first"
+    """What classes of texts are read from; BERT's pooler is for the first token, and left out with the rest."""
     refit: bool = False
     """Learn from the held-out tenth too once the rate is chosen."""
     peer: Literal["", "torch"] = ""
@@ -101,14 +103,20 @@ class Arguments:
     """Folder of `results.jsonl` and of the run in hand."""
 
 
-def config_of(work: Work, data: str, start: str, rate: float, seed: int) -> RunConfig:
+def config_of(
+    work: Work, data: str, start: str, rate: float, seed: int, *, pooling: str = "first"
+) -> RunConfig:
     """The config of one fine-tuning."""
     kind = "json" if work.task == "question_answering" else "tsv"
     train, test = (str(pathlib.Path(data, work.folder, f"{name}.{kind}.gz")) for name in ("train", "dev"))
-    return tasks.configure(
+    config = tasks.configure(
         work.task, "fine_tune", start=(start,), steps=work.steps, train=(train,), test=(test,),
         learning_rate=rate, seed=seed, **work.changes,
     )  # fmt: skip
+    if pooling == "first" or work.task != "sequence_classification":
+        return config
+    without = {"pooler": False} if "pooler" in field_names(config.model) else {}
+    return config.with_values(classifier_pooling=pooling, **without)
 
 
 def fine_tune(config: RunConfig, folder: pathlib.Path) -> dict[str, Any]:
@@ -228,12 +236,16 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         work = WORK[known]
         work = work._replace(steps=arguments.steps or work.steps)
         key = dict(start=name, set=known, steps=work.steps, rate=rate, seed=seed, peer=peer)
+        pooling = arguments.pooling if work.task == "sequence_classification" else "first"
+        also = {"refit": (refit, False), "pooling": (pooling, "first")}
         for row in done:
-            if all(row.get(n) == value for n, value in key.items()) and row.get("refit", False) == refit:
+            if all(row.get(n) == value for n, value in key.items()) and all(
+                row.get(n, default) == value for n, (value, default) in also.items()
+            ):
                 return row
-        key |= {"refit": True} if refit else {}
+        key |= {n: value for n, (value, default) in also.items() if value != default}
         print(json.dumps(key), file=sys.stderr, flush=True)
-        config = config_of(work, arguments.data, start, rate, seed)
+        config = config_of(work, arguments.data, start, rate, seed, pooling=pooling)
         if refit:
             # A split without an example cannot be; the thousandth says nothing, so the last step is kept.
             config = config.with_values(held_out=0.001, keep="last")
@@ -253,6 +265,8 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
             raise UserError(f"`starts` {name!r}: write NAME=FOLDER")
         for known in arguments.only if arguments.peer else ():
             check_peer(known, start)
+    if arguments.peer and arguments.pooling != "first":
+        raise UserError("`peer` torch reads classes from the first token: leave `pooling` out")
     for name, _, start in starts:
         for known in arguments.only:
             metric = f"validation_{WORK[known].metric}"

@@ -9,8 +9,9 @@ import pytest
 
 from tests.cases import others_long
 from tests.commands.in_process import call
-from transformer_jax import load
+from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
+from transformer_jax.errors import UserError
 from transformer_jax.training.run_folder import read_config
 
 SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)
@@ -337,6 +338,20 @@ def test_the_length_of_an_answer_and_the_stride_are_chosen(runs):
         done = call(answer.main, "--run-dir", runs / "answer", "--text", text, *flags)
         lengths.append(len(json.loads(done.stdout)["answer"].split()))
     assert lengths[0] == 1 < lengths[1]
+
+
+def test_classes_are_read_from_the_mean_of_the_states(runs, data, tmp_path):
+    train = ("--start-from", runs / "pretrain", "--train", data / "label.tsv", "--no-pooler", "--steps", 2)
+    mean = (*train, "--classifier-pooling", "mean", "--run-dir", tmp_path / "run")
+    done = call(classify.main, *mean)
+    assert done.returncode == 0, done.stderr
+    run = load(tmp_path / "run")
+    assert (run.model.config.classifier_pooling, run.model.encoder.pooler) == ("mean", None)
+    alone, *_, beside = run.classify(["a film", "the film number 7 is good " * 3, "a film"])
+    assert alone.probabilities == pytest.approx(beside.probabilities, abs=1e-6)
+    with pytest.raises(UserError, match="reads the mean of a text's states has no published format"):
+        pretrained.save(tmp_path / "folder", run.model, run.processor)
+    assert "--pooler off, or choose another --classifier-pooling" in refused(classify, *train)
 
 
 def test_sizes_and_case_beside_a_start_are_refused(runs, data):

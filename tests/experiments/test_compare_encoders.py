@@ -25,10 +25,11 @@ def test_rows_are_kept_and_a_refit_takes_the_chosen_rate(tmp_path, monkeypatch, 
     rows = [f"the film is {word} {n}\t{label}" for n in range(5) for label in WORDS for word in WORDS[label]]
     for name in ("train", "dev"):
         (tmp_path / "sst2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    config_of = compare_encoders.config_of
+    config_of, read = compare_encoders.config_of, []
 
-    def of_plain_files(work, data, *rest):
-        config = config_of(work, data, *rest)
+    def of_plain_files(work, data, *rest, **how):
+        config = config_of(work, data, *rest, **how)
+        read.append((config.model.classifier_pooling, config.model.pooler))
         plain = {
             name: tuple(p.removesuffix(".gz") for p in getattr(config.task, name)) for name in ("train", "test")
         }
@@ -54,6 +55,9 @@ def test_rows_are_kept_and_a_refit_takes_the_chosen_rate(tmp_path, monkeypatch, 
     again = kept()
     assert again[:3] == first, "what stands there is not trained again"
     assert [(row["rate"], row["seed"], row["refit"]) for row in again[3:]] == [(best, 0, True), (best, 1, True)]
+    compare_encoders.main([*command, "--pooling", "mean", "--seeds", "1"])
+    assert [row.get("pooling") for row in kept()[5:]] == ["mean", "mean"]
+    assert read == [("first", True)] * 5 + [("mean", False)] * 2
     assert not list((tmp_path / "runs").glob("tiny*")), "runs are removed"
 
 
@@ -64,10 +68,14 @@ def test_rows_are_kept_and_a_refit_takes_the_chosen_rate(tmp_path, monkeypatch, 
         ("tiny=tiny,leave_out=.*", "mrpc", "starts from a published folder"),
         ("tiny=tiny", "mrpc", "starts from a published folder"),
         ("tiny", "mrpc", "write NAME=FOLDER"),
+        ("tiny=FOLDER", "mrpc", "reads classes from the first token"),
     ],
 )
 def test_what_torch_cannot_train_is_said_first(start, known, message, tmp_path):
     command = ["--data", str(tmp_path), "--starts", start, "--only", known, "--peer", "torch"]
+    if start == "tiny=FOLDER":
+        (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+        command[3:4] = [f"tiny={tmp_path}", "--pooling", "max"]
     with pytest.raises(UserError, match=message):
         compare_encoders.main([*command, "--runs-dir", str(tmp_path / "runs")])
     assert not (tmp_path / "runs" / "results.jsonl").exists()

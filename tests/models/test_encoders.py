@@ -126,7 +126,8 @@ def test_every_token_sees_every_other(name):
 
 CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, activation="relu", norm_epsilon=0.1,
                vocab_size=200, classes=7, dtype="bfloat16", vocab_multiple=64, token_types=3,
-               padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours")  # fmt: skip
+               padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours",
+               classifier_pooling="mean")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", others_long(NAMES))
@@ -147,7 +148,8 @@ def test_every_field_of_a_config_matters(name):
         return model(tokens, mask=mask), model(tokens, dropout_key=jax.random.key(0))
 
     config = config_of("masked_lm", name)
-    read_by = {"classifier_dropout": "sequence_classifier", "reader_dropout": "span_predictor"}
+    read_by = {"reader_dropout": "span_predictor"}
+    read_by |= dict.fromkeys(("classifier_dropout", "classifier_pooling"), "sequence_classifier")
     # The smaller kinds are enough for most fields; the last ones have the classes and the generator.
     kinds = ("masked_lm", "sequence_classifier", *(["replaced_token"] if name == "electra" else []))
     shapes_of = {kind: shapes(config, kind) for kind in kinds}
@@ -160,10 +162,45 @@ def test_every_field_of_a_config_matters(name):
             assert not same, f"{changed} is computed as without {field.name}"
 
 
-def test_bert_without_a_pooler_classifies_nothing():
+def test_bert_without_a_pooler_classifies_no_first_token():
     model = model_of("sequence_classifier", "bert", pooler=False)
     with pytest.raises(ValueError, match="no pooler"):
         model(inputs("bert")[0])
+
+
+REDUCTIONS = {"first": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}
+DENSE = {
+    "bert": np.tanh,
+    "roberta": np.tanh,
+    "electra": functools.partial(jax.nn.gelu, approximate=False),
+    "distilbert": jax.nn.relu,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "pooling"),
+    [
+        *((name, {}, pooling) for name in NAMES for pooling in REDUCTIONS),
+        *(("bert", {"pooler": False}, pooling) for pooling in ("mean", "max")),
+    ],
+)
+def test_what_classes_are_read_from(name, own, pooling):
+    """The head by hand, on the real tokens' states alone."""
+    model = model_of("sequence_classifier", name, classifier_pooling=pooling, **own)
+    tokens, types, mask = inputs(name)
+    states = np.asarray(forward(model.encoder, tokens, types=types, mask=mask))
+    vectors = np.stack([REDUCTIONS[pooling](x[:n]) for x, n in zip(states, LENGTHS, strict=True)])
+    dense = model.encoder.pooler if name == "bert" else model.pooling
+    if dense is not None:
+        vectors = np.asarray(DENSE[name](vectors @ dense.kernel[...] + dense.bias[...]))
+    expected = vectors @ model.head.kernel[...] + model.head.bias[...]
+    found = forward(model, tokens, types=types, mask=mask)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    lengths = forward(model, tokens, types=types, mask=jnp.array(LENGTHS))
+    np.testing.assert_array_equal(lengths, found)
+    (alone,) = forward(model, tokens[1:2], types=None if types is None else types[1:2],
+                       segments=mask[1:2].astype(jnp.int32))  # fmt: skip
+    np.testing.assert_allclose(alone, found[1], atol=2e-6)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)

@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar, Literal
 
-from transformer_jax.layers.feed_forward import ACTIVATIONS
-from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
+from transformer_jax.models.config_checks import check_encoder_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import MaskedLM, SequenceClassifier, SpanPredictor, TokenClassifier
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.text_encoder import TextEncoder
@@ -30,9 +29,12 @@ class BertConfig(Presets):
       dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
       classifier_dropout: in front of a head with classes; None is `dropout`.
+      classifier_pooling: which state the classes of a text are read from: of its first token, as published, or
+        the mean or the maximum of all its states.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
-      pooler: a dense layer with tanh on the first token, which next sentences and classes are read from.
+      pooler: a dense layer with tanh on the first token, which next sentences and classes are read from;
+        classes with another `classifier_pooling` need none.
       classes: of a classifier's head; 0 takes what the data has.
       dtype: compute dtype; parameters, softmax and logits are float32.
       vocab_multiple: the embedding table is padded inside to a multiple of this.
@@ -53,6 +55,7 @@ class BertConfig(Presets):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None
+    classifier_pooling: Literal["first", "mean", "max"] = "first"
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
     pooler: bool = True
@@ -77,7 +80,7 @@ class BertConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
+        check_encoder_choices(self)
         check_encoder_sizes(self)
 
     @property

@@ -1,12 +1,14 @@
-"""What every decoder's config is held to when it is made."""
+"""What every config is held to when it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.position_configs import Positions, parse_positions
 from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.layers.text_pooling import POOLINGS
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -44,6 +46,20 @@ def check_sizes(config: Any, *, head_width: int | None = None) -> None:
             f"and heads of kv_heads {config.kv_heads}"
         )
     check_dropout(config)
+
+
+def check_encoder_choices(config: Any) -> None:
+    """That what a text encoder's config chooses by name is known.
+
+    Raises:
+      ValueError: a value outside its choices.
+    """
+    check_choices(
+        config,
+        activation=tuple(ACTIVATIONS),
+        classifier_pooling=POOLINGS,
+        initial_values=("normal", "neighbours"),
+    )
 
 
 def check_encoder_sizes(config: Any) -> None:

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.models.bert import bert_size
-from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
+from transformer_jax.models.config_checks import check_encoder_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import MaskedLM, SequenceClassifier, SpanPredictor, TokenClassifier
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.text_encoder import TextEncoder
@@ -28,6 +27,8 @@ class DistilBertConfig(Presets):
       dropout: on the embeddings, on what each sub-layer adds, and in front of a tagger's head.
       attention_dropout: on the attention weights.
       classifier_dropout: in front of the head of a text's classes; None is `dropout`.
+      classifier_pooling: which state the classes of a text are read from: of its first token, as published, or
+        the mean or the maximum of all its states.
       reader_dropout: in front of the head of answers; None is `dropout`.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
@@ -50,6 +51,7 @@ class DistilBertConfig(Presets):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None
+    classifier_pooling: Literal["first", "mean", "max"] = "first"
     reader_dropout: float | None = None
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
@@ -68,7 +70,7 @@ class DistilBertConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
+        check_encoder_choices(self)
         check_encoder_sizes(self)
 
     @property

@@ -11,7 +11,7 @@ from flax import nnx
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.mimetic_initialization import add_identity
-from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
+from transformer_jax.models.config_checks import check_encoder_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import (
     EncoderWithHead,
     MaskedLM,
@@ -56,6 +56,8 @@ class ElectraConfig(Presets):
       dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
       classifier_dropout: in front of a head with classes; None is `dropout`.
+      classifier_pooling: which state the classes of a text are read from: of its first token, as published, or
+        the mean or the maximum of all its states.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       classes: of a classifier's head; 0 takes what the data has.
@@ -80,6 +82,7 @@ class ElectraConfig(Presets):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None
+    classifier_pooling: Literal["first", "mean", "max"] = "first"
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
     classes: int = 0
@@ -99,7 +102,7 @@ class ElectraConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
+        check_encoder_choices(self)
         check_encoder_sizes(self)
         if not 0 < self.generator_size <= 1:
             raise ValueError(f"generator_size={self.generator_size} must be above 0 and at most 1")

@@ -14,6 +14,8 @@ from transformer_jax.layers.embedding import TokenEmbedding, count_without_paddi
 from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.mimetic_initialization import add_identity
 from transformer_jax.layers.norms import layer_norm
+from transformer_jax.layers.text_pooling import pooled
+from transformer_jax.layers.visibility import real_tokens
 from transformer_jax.models.text_encoder import TextEncoder, dense
 
 
@@ -134,9 +136,10 @@ class MaskedLM(EncoderWithHead):
 
 
 class SequenceClassifier(EncoderWithHead):
-    """Logits of a text's classes, or one score, from the state of its first token.
+    """Logits of a text's classes, or one score, from the state of its first token, or what the config names.
 
-    BERT reads its pooler; the others have a dense layer of their own in front of the last one.
+    BERT reads its pooler; the others have a dense layer of their own in front of the last one. BERT without a
+    pooler reads the mean or the maximum itself.
     """
 
     heads = ("pooling", "head")
@@ -147,19 +150,30 @@ class SequenceClassifier(EncoderWithHead):
         self.pooling = dense(config, config.width, config.width, rngs) if own else None
         self.head = dense(config, config.width, max(1, config.classes), rngs)
 
-    def logits(self, states: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-        """States (B, T, D) -> (B, C) float32."""
-        first, rate = states[:, 0], rate_of_classes(self.config)
+    def logits(
+        self, states: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None
+    ) -> jax.Array:
+        """States (B, T, D) -> (B, C) float32.
+
+        Args:
+          states: of texts.
+          dropout_key: dropout is on where given.
+          real: (B, T) True at tokens, False at padding; None where there is none.
+        """
+        real = jnp.ones(states.shape[:2], bool) if real is None else real
+        state = pooled(states, real, self.config.classifier_pooling).astype(states.dtype)
+        rate = rate_of_classes(self.config)
         before, behind = _split(dropout_key)
         if self.pooling is None:
-            pooled = self.encoder.pooled(first)
+            if self.config.pooler or self.config.classifier_pooling == "first":
+                state = self.encoder.pooled(state)
         else:
             # As published: DistilBERT alone has no dropout in front of its dense layer.
             activation = self.body.classifier_activation
             assert activation is not None
             before = None if activation == "relu" else before
-            pooled = ACTIVATIONS[activation](self.pooling(dropout(first, rate, before)))
-        return self.head(dropout(pooled, rate, behind)).astype(jnp.float32)
+            state = ACTIVATIONS[activation](self.pooling(dropout(state, rate, before)))
+        return self.head(dropout(state, rate, behind)).astype(jnp.float32)
 
     def __call__(
         self,
@@ -169,11 +183,13 @@ class SequenceClassifier(EncoderWithHead):
         return_weights: bool = False,
         **where: Any,
     ):
-        """Logits (B, C) float32; see `EncoderWithHead.__call__`."""
+        """Logits (B, C) float32 of a text a row; see `EncoderWithHead.__call__`."""
         body_key, head_key = _split(dropout_key)
         found = self.encoder.hidden_states(tokens, dropout_key=body_key, return_weights=return_weights, **where)
         states, weights = found if return_weights else (found, None)
-        logits = self.logits(states, head_key)
+        mask, segments = where.get("mask"), where.get("segments")
+        real = real_tokens(mask, tokens.shape[1]) if mask is not None else None
+        logits = self.logits(states, head_key, real=segments != 0 if segments is not None else real)
         return (logits, weights) if return_weights else logits
 
 

@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.visibility import real_tokens
 from transformer_jax.models.bert import bert_size
-from transformer_jax.models.config_checks import check_choices, check_encoder_sizes
+from transformer_jax.models.config_checks import check_encoder_choices, check_encoder_sizes
 from transformer_jax.models.encoder_heads import MaskedLM, SequenceClassifier, SpanPredictor, TokenClassifier
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.text_encoder import TextEncoder
@@ -31,6 +30,8 @@ class RobertaConfig(Presets):
       dropout: on the embeddings and on what each sub-layer adds.
       attention_dropout: on the attention weights.
       classifier_dropout: in front of a head with classes; None is `dropout`.
+      classifier_pooling: which state the classes of a text are read from: of its first token, as published, or
+        the mean or the maximum of all its states.
       activation: of the feed-forward layers; any name of `ACTIVATIONS`.
       norm_epsilon: of the layer normalisations.
       pooler: a dense layer with tanh on the first token; none of RoBERTa's own tasks reads it.
@@ -55,6 +56,7 @@ class RobertaConfig(Presets):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None
+    classifier_pooling: Literal["first", "mean", "max"] = "first"
     activation: str = "gelu"
     norm_epsilon: float = 1e-5
     pooler: bool = False
@@ -71,7 +73,7 @@ class RobertaConfig(Presets):
     }
 
     def __post_init__(self):
-        check_choices(self, activation=tuple(ACTIVATIONS), initial_values=("normal", "neighbours"))
+        check_encoder_choices(self)
         check_encoder_sizes(self)
 
     @property

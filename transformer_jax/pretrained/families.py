@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.encoder_heads import SequenceClassifier
 from transformer_jax.pretrained.bert import BERT
 from transformer_jax.pretrained.distilbert import DISTILBERT
 from transformer_jax.pretrained.electra import ELECTRA
@@ -60,6 +61,11 @@ def family_of_model(model: Any) -> Family:
     Raises:
       UserError: no family has this module.
     """
+    if isinstance(model, SequenceClassifier) and model.config.classifier_pooling != "first":
+        raise UserError(
+            f"a classifier that reads the {model.config.classifier_pooling} of a text's states has no "
+            "published format: those of transformers read the first token"
+        )
     every: list[Family] = [family for families in FAMILIES.values() for family in families]
     kind, config = type(model), model.config
     own = [f for f in every if kind is f.module and f.written and f.fits(config)]

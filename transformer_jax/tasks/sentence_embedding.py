@@ -21,17 +21,11 @@ from transformer_jax.distributed.processes import on_every_process, on_first_the
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
 from transformer_jax.layers.losses import cross_entropy
+from transformer_jax.layers.text_pooling import POOLINGS, normalised, pooled
 from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.sequence_classification import split_tables
-from transformer_jax.tasks.trained_encoders import (
-    POOLINGS,
-    TrainedEncoder,
-    check_tokens,
-    inputs_of,
-    normalised,
-    pooled,
-)
+from transformer_jax.tasks.trained_encoders import TrainedEncoder, check_tokens, inputs_of
 from transformer_jax.training.config import RunConfig, Start, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.run_folder import is_run, read_config

@@ -107,8 +107,15 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
       UserError: values that contradict each other.
     """
     fine_tuning.check(config, model_config)
-    if type(model_config) is BertConfig and not model_config.pooler:
-        raise UserError("BERT's classes are read from its pooler: leave out what turns `pooler` off")
+    if (
+        type(model_config) is BertConfig
+        and not model_config.pooler
+        and model_config.classifier_pooling == "first"
+    ):
+        raise UserError(
+            "BERT's classes are read from its pooler: leave out what turns `pooler` off, or choose another "
+            "`classifier_pooling`"
+        )
     return Classes()
 
 

@@ -24,8 +24,9 @@ from transformer_jax.training.trained_model import read_trained
 
 # Fields of a model's config that do not change what its parameters mean; sizes show in their shapes.
 _MEANINGLESS = {
-    "dropout", "attention_dropout", "classifier_dropout", "reader_dropout", "dtype", "max_length", "vocab_size",
-    "vocab_multiple", "classes", "pooler", "generator_size", "stochastic_depth", "initial_values",
+    "dropout", "attention_dropout", "classifier_dropout", "classifier_pooling", "reader_dropout", "dtype",
+    "max_length", "vocab_size", "vocab_multiple", "classes", "pooler", "generator_size", "stochastic_depth",
+    "initial_values",
 }  # fmt: skip
 # What an encoder may have or lack, by the task that it is for, with the head that reads it.
 _OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence)/.*")
