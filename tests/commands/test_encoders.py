@@ -12,6 +12,7 @@ from tests.commands.in_process import call
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
 from transformer_jax.errors import UserError
+from transformer_jax.tasks.trained_heads import TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.run_folder import read_config
 
 SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)
@@ -129,6 +130,27 @@ def test_masks_of_a_stream_are_filled(runs, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 4
     assert "[MASK]" in page.read_text()
+
+
+def test_the_page_is_of_the_network_that_fills_masks_in():
+    """Of ELECTRA the generator, though the discriminator is what a run is for."""
+    shown = pretrain._fill(5).shown
+    assert shown(TrainedElectra("discriminator", None, None, "", "generator")) == "generator"
+    assert shown(TrainedMaskedLM("masked", None)) == "masked"
+
+
+def test_a_page_is_refused_before_anything_is_printed(runs, tmp_path):
+    """A context of several windows has no one page."""
+    text = "how is it?\t" + "the film number 7 is good " * 9
+    flags = ("--run-dir", runs / "answer", "--text", text, "--html", tmp_path / "a.html")
+    assert "more tokens than the model's limit" in refused(answer, *flags)
+
+
+def test_words_are_parted_by_spaces_alone(runs):
+    line = "the film number 7\u00a0000  is\tgood"
+    (found,) = objects(call(tag.main, "--run-dir", runs / "tag", "--text", line, "--json"))
+    assert found["tokens"] == ["the", "film", "number", "7\u00a0000", "is", "good"]
+    assert load(runs / "tag").tag([line]) == [list(zip(found["tokens"], found["tags"], strict=True))]
 
 
 def test_a_run_starts_from_another_and_keeps_its_name(runs, data, tmp_path):

@@ -94,6 +94,20 @@ def test_attention_has_its_tokens(tokenizer, tmp_path):
     assert "[SEP]" in (tmp_path / "page.html").read_text()
 
 
+def test_words_are_shown_as_a_tagger_reads_them():
+    tokenizer = EncoderTokenizer.byte_pairs(["the dog runs, the dog sees"] * 3, 290)
+    model = model_of("roberta", tokenizer.vocab_size)
+    words, text = (
+        next(iter(attention_of_encoder(model, tokenizer, given).values()))
+        for given in (["the", "dog"], "the dog")
+    )
+    assert words.keys == ["<s>", "Ġthe", "Ġdog", "</s>"]
+    assert text.keys[1] != "Ġthe"
+    tokens = jnp.asarray([tokenizer.encode_batch([["the", "dog"]], max_length=19, words=True)[0].ids])
+    _, weights = model.encoder.hidden_states(tokens, return_weights=True)
+    np.testing.assert_allclose(words.weights, weights[0], atol=1e-6)
+
+
 def test_texts_that_cannot_be_shown(tokenizer):
     model = model_of("bert", tokenizer.vocab_size)
     for text, message in ((" ", "empty"), (("a", ""), "empty"), ("the dog " * 20, "more tokens than")):

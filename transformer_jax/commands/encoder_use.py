@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -48,6 +49,7 @@ class Use(NamedTuple):
       answer: from a run and items to an object each.
       line: an object as a person reads it.
       fields: of a run's config that it reads, whose flags go with texts too.
+      shown: the model of a run whose attention a page shows.
     """
 
     kind: Any
@@ -56,6 +58,7 @@ class Use(NamedTuple):
     answer: Callable[[Any, list[Any]], Sequence[Any]]
     line: Callable[[Any], str]
     fields: tuple[str, ...] = ()
+    shown: Callable[[Any], Any] = lambda run: run.model
 
 
 def check(own: Any, text: str | None, name: str = "text") -> None:
@@ -155,19 +158,23 @@ def use(own: Any, how: Use, folder: str, text: str | None) -> None:
                 raise
             first = number * _BATCH + 1
             raise UserError(f"standard input, lines {first} to {first + len(batch) - 1}: {error}") from None
+        if own.html is not None:
+            write_page(how.shown(run), run.processor, batch[0], own.html)
         for found in answers:
             print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)
-        if own.html is not None:
-            write_page(run, batch[0], own.html)
 
 
-def write_page(run: TrainedEncoder, item: Any, path: str) -> None:
-    """The interactive page of a text's attention."""
+def write_page(model: Any, tokenizer: EncoderTokenizer, item: Any, path: str) -> None:
+    """The interactive page of a text's attention; see `attention_of_encoder`.
+
+    Raises:
+      UserError: a text that is longer than the model takes.
+    """
     from transformer_jax.interpretability.sentence import attention_of_encoder
     from transformer_jax.plotting.attention_page import AttentionPage
 
-    title = item if isinstance(item, str) else " | ".join(item)
-    AttentionPage(attention_of_encoder(run.model, run.processor, item), title=title).save(path)
+    title = item if isinstance(item, str) else (" | " if isinstance(item, tuple) else " ").join(item)
+    AttentionPage(attention_of_encoder(model, tokenizer, item), title=title).save(path)
 
 
 def run_dir_of(entry: TaskEntry, parsed: Parsed, command: str) -> pathlib.Path:

@@ -63,7 +63,11 @@ def _fill(top: int) -> Use:
     def line(found: list[dict[str, Any]]) -> str:
         return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)
 
-    return Use((TrainedMaskedLM, TrainedElectra), "fill anything in", lambda run, line: line, answer, line)
+    def shown(run: TrainedMaskedLM | TrainedElectra) -> Any:
+        return run.generator if isinstance(run, TrainedElectra) else run.model  # what fills the masks
+
+    kinds = (TrainedMaskedLM, TrainedElectra)
+    return Use(kinds, "fill anything in", lambda run, line: line, answer, line, shown=shown)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pretrain") -> None:

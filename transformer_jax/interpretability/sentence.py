@@ -101,14 +101,16 @@ def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> 
     }
 
 
-def attention_of_encoder(model: Any, tokenizer: Any, text: str | tuple[str, str]) -> dict[str, AttentionMap]:
+def attention_of_encoder(
+    model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str]
+) -> dict[str, AttentionMap]:
     """The weights with which a text encoder reads a text or a pair: "encoder/self_attention".
 
     Args:
       model: an encoder of the zoo, with or without a head.
       tokenizer: its `EncoderTokenizer`; special tokens are shown, and of a pair the tokens of the second text
         with a mark behind them.
-      text: a text, or two.
+      text: a text, two, or a list of the words of one, as a tagger reads it.
 
     Raises:
       UserError: an empty text, or one longer than the model's limit.
@@ -117,7 +119,7 @@ def attention_of_encoder(model: Any, tokenizer: Any, text: str | tuple[str, str]
     if not all(part.strip() for part in parts):
         raise UserError("the text is empty: give some words")
     limit = model.config.max_length
-    (encoding,) = tokenizer.encode_batch([text], max_length=limit)
+    (encoding,) = tokenizer.encode_batch([text], max_length=limit, words=isinstance(text, list))
     if encoding.cut:
         raise UserError(f"the text has more tokens than the model's limit of {limit}")
     body = getattr(model, "encoder", model)

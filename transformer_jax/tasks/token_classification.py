@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
+from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled, words_of
 from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
@@ -99,7 +99,7 @@ def words_and_tags(table: Table) -> list[tuple[list[str], list[str]]]:
             raise UserError(f"{table.path}: no column {name}")
     found = []
     for row, (words, tags) in enumerate(zip(*(table.columns[name] for name in COLUMNS), strict=True)):
-        pair = words.split(), tags.split()
+        pair = words_of(words), words_of(tags)
         if not pair[0]:
             raise UserError(f"{table.place(row)}: a text of no tokens")
         if len(pair[0]) != len(pair[1]):

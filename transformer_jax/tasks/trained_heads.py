@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.corpora.tables import words_of
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import best_span, question_windows
 from transformer_jax.models.electra import ElectraGenerator
@@ -164,7 +166,11 @@ class TrainedElectra(TrainedEncoder):
         """
         if self.generator is None:
             raise UserError("a discriminator fills nothing in: load the generator's folder")
-        return TrainedMaskedLM(self.generator, self.processor).fill(text, top=top)
+        return self._filler.fill(text, top=top)
+
+    @functools.cached_property
+    def _filler(self) -> TrainedMaskedLM:
+        return TrainedMaskedLM(self.generator, self.processor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +232,7 @@ class TrainedTagger(TrainedEncoder):
         """The words of each text with their tags; the first piece of a word counts.
 
         Args:
-          texts: each a list of words, or a text that is cut at white space.
+          texts: each a list of words, or a text that is cut at spaces, tabs and ends of lines.
 
         Returns:
           For each text (word, tag); words behind the model's limit are left out, and one without a piece has
@@ -239,7 +245,7 @@ class TrainedTagger(TrainedEncoder):
             texts if isinstance(texts, str)
             else [text if isinstance(text, str) else " ".join(text) for text in texts]
         )  # fmt: skip
-        words = [text.split() if isinstance(text, str) else list(text) for text in texts]
+        words = [words_of(text) if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)
         check_tokens(encodings, lambda number: f"text {number + 1}")

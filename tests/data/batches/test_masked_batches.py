@@ -212,3 +212,20 @@ def test_short_documents_are_learned_beside_long_ones(tokenizer):
     np.testing.assert_array_equal(first[short, 2] + second[short, 2], sizes[2:-1])
     assert (first[short, 2] - second[short, 2] <= 1).all()
     assert rows.filled == pytest.approx((first[:, 2] + second[:, 2] + 3).mean() / 64)
+
+
+def test_one_long_document_beside_short_ones(tokenizer):
+    """A piece of the rest would tell by itself that it follows nothing: it is as rare as it is in the text."""
+    words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
+    texts = ["".join(words * 400), "".join(words), "".join(words)]
+    rows = SentencePairs(EncodedDocuments(texts, tokenizer), 33, tokenizer)
+    drawn = np.concatenate([rows.epoch(np.random.default_rng(n)) for n in range(30)])
+    firsts, seconds = np.divmod(drawn // 2, len(rows._pieces))
+    random = drawn % 2 == 1
+    assert random.mean() == pytest.approx(0.5, abs=0.05)
+    np.testing.assert_array_equal(seconds == firsts + 1, ~random)
+    own, other = rows._pieces[firsts, 0], rows._pieces[seconds, 0]
+    share = (rows._pieces[rows._firsts, 0] > 0).mean()
+    assert (other[random & (own == 0)] > 0).mean() == pytest.approx(share, abs=0.01)
+    assert (other[random & (own > 0)] != own[random & (own > 0)]).all()
+    assert (random & (own > 0)).any()

@@ -99,7 +99,8 @@ class SentencePairs:
     is 0 where it follows and 1 where it does not.
 
     A piece has half of a row, and a document that is no longer than that is cut in two. Random pieces are of
-    another document, in a text of one document of another place.
+    another document; those for a document that has more than half of all pieces are of any other place, since
+    the few pieces of the rest would tell by themselves that they follow nothing.
 
     Attributes:
       filled: share of the tokens that are no padding, about.
@@ -111,11 +112,11 @@ class SentencePairs:
 
     def __init__(self, documents: EncodedDocuments, length: int, tokenizer: EncoderTokenizer):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer
-        size, self._several, chosen = (length - 3) // 2, False, None
-        while size >= _SHORTEST and not self._several:
+        size, several, chosen = (length - 3) // 2, False, None
+        while size >= _SHORTEST and not several:
             own = self._cut(size)
-            self._several = len(np.unique(own[0][own[1], 0])) > 1
-            if self._several or (chosen is None and len(own[1]) > 1):
+            several = len(np.unique(own[0][own[1], 0])) > 1
+            if several or (chosen is None and len(own[1]) > 1):
                 chosen = own
             size //= 2
         if chosen is None:
@@ -124,6 +125,8 @@ class SentencePairs:
                 "validation: an empty line ends a document; or set `next_sentence` and `pooler` to false"
             )
         self._pieces, self._firsts = chosen
+        counts = np.bincount(self._pieces[self._firsts, 0])
+        self._most = int(counts.argmax()) if 2 * counts.max() > counts.sum() else None
         self.left_out = len(np.unique(self._pieces[:, 0])) - len(np.unique(self._pieces[self._firsts, 0]))
         sizes = self._pieces[:, 2]
         self.filled = float((sizes[self._firsts] + sizes[self._firsts + 1] + 3).mean() / length)
@@ -143,7 +146,8 @@ class SentencePairs:
         others, own = rng.choice(self._firsts, len(firsts)) + 1, self._pieces[firsts, 0]
 
         def follow() -> np.ndarray:
-            return self._pieces[others, 0] == own if self._several else others == firsts + 1
+            same = self._pieces[others, 0] == own
+            return np.where(own == self._most, others == firsts + 1, same) if self._most is not None else same
 
         while len(same := np.flatnonzero(follow())):
             others[same] = rng.choice(self._firsts, len(same)) + 1

@@ -24,6 +24,11 @@ def _read(path: pathlib.Path) -> str:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
+def words_of(text: str) -> list[str]:
+    """The words between spaces, tabs and ends of lines; other white space, as no-break spaces, is of a word."""
+    return re.findall(r"[^ \t\r\n\f\v]+", text)
+
+
 class Table(NamedTuple):
     """Rows of a file.
 
