@@ -208,7 +208,10 @@ def test_bad_data(data, tmp_path):
     )
     assert "line 3: a text of no tokens" in with_rows([good[0], (" ", "1")])
     assert "line 3: a text of no tokens" in with_rows([good[0], ("\u200b", "1")])
-    assert "no column sentence, or sentence1 and sentence2" in with_rows(good, header=("sentence1", "label"))
+    message = "no column sentence alone, nor sentence1 and sentence2; it has"
+    assert f"{message} sentence1, label" in with_rows(good, header=("sentence1", "label"))
+    rows = [("a", "b", n) for n in (0, 1)]
+    assert f"{message} sentence, sentence2, label" in with_rows(rows, header=("sentence", "sentence2", "label"))
     assert "no header in the first line" in with_rows(good[1:], header=good[0])
     assert "line 3: 1 column(s) where the header has 2" in with_rows([good[0], ("b",)])
     assert "two columns are called label" in with_rows([("a", "0", "1")], header=("sentence", "label", "label"))

@@ -275,6 +275,18 @@ def test_white_space_around_an_answer_is_no_part_of_it(answer, words):
     assert span_in(window, [answer]) == words
 
 
+@pytest.mark.parametrize(
+    ("name", "best"), [("label", "valid_accuracy"), ("labels", "valid_f1"), ("score", "valid_spearman")]
+)
+def test_which_checkpoint_is_best(data, name, best):
+    config = config_of(name, data)
+    entry = entry_of(config)
+    task = entry.prepare(
+        config, entry.objective(config, config.model), mesh=None, stored=None, starts=[], note=print
+    )
+    assert task.best == (best, "max")
+
+
 def test_pairs_are_counted_as_pairs(data):
     config = config_of("vectors", data)
     entry, notes = entry_of(config), []

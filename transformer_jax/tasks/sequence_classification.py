@@ -142,7 +142,9 @@ def texts_of(table: Table) -> list[Any]:
     elif second == "sentence":
         found = list(columns["sentence"])
     else:
-        raise UserError(f"{table.path}: no column sentence, or sentence1 and sentence2")
+        raise UserError(
+            f"{table.path}: no column sentence alone, nor sentence1 and sentence2; it has {', '.join(columns)}"
+        )
     for row, text in enumerate(found):
         if not all(part.strip() for part in ((text,) if isinstance(text, str) else text)):
             raise UserError(f"{table.place(row)}: a text of no tokens")
@@ -240,7 +242,9 @@ class SequenceClassification(FineTuned):
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
         self._target = tokenizer.settings["target"]
-        self.best = ("valid_spearman", "max") if self._target == "score" else ("valid_accuracy", "max")
+        # Every label of a text right is rare at first: F1 tells checkpoints apart before.
+        scores = {"score": "valid_spearman", "labels": "valid_f1"}
+        self.best = scores.get(self._target, "valid_accuracy"), "max"
         super().__init__(config, splits, tokenizer, *rest)
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:

@@ -78,10 +78,10 @@ def asked(text, start, **more):
 
 
 def test_questions(tmp_path):
-    path = write(tmp_path, json.dumps(squad(asked("Rome", 0), asked("x", 9, is_impossible=True))), "a.json.gz")
-    first, second = read_questions(path)
-    assert first.answers == (("Rome", 0),)
-    assert second.answers == ()
+    none = {"id": "q2", "question": "Who?", "answers": []}
+    content = squad(asked("Rome", 0), asked("x", 9, is_impossible=True), none)
+    found = read_questions(write(tmp_path, json.dumps(content), "a.json.gz"))
+    assert [one.answers for one in found] == [(("Rome", 0),), (), ()]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,7 @@ def test_questions(tmp_path):
         ([], "not SQuAD's JSON"),
         (squad({"id": 1}), "not SQuAD's JSON .*'question'"),
         (squad("What?"), "not SQuAD's JSON"),
+        (squad({"id": 8, "question": "What?"}), "question 8: no answers; "),
         (squad(asked(7, 0)), "not SQuAD's JSON .*7 is no text"),
         (squad(asked("Rome", 0), context=None), "not SQuAD's JSON .*None is no text"),
         (squad(asked("Rome", 0, question=None)), "not SQuAD's JSON .*None is no text"),

@@ -163,7 +163,8 @@ def read_questions(path: str) -> list[Question]:
     """SQuAD's JSON (Rajpurkar et al. 2016 and 2018), plain or `.gz`.
 
     Raises:
-      UserError: a file that is missing or of another form, or an answer that is not in its text.
+      UserError: a file that is missing or of another form, a question whose answers are not published, or an
+        answer that is not in its text.
     """
     try:
         content = json.loads(_read(pathlib.Path(path)))
@@ -172,12 +173,18 @@ def read_questions(path: str) -> list[Question]:
         for paragraph in paragraphs:
             context = paragraph["context"]
             for asked in paragraph["qas"]:
-                answers = [] if asked.get("is_impossible") else asked.get("answers", [])
+                question, answers = asked["question"], asked.get("answers")
+                if asked.get("is_impossible"):
+                    answers = []
+                if answers is None:
+                    raise UserError(
+                        f"{path}, question {asked['id']}: no answers; where its text has none, write an empty list"
+                    )
                 own = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
-                for text in (context, asked["question"], *(text for text, _ in own)):
+                for text in (context, question, *(text for text, _ in own)):
                     if not isinstance(text, str):
                         raise TypeError(f"{text!r} is no text")
-                found.append(Question(str(asked["id"]), asked["question"], context, own))
+                found.append(Question(str(asked["id"]), question, context, own))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
