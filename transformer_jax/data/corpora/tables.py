@@ -178,7 +178,7 @@ def read_questions(path: str) -> list[Question]:
                     answers = []
                 if answers is None:
                     raise UserError(
-                        f"{path}, question {asked['id']}: no answers; where its text has none, write an empty list"
+                        f"{path}, question {asked['id']}: no answers; if its text has none, write an empty list"
                     )
                 own = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
                 for text in (context, question, *(text for text, _ in own)):
