@@ -11,6 +11,7 @@ from flax import nnx
 from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
+from transformer_jax.data.corpora.tables import Question
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import encoder_batches
@@ -24,7 +25,7 @@ from transformer_jax.pretrained import save as save_folder
 from transformer_jax.tasks.fine_tuning import FineTuned
 from transformer_jax.tasks.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.pretraining import Pretraining
-from transformer_jax.tasks.question_answering import span_in
+from transformer_jax.tasks.question_answering import span_in, split_questions
 from transformer_jax.tasks.replaced_token_detection import ReplacedTokens
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
@@ -285,6 +286,21 @@ def test_which_checkpoint_is_best(data, name, best):
         config, entry.objective(config, config.model), mesh=None, stored=None, starts=[], note=print
     )
     assert task.best == (best, "max")
+
+
+def test_questions_on_one_text_are_held_out_together():
+    def asked(*contexts):
+        return [Question(str(n), "what?", context, ()) for n, context in enumerate(contexts)]
+
+    kept, left = split_questions(asked(*"aabbbcddd"), 0.5)
+    assert len(kept) + len(left) == 9
+    texts, others = ({one.context for one in part} for part in (kept, left))
+    assert len(texts) == len(others) == 2
+    assert not texts & others
+    kept, left = split_questions(asked(*"aaaaa"), 0.2)
+    assert [len(kept), len(left)] == [4, 1]
+    with pytest.raises(UserError, match="one example"):
+        split_questions(asked("a"), 0.2)
 
 
 def test_pairs_are_counted_as_pairs(data):

@@ -148,6 +148,28 @@ class QuestionAnswering(FineTuned):
         yield from answer_scores(found, [[text for text, _ in one.answers] for one in self._data[name]])
 
 
+def split_questions(questions: Sequence[Question], share: float) -> tuple[list[Question], list[Question]]:
+    """(questions to train on, those that are held out), which are on other texts unless there is one alone.
+
+    Args:
+      questions: to part.
+      share: of the texts that are held out.
+
+    Raises:
+      UserError: a single question.
+    """
+    # Questions on one text share its words.
+    numbers = {text: n for n, text in enumerate(dict.fromkeys(one.context for one in questions))}
+    groups = [numbers[one.context] for one in questions] if len(numbers) > 1 else list(range(len(questions)))
+    _, held = fine_tuning.held_out(np.arange(max(groups) + 1), share)
+    outside = set(held.tolist())
+    kept: list[Question] = []
+    left: list[Question] = []
+    for group, one in zip(groups, questions, strict=True):
+        (left if group in outside else kept).append(one)
+    return kept, left
+
+
 def prepare(config, objective, *, mesh, stored, starts, note):
     """Opens the data and makes batches; see `TaskEntry.prepare`."""
     task: QuestionAnsweringConfig = config.task
@@ -174,12 +196,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
             longest=task.longest,
         )
         if valid is None:
-            # Whole texts are held out: questions on one share its words.
-            contexts = list(dict.fromkeys(one.context for one in train))
-            _, held = fine_tuning.held_out(np.arange(len(contexts)), task.held_out)
-            outside = {contexts[n] for n in held}
-            valid = [one for one in train if one.context in outside]
-            train = [one for one in train if one.context not in outside]
+            train, valid = split_questions(train, task.held_out)
         train = [train[n] for n in fine_tuning.sampled(len(train), task.examples)]
         splits = train, valid, test
         return QuestionAnswering(config, splits, tokenizer, mesh, note, fine_tuning.fingerprint_of(splits))
