@@ -146,11 +146,14 @@ def test_a_page_is_refused_before_anything_is_printed(runs, tmp_path):
     assert "more tokens than the model's limit" in refused(answer, *flags)
 
 
-def test_words_are_parted_by_spaces_alone(runs):
+def test_words_are_parted_by_spaces_alone(runs, tmp_path):
     line = "the film number 7\u00a0000  is\tgood"
     (found,) = objects(call(tag.main, "--run-dir", runs / "tag", "--text", line, "--json"))
     assert found["tokens"] == ["the", "film", "number", "7\u00a0000", "is", "good"]
     assert load(runs / "tag").tag([line]) == [list(zip(found["tokens"], found["tags"], strict=True))]
+    page = ("--html", tmp_path / "a.html")
+    done = call(tag.main, "--run-dir", runs / "tag", "--text", "good \u00a0 film", *page)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_starts_from_another_and_keeps_its_name(runs, data, tmp_path):
@@ -196,6 +199,8 @@ def test_bad_data(data, tmp_path):
     assert "train.tsv, line 3: no label" in with_rows([("a", "0"), ("b", " "), ("c", "1")], valid=good)
     assert "valid.tsv, line 2: no label" in with_rows(good, valid=[("b", " "), ("c", "1")])
     assert "no row has a label" in with_rows([("a", " "), ("b", "")])
+    same = [("a", "2.5"), ("b", "2.5")]
+    assert "every score is '2.5'" in with_rows(same, header=("sentence", "score"))
     assert "the column labels has 'x' alone, and several labels" in with_rows(
         [("a", "x"), ("b", "")], header=("sentence", "labels")
     )
@@ -348,6 +353,11 @@ def test_bad_use(data, runs, tmp_path):
         (pretrain, ("--fill", "a [MASK]", "--context", 9), "--context is for training"),
         (embed, ("--text", "a film", "--seed", 1), "--seed is for training"),
         (answer, ("--text", "how is it?\ta film", "--longest", 1, "--stride", 40), "from 0 to 24"),
+        (tag, ("--text", "a film", "--mesh", "data=2"), "--mesh is for training"),
+        (classify, ("--text", "a film", "--model", "roberta"), "which is no --model of that name"),
+        (classify, ("--text", "a film", "--dry-run"), "--dry-run plans a training, and --text or --stdin is"),
+        (pretrain, ("--fill", "a [MASK]", "--top", 0), "--top 0 must be at least 1"),
+        (embed, ("--text", "a film", "--weights", "b"), "--weights and --run-dir both name the model"),
     ],
 )
 def test_flags_without_effect_are_refused(runs, command, flags, message):
@@ -377,6 +387,32 @@ def test_classes_are_read_from_the_mean_of_the_states(runs, data, tmp_path):
     with pytest.raises(UserError, match="reads the mean of a text's states has no published format"):
         pretrained.save(tmp_path / "folder", run.model, run.processor)
     assert "--pooler off, or choose another --classifier-pooling" in refused(classify, *train)
+    # A start goes on as it was, and so does its head for the same classes alone.
+    again = ("--start-from", tmp_path / "run", "--learning-rate", 0, "--steps", 1)
+    done = call(classify.main, *again, "--train", data / "label.tsv", "--run-dir", tmp_path / "same")
+    assert "fresh" not in done.stderr
+    same = load(tmp_path / "same")
+    assert (same.model.config.classifier_pooling, same.model.encoder.pooler) == ("mean", None)
+    np.testing.assert_array_equal(same.model.head.kernel[...], run.model.head.kernel[...])
+    rows = [line.split("\t") for line in (data / "label.tsv").read_text().splitlines()[1:]]
+    named = table(tmp_path, "named", ("sentence", "label"), [(t, ("pos", "neg")[int(k)]) for t, k in rows])
+    done = call(classify.main, *again, "--seed", 1, "--train", named, "--run-dir", tmp_path / "other")
+    assert "its head begins fresh, for other classes" in done.stderr
+    head = load(tmp_path / "other").model.head.kernel[...]
+    assert np.abs(head - run.model.head.kernel[...]).max() > 1e-3
+    # A tagger has no classes of texts.
+    done = call(tag.main, *again, "--train", data / "tags.tsv", "--run-dir", tmp_path / "tags")
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "tags").model.config.classifier_pooling == "first"
+    pooling = ("--classifier-pooling", "max", "--run-dir", tmp_path / "none")
+    assert "this task has none of" in refused(tag, "--train", data / "tags.tsv", *TINY, *pooling)
+    assert "this task has none of" in refused(pretrain, "--text", data / "text.txt", *pooling)
+
+
+def test_texts_longer_than_the_positions_of_a_start_are_refused(runs, data, tmp_path):
+    train = ("--start-from", runs / "pretrain", "--train", data / "label.tsv", "--max-length", 384)
+    message = refused(classify, *train, "--run-dir", tmp_path / "run")
+    assert "has positions for 128 tokens: --max-length 384 is above them" in message
 
 
 def test_sizes_and_case_beside_a_start_are_refused(runs, data):
@@ -398,6 +434,7 @@ def test_a_run_goes_on_whose_start_is_gone(runs, data, tmp_path, command, file):
     assert done.returncode == 0, done.stderr
     second = json.loads((tmp_path / "run/results.json").read_text())
     assert {n for n in first if first[n] != second[n]} <= {"seconds"}
+    assert "no such file" in refused(command, *again, "--preset", "large", "--run-dir", tmp_path / "run")
     # Another run needs the folder.
     assert "no such file" in refused(command, *again, "--run-dir", tmp_path / "new")
     assert "no such file" in refused(command, *again, "--model", "electra", "--run-dir", tmp_path / "run")

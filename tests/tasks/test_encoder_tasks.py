@@ -11,6 +11,7 @@ from flax import nnx
 from tests.cases import others_long
 from tests.runs import train
 from transformer_jax import tasks
+from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Question
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
@@ -367,6 +368,16 @@ def test_many_texts_share_rows(trained, pooling, monkeypatch):
     filled = np.mean([(batch["segments"] > 0).mean() for _, batch in shared[:-1]])
     assert filled > 0.9
     assert max(batch["segments"].max() for _, batch in shared) > 3
+
+
+@pytest.mark.parametrize("length", [9, 16, 17, 51, 60, 63, 64])
+def test_a_row_has_no_more_texts_than_places(length):
+    """Also of models whose limit is no multiple of the places."""
+    short = Example(np.array([2, 5, 3], np.int32), np.zeros(3, np.int32), {})
+    batches = list(encoder_batches._shared_rows([short] * 2_000, length, 0))
+    assert sum(len(texts) for texts, _ in batches) > 1_000
+    for texts, batch in batches:
+        assert max(place for *_, place in texts) + 1 == batch["segments"].max() <= encoder_batches.SHARING
 
 
 @pytest.mark.parametrize(

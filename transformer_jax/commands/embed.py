@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
+    encoder_use.check(own, own.text)
     if planned(ENTRY, parsed, answers=own.text is not None or own.stdin):
         return
-    encoder_use.check(own, own.text)
     if own.similarity is not None and not own.stdin:
         raise UserError("`similarity` draws the texts of `stdin`: give it too")
     if own.normalise is not None and (own.similarity is not None or (own.text is None and not own.stdin)):
@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
     task = parsed.config.task
     if own.text is not None or own.stdin:
         folder = own.weights or own.run_dir
+        if own.weights is not None and own.run_dir is not None:
+            raise UserError("`weights` and `run_dir` both name the model: give one of them")
         if folder is None:
             raise UserError("name the model with `weights`")
         parsed.check_no_training(read=("pooling",))
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
         if own.similarity is not None:
             draw_similarity(folder, own.similarity, pooling)
             return
-        use(own, _use(own, pooling), folder, own.text)
+        use(parsed, _use(own, pooling), folder, own.text)
         return
     if own.weights is not None:
         raise UserError(

@@ -74,6 +74,10 @@ def check(own: Any, text: str | None, name: str = "text") -> None:
     """
     if text is not None and own.stdin:
         raise UserError(f"`{name}` and `stdin` contradict each other: give one of them")
+    if own.dry_run and (text is not None or own.stdin):
+        raise UserError(
+            f"`dry_run` plans a training, and `{name}` or `stdin` is for a trained run: give one of them"
+        )
     if own.html is not None and text is None:
         raise UserError(f"`html` shows the text of `{name}`: give one")
     if own.html is not None:
@@ -129,15 +133,18 @@ def columns(line: str, names: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def use(own: Any, how: Use, folder: str, text: str | None) -> None:
+def use(parsed: Parsed, how: Use, folder: str, text: str | None) -> None:
     """Answers `text`, or the lines of standard input, with the model of a folder.
 
     Raises:
-      UserError: a folder of another kind, or a text that the model does not take.
+      UserError: a folder of another kind or model, or a text that the model does not take.
     """
-    run = load(folder)
+    own, run = parsed.own, load(folder)
     if not isinstance(run, how.kind):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not {how.does}")
+    config = getattr(run.model.config, "encoder", run.model.config)
+    if "model" in parsed.named and type(config) is not type(parsed.config.model):
+        raise UserError(f"{folder} holds a {type(run.model).__name__}, which is no `model` of that name")
 
     def items() -> Iterator[Any]:
         if text is not None:
@@ -205,16 +212,16 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(entry, argv, flags, prog=prog, description=description)
     own: Arguments = parsed.own
+    check(own, own.text)
     if planned(entry, parsed, answers=own.text is not None or own.stdin):
         return
-    check(own, own.text)
     used = how(parsed)
     if own.text is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
         parsed.check_no_training(read=used.fields)
         if is_first():
-            use(own, used, own.run_dir, own.text)
+            use(parsed, used, own.run_dir, own.text)
         return
     parsed.execution.processes.join()
     command = prog.split()[-1].rpartition(".")[2]  # of "transformer-jax tag" and "python -m experiments.tag"

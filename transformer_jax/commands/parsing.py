@@ -68,7 +68,7 @@ class Parsed(NamedTuple):
     named: frozenset[str]
 
     def check_no_training(self, *, read: Sequence[str] = ()) -> None:
-        """Checks that a trained run, which answers, is given no flag of training.
+        """Checks that a trained run, which answers, is given no flag of training or of how that is computed.
 
         Args:
           read: fields that the answers read.
@@ -76,10 +76,9 @@ class Parsed(NamedTuple):
         Raises:
           UserError: the first flag that would be without effect.
         """
-        config = self.config
-        fields = {
-            name for part in (config.task, config.model, config.optimization) for name in field_names(part)
-        }
+        config, execution = self.config, self.execution
+        parts = (config.task, config.model, config.optimization, execution, execution.compute)
+        fields = {name for part in parts for name in field_names(part)}
         idle = self.named & (fields | {"start", "trainable", "seed", "preset", "recipe"}) - {*read}
         if idle:
             raise UserError(
@@ -149,8 +148,10 @@ def _begun(entry: TaskEntry, keywords: Mapping[str, Any], run_dir: str | None) -
     A run that has begun never opens its starts again.
     """
     starts = tuple(Start.parse(text) for text in keywords.get("start", ()))
-    gone = [start for start in starts if not pathlib.Path(start.folder).exists()]
-    if not gone or run_dir is None or not is_run(run_dir) or read_config(run_dir)["task"] != entry.name:
+    gone = any(not pathlib.Path(start.folder).exists() for start in starts)
+    if not gone or "preset" in keywords or run_dir is None or not is_run(run_dir):
+        return None
+    if read_config(run_dir)["task"] != entry.name:
         return None
     stored = read_run(run_dir, {entry.name: entry})
     same = stored.run.start == starts and keywords.get("model", stored.model) == stored.model

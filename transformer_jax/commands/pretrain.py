@@ -76,15 +76,15 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     entry = entry_of(argv)
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
+    encoder_use.check(own, own.fill, "fill")
     if planned(entry, parsed, answers=own.fill is not None or own.stdin):
         return
-    encoder_use.check(own, own.fill, "fill")
     if own.fill is not None or own.stdin:
         if own.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
         parsed.check_no_training()
         if is_first():
-            encoder_use.use(own, _fill(own.top), own.run_dir, own.fill)
+            encoder_use.use(parsed, _fill(own.top), own.run_dir, own.fill)
         return
     parsed.execution.processes.join()
     task = parsed.config.task

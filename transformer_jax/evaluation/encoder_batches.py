@@ -61,7 +61,7 @@ class EncoderRunner:
         sizes = [len(examples[n].tokens) for n in order]
         running, begin = [], 0
         while begin < len(order):
-            count, length = _next_batch(sizes[begin:], limit)
+            count, length = _next_batch(sizes, begin, limit)
             numbers = order[begin : begin + count]
             begin += count
             rows = next((r for r in _ROWS if r >= count), count)
@@ -74,15 +74,16 @@ class EncoderRunner:
         return results
 
 
-def _next_batch(sizes: Sequence[int], limit: int) -> tuple[int, int]:
-    """(number of texts of the next batch, its length), for the rising sizes of those that are left."""
-    count, length = 1, _length(sizes[0], limit)
+def _next_batch(sizes: Sequence[int], begin: int, limit: int) -> tuple[int, int]:
+    """(number of texts of the next batch, its length), of rising sizes of which those from `begin` are left."""
+    left = len(sizes) - begin
+    count, length = 1, _length(sizes[begin], limit)
     for rows in _ROWS:
-        if rows > len(sizes):
+        if rows > left:
             # What is left fills a batch up, if it is worth the empty rows.
             longest = _length(sizes[-1], limit)
-            return (len(sizes), longest) if rows * longest <= _TOKENS else (count, length)
-        longest = _length(sizes[rows - 1], limit)
+            return (left, longest) if rows * longest <= _TOKENS else (count, length)
+        longest = _length(sizes[begin + rows - 1], limit)
         if rows * longest > _TOKENS:
             break
         count, length = rows, longest
@@ -140,7 +141,8 @@ def _shared_rows(
     short = [number for number, example in enumerate(examples) if len(example.tokens) <= length]
     sizes = np.array([len(examples[number].tokens) for number in short], np.int32)
     # Besides its tokens each text takes one of a row's places, in units of the same size.
-    members, starts = pack_rows(np.stack([sizes, np.full_like(sizes, length // SHARING)], axis=1), length, 0)
+    places = np.full_like(sizes, -(-length // SHARING))
+    members, starts = pack_rows(np.stack([sizes, places], axis=1), length, 0)
     for begin in range(0, len(starts) - 1, rows):
         own = starts[begin : begin + rows + 1]
         if len(own) - 1 < rows // 2:

@@ -115,7 +115,7 @@ def attention_of_encoder(
     Raises:
       UserError: an empty text, or one longer than the model's limit.
     """
-    parts = (text,) if isinstance(text, str) else text
+    parts = text if isinstance(text, tuple) else (text if isinstance(text, str) else " ".join(text),)
     if not all(part.strip() for part in parts):
         raise UserError("the text is empty: give some words")
     limit = model.config.max_length

@@ -17,13 +17,14 @@ def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
       pooling: "mean", "first" or "max", over the real tokens.
 
     Returns:
-      (B, D) float32.
+      (B, D) float32; of a row of padding alone 0, but for "first".
     """
     states, real = states.astype(jnp.float32), real[..., None]
     if pooling == "first":
         return states[:, 0]
     if pooling == "max":
-        return jnp.where(real, states, jnp.finfo(jnp.float32).min).max(axis=1)
+        largest = jnp.where(real, states, jnp.finfo(jnp.float32).min).max(axis=1)
+        return jnp.where(real.any(axis=1), largest, 0)
     return jnp.where(real, states, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
 
 

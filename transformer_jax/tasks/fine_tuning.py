@@ -18,7 +18,7 @@ from transformer_jax.distributed.mesh import check_rows, rows_here
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
 from transformer_jax.models.registry import MODELS
-from transformer_jax.tasks.trained_encoders import predicted
+from transformer_jax.tasks.trained_encoders import check_no_classes, predicted
 from transformer_jax.training.config import (
     FREE,
     Optimization,
@@ -124,7 +124,10 @@ def fine_tuning(
         choose("preset", preset, models[name].presets)
         config = models[name].preset(preset, 8_000)
     fields = {field.name for field in dataclasses.fields(config)}
-    changes = {n: value for n, value in ({"classes": 0} | changes).items() if n in fields}
+    changes = {"classes": 0} | changes
+    if kind != "sequence_classifier":
+        changes["classifier_pooling"] = "first"  # of a start that classified
+    changes = {n: value for n, value in changes.items() if n in fields}
     config = dataclasses.replace(config, max_length=min(max_length, config.max_length), **changes)
     return RunConfig(
         task=task,
@@ -141,8 +144,8 @@ def fine_tuning(
     )  # fmt: skip
 
 
-def check(config: RunConfig, model_config: Any) -> None:
-    """Checks across the parts of a config.
+def check(config: RunConfig, model_config: Any, *, classifies: bool = False) -> None:
+    """Checks across the parts of a config; `classifies` is whether the head has a text's classes.
 
     Raises:
       UserError: no data is named, or values that contradict each other.
@@ -150,6 +153,8 @@ def check(config: RunConfig, model_config: Any) -> None:
     task: FineTuningConfig = config.task
     if model_config.max_length < _SHORTEST:
         raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
+    if not classifies:
+        check_no_classes(model_config)
     if config.start and not task.lowercase:
         raise UserError(
             "`lowercase` is for a vocabulary that is trained, and a start brings its own: leave it out"

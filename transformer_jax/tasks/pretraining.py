@@ -23,6 +23,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
+from transformer_jax.tasks.trained_encoders import check_no_classes
 from transformer_jax.training.config import FREE, RunConfig, check_accumulation, check_at_least
 from transformer_jax.training.objective import Sums
 from transformer_jax.training.task import Files, processor_of, shared_processor
@@ -89,6 +90,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     task: PretrainingConfig = config.task
     if model_config.max_length < task.context:
         raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
+    check_no_classes(model_config)
     check_accumulation(task.batch_size, config.optimization)
 
 

@@ -76,9 +76,14 @@ def fine_tune(
 
 
 def _has_pooler(start: tuple[str, ...], model: str) -> bool:
-    """BERT's classes are read from its pooler; RoBERTa's head has a dense layer of its own."""
+    """BERT's classes are read from its pooler; RoBERTa's head has a dense layer of its own.
+
+    A start whose classes are read from other states goes on as it was.
+    """
     if start:
-        model = fine_tuning.started_config(start[0].split(",")[0], "sequence_classifier")[0]
+        model, config = fine_tuning.started_config(start[0].split(",")[0], "sequence_classifier")
+        if config.classifier_pooling != "first":
+            return config.pooler
     return model in ("", "bert")
 
 
@@ -106,7 +111,7 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     Raises:
       UserError: values that contradict each other.
     """
-    fine_tuning.check(config, model_config)
+    fine_tuning.check(config, model_config, classifies=True)
     if (
         type(model_config) is BertConfig
         and not model_config.pooler
@@ -178,9 +183,11 @@ def labels_of(table: Table, target: str) -> tuple[str, ...]:
     Raises:
       UserError: a set of one class.
     """
-    if target == "score":
-        return ("score",)
     values = table.columns[target]
+    if target == "score":
+        if len(values) > 1 and len({value.strip() for value in values}) == 1:
+            raise UserError(f"{table.path}: every score is {values[0]!r}: there is nothing to tell apart")
+        return ("score",)
     if target == "labels":
         found = {one for value in values for one in value.split()}
         if len(found) < 2:

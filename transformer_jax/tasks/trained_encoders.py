@@ -36,6 +36,18 @@ def predicted(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     return model(**inputs_of(model, batch))
 
 
+def check_no_classes(model_config: Any) -> None:
+    """That the config of a task without classes of texts does not say what they are read from.
+
+    Raises:
+      UserError: it does.
+    """
+    if getattr(model_config, "classifier_pooling", "first") != "first":
+        raise UserError(
+            "`classifier_pooling` is for classes of texts, which this task has none of: leave it out"
+        )
+
+
 def check_texts(texts: Sequence[Any]) -> None:
     """That texts are a list of them, and none is empty.
 

@@ -87,8 +87,10 @@ class TrainedMaskedLM(TrainedEncoder):
           For each mask the words, the likeliest first.
 
         Raises:
-          UserError: a text without a mask, or more tokens than the model takes.
+          UserError: a text without a mask, or behind what the model takes, or `top` below 1.
         """
+        if top < 1:
+            raise UserError(f"`top` {top} must be at least 1")
         name = self.processor.names["mask"]
         (example,) = self.encoded([text])
         places = np.flatnonzero(example.tokens == self.processor.mask)

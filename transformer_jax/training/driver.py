@@ -94,8 +94,11 @@ def train(
         module = module_of(entry, task.model_config)
         model = make_model(module, task.model_config, seed=config.seed, compute=execution.compute, mesh=mesh)
         if starts:
-            model = on_every_process(functools.partial(started, model, starts))
-            note(f"starting from {', '.join(f'{s.start.folder}, {s.weights}' for s in starts)}")
+            labels = getattr(task.processor, "labels", ())
+            fresh = any(s.of_other_classes(model, labels) for s in starts)
+            model = on_every_process(functools.partial(started, model, starts, labels))
+            heads = "; its head begins fresh, for other classes" if fresh else ""
+            note(f"starting from {', '.join(f'{s.start.folder}, {s.weights}' for s in starts)}{heads}")
         parameters = model.parameter_count
         state, optimizer, shardings = begin(
             objective, config, model, mesh, shard_optimizer=execution.compute.shard_optimizer

@@ -57,10 +57,12 @@ class OpenedStart:
         """Whether the folder holds an encoder with another task's head than the new model has."""
         return self.whole and type(self.model) is not type(model) and _body(self.model) is not None
 
-    def of_other_classes(self, model: Any) -> bool:
-        """Whether it has the head of the new model for another number of classes."""
+    def of_other_classes(self, model: Any, labels: Sequence[str] = ()) -> bool:
+        """Whether it has the head of the new model for other classes, by their number or by their `labels`."""
         there, here = (getattr(config, "classes", 0) for config in (self.model.config, model.config))
-        return self.whole and type(self.model) is type(model) and there != here
+        names = tuple(getattr(self.processor, "labels", ()))
+        other = there != here or bool(names and labels and names != tuple(labels))
+        return self.whole and type(self.model) is type(model) and other
 
     def leaves(self, model: Any) -> dict[str, Any]:
         """The parameters that are copied, by their names in the new model.
@@ -206,21 +208,41 @@ def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
         raise UserError(f"`start` {start.folder} holds another model: {'; '.join(differ[:4])}")
 
 
-def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
+def _check_positions(opened: OpenedStart, more: int) -> None:
+    """That a new model has no more positions than its start."""
+    if more > 0:
+        config = getattr(opened.model.config, "encoder", opened.model.config)
+        raise UserError(
+            f"`start` {opened.start.folder} has positions for {config.max_length} tokens: `max_length` "
+            f"{config.max_length + more} is above them"
+        )
+
+
+def started(model: Any, starts: Sequence[OpenedStart], labels: Sequence[str] = ()) -> Any:
     """A fresh model with the parameters of its starts in their places.
 
+    Args:
+      model: the fresh one.
+      starts: see `open_start`.
+      labels: names of its classes in the order of their numbers; a head for others begins fresh.
+
     Raises:
-      UserError: names that are missing, left over or of another shape, all in one line.
+      UserError: names that are missing, left over or of another shape, all in one line; or longer texts than a
+        start has positions for.
     """
     own, given, problems = named_leaves(model), {}, []
     reads_texts = hasattr(getattr(model.config, "encoder", model.config), "max_length")
     for opened in starts:
         check_same_kind(opened, model.config)
+        other_classes = opened.of_other_classes(model, labels)
         for name, leaf in opened.leaves(model).items():
+            if other_classes and re.fullmatch(r"head/.*", name):
+                continue
             if name in own and own[name].shape != leaf.shape:
-                if opened.of_other_classes(model) and not name.startswith("encoder/"):
+                if other_classes and not name.startswith("encoder/"):
                     continue  # the rest of a head, which begins fresh
                 if reads_texts and name.endswith("positions/table/embedding"):
+                    _check_positions(opened, own[name].shape[0] - leaf.shape[0])
                     leaf = leaf[: own[name].shape[0]]  # a model for shorter texts
             if name in given:
                 problems.append(f"{name} comes from two starts")
@@ -230,7 +252,7 @@ def started(model: Any, starts: Sequence[OpenedStart]) -> Any:
                 problems.append(f"{name} is {leaf.shape}, not {own[name].shape}")
             given[name] = leaf
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
-    heads = any(opened.of_other_task(model) or opened.of_other_classes(model) for opened in starts)
+    heads = any(opened.of_other_task(model) or opened.of_other_classes(model, labels) for opened in starts)
     for name in own.keys() - given.keys():
         of_head = hasattr(model, "encoder") and not name.startswith("encoder/")
         if heads and (of_head or _OPTIONAL.fullmatch(name)):

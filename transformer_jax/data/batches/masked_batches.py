@@ -147,7 +147,10 @@ class SentencePairs:
 
         def follow() -> np.ndarray:
             same = self._pieces[others, 0] == own
-            return np.where(own == self._most, others == firsts + 1, same) if self._most is not None else same
+            near = others == firsts + 1
+            if len(self._firsts) > 2:  # else no piece would be left
+                near |= others == firsts
+            return np.where(own == self._most, near, same) if self._most is not None else same
 
         while len(same := np.flatnonzero(follow())):
             others[same] = rng.choice(self._firsts, len(same)) + 1

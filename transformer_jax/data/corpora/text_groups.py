@@ -23,16 +23,21 @@ def group_numbers(texts: Sequence[str]) -> np.ndarray:
     rows: dict[tuple[str, ...], list[int]] = {}
     for row, own in enumerate(words):
         rows.setdefault(own, []).append(row)
-    lengths = sorted({len(own) for own in rows if len(own) <= _LONGEST_PART})
+    # Lengths of the texts that may be parts, by their first two words.
+    lengths: dict[tuple[str, ...], set[int]] = {}
+    for own in rows:
+        if len(own) <= _LONGEST_PART:
+            lengths.setdefault(own[:2], set()).add(len(own))
     found = np.full(len(texts), -1)
     for head in sorted(rows, key=len, reverse=True):
         number = rows[head][0]
         if found[number] >= 0:
             continue
         found[rows[head]] = number
-        for length in lengths if len(head) <= _LONGEST_HEAD else ():
-            for begin in range(len(head) - length + 1):
-                part = rows.get(head[begin : begin + length])
-                if part is not None and found[part[0]] < 0:
-                    found[part] = number
+        for begin in range(len(head)) if len(head) <= _LONGEST_HEAD else ():
+            for first in (head[begin : begin + 1], head[begin : begin + 2]):
+                for length in lengths.get(first, ()):
+                    part = rows.get(head[begin : begin + length])
+                    if part is not None and found[part[0]] < 0:
+                        found[part] = number
     return found
