@@ -28,6 +28,8 @@ _MEANINGLESS = {
     "max_length", "vocab_size", "vocab_multiple", "classes", "pooler", "generator_size", "stochastic_depth",
     "initial_values",
 }  # fmt: skip
+# What transformers calls classes that were given no names.
+_UNNAMED = r"LABEL_\d+"
 # What an encoder may have or lack, by the task that it is for, with the head that reads it.
 _OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence)/.*")
 
@@ -61,6 +63,8 @@ class OpenedStart:
         """Whether it has the head of the new model for other classes, by their number or by their `labels`."""
         there, here = (getattr(config, "classes", 0) for config in (self.model.config, model.config))
         names = tuple(getattr(self.processor, "labels", ()))
+        if all(re.fullmatch(_UNNAMED, name) for name in names):
+            names = ()
         other = there != here or bool(names and labels and names != tuple(labels))
         return self.whole and type(self.model) is type(model) and other
 
