@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
@@ -196,35 +195,6 @@ def read_split(task: FineTuningConfig, read: Callable[[str], Any], join: Callabl
     return all_of(task.train), all_of(task.valid), all_of(task.test)
 
 
-def held_out(groups: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(rows that are trained on, rows that are held out), rising; the same for every run.
-
-    Args:
-      groups: (n,) a number for each row; rows of one number stay together.
-      share: of the rows that are held out.
-
-    Raises:
-      UserError: fewer than two examples.
-    """
-    if len(groups) < 2:
-        raise UserError("a training set of one example leaves none to validate on: name `valid`")
-    numbers, counts = np.unique(groups, return_counts=True)
-    if len(numbers) < 2:
-        groups = numbers = np.arange(len(groups))
-        counts = np.ones_like(groups)
-    left, taken = max(1, round(share * len(groups))), []
-    for place in np.random.default_rng(0).permutation(len(numbers)):
-        if counts[place] <= left:
-            taken.append(place)
-            left -= counts[place]
-        if not left:
-            break
-    # At least the smallest group is held out, and at least one is trained on.
-    taken = (taken or [counts.argmin()])[: len(numbers) - 1]
-    held = np.isin(groups, numbers[taken])
-    return np.flatnonzero(~held), np.flatnonzero(held)
-
-
 class Encoded:
     """Examples of one split with their tokens.
 
@@ -403,13 +373,6 @@ def make_tokenizer(
         return given.with_labels(own, **settings)
 
     return shared_processor(EncoderTokenizer, make)
-
-
-def sampled(count: int, size: int) -> np.ndarray:
-    """Numbers of the examples that are used: `size` of them drawn once, or all for 0."""
-    if not size or size >= count:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(1).permutation(count)[:size])
 
 
 def fingerprint_of(splits: Sequence[Any]) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.corpora.held_out import held_out, sampled
 from transformer_jax.data.corpora.tables import Question, read_questions
 from transformer_jax.data.corpora.tfds_tables import tfds_questions
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
@@ -161,7 +162,7 @@ def split_questions(questions: Sequence[Question], share: float) -> tuple[list[Q
     # Questions on one text share its words.
     numbers = {text: n for n, text in enumerate(dict.fromkeys(one.context for one in questions))}
     groups = [numbers[one.context] for one in questions] if len(numbers) > 1 else list(range(len(questions)))
-    _, held = fine_tuning.held_out(np.arange(max(groups) + 1), share)
+    _, held = held_out(np.arange(max(groups) + 1), share)
     outside = set(held.tolist())
     kept: list[Question] = []
     left: list[Question] = []
@@ -197,7 +198,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         )
         if valid is None:
             train, valid = split_questions(train, task.held_out)
-        train = [train[n] for n in fine_tuning.sampled(len(train), task.examples)]
+        train = [train[n] for n in sampled(len(train), task.examples)]
         splits = train, valid, test
         return QuestionAnswering(config, splits, tokenizer, mesh, note, fine_tuning.fingerprint_of(splits))
 

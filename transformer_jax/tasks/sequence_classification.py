@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.corpora.held_out import held_out, sampled
 from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
 from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.data.corpora.tfds_tables import tfds_table
@@ -316,10 +317,10 @@ def split_tables(
     train, valid, test = tables
     assert train is not None
     if valid is None:
-        kept, held = fine_tuning.held_out(groups_of(train), task.held_out)
+        kept, held = held_out(groups_of(train), task.held_out)
         train, valid = train.taken(kept), train.taken(held)
     train = used(train)
-    return [train.taken(fine_tuning.sampled(train.rows, task.examples)), valid, test]
+    return [train.taken(sampled(train.rows, task.examples)), valid, test]
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):

@@ -213,7 +213,11 @@ def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
 
 
 def _check_positions(opened: OpenedStart, more: int) -> None:
-    """That a new model has no more positions than its start."""
+    """That a start has a position for each of the new model's, which has `more` than it.
+
+    Raises:
+      UserError: it has fewer.
+    """
     if more > 0:
         config = getattr(opened.model.config, "encoder", opened.model.config)
         raise UserError(
@@ -240,7 +244,7 @@ def started(model: Any, starts: Sequence[OpenedStart], labels: Sequence[str] = (
         check_same_kind(opened, model.config)
         other_classes = opened.of_other_classes(model, labels)
         for name, leaf in opened.leaves(model).items():
-            if other_classes and re.fullmatch(r"head/.*", name):
+            if other_classes and name.startswith("head/"):
                 continue
             if name in own and own[name].shape != leaf.shape:
                 if other_classes and not name.startswith("encoder/"):

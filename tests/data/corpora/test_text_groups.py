@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from transformer_jax.data.corpora.held_out import held_out
 from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.fine_tuning import held_out
 
 
 def test_phrases_belong_to_the_longest_text_that_contains_them():

@@ -126,7 +126,8 @@ class SentencePairs:
             )
         self._pieces, self._firsts = chosen
         counts = np.bincount(self._pieces[self._firsts, 0])
-        self._most = int(counts.argmax()) if 2 * counts.max() > counts.sum() else None
+        # The document with more than half of the pieces, or -1 where none has.
+        self._most = int(counts.argmax()) if 2 * counts.max() > counts.sum() else -1
         self.left_out = len(np.unique(self._pieces[:, 0])) - len(np.unique(self._pieces[self._firsts, 0]))
         sizes = self._pieces[:, 2]
         self.filled = float((sizes[self._firsts] + sizes[self._firsts + 1] + 3).mean() / length)
@@ -150,7 +151,7 @@ class SentencePairs:
             near = others == firsts + 1
             if len(self._firsts) > 2:  # else no piece would be left
                 near |= others == firsts
-            return np.where(own == self._most, near, same) if self._most is not None else same
+            return np.where(own == self._most, near, same)
 
         while len(same := np.flatnonzero(follow())):
             others[same] = rng.choice(self._firsts, len(same)) + 1
