@@ -22,12 +22,10 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,9 +37,6 @@ from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.pretrained import is_published
 from transformer_jax.training.config import RunConfig, Start, choose, field_names
-from transformer_jax.training.schedules import make_schedule
-from transformer_jax.training.starts import open_start
-from transformer_jax.training.task import entry_of
 
 
 class Work(NamedTuple):
@@ -142,81 +137,13 @@ def check_peer(known: str, start: str) -> None:
 
 def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
     """The same with `transformers`: its model of the published folder, our batches, their validation."""
-    import torch
-    import transformers
+    from experiments.torch_fine_tuning import TorchFineTuning
 
-    entry = entry_of(config)
-    starts = [open_start(start, tasks.TASKS, pathlib.Path("torch")) for start in config.start]
-    task: Any = entry.prepare(
-        config, entry.objective(config, config.model), mesh=None, stored=None, starts=starts,
-        note=lambda line: print(line, file=sys.stderr),
-    )  # fmt: skip
-    kinds = {
-        "sequence_classification": transformers.AutoModelForSequenceClassification,
-        "token_classification": transformers.AutoModelForTokenClassification,
-    }
-    torch.manual_seed(config.seed)
-    torch.set_num_threads(os.cpu_count() or 1)
-    model = kinds[entry.name].from_pretrained(
-        config.start[0].folder, num_labels=task.model_config.classes, dtype=torch.float32
-    )
-    own = config.optimization
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    decayed = [p for p in model.parameters() if p.ndim > 1 and id(p) not in tables]
-    others = [p for p in model.parameters() if p.ndim < 2 or id(p) in tables]
-    optimizer = torch.optim.AdamW(
-        [dict(params=decayed, weight_decay=own.weight_decay), dict(params=others, weight_decay=0.0)],
-        lr=own.learning_rate, betas=(own.b1, own.b2), eps=own.epsilon,
-    )  # fmt: skip
-    rates = make_schedule(own.schedule, peak=1.0, warmup=own.warmup, steps=own.steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(rates(step)))
-
-    def logits_of(batch: Mapping[str, np.ndarray]) -> Any:
-        given = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
-        return model(**{name: torch.tensor(batch[ours]).long() for name, ours in given.items()}).logits
-
-    def scores(split: str) -> dict[str, float]:
-        model.eval()
-        examples = task.examples(split)
-        outputs: list[Any] = []
-        with torch.inference_mode():
-            for example in examples:
-                batch = dict(
-                    tokens=example.tokens[None],
-                    types=example.types[None],
-                    segments=np.ones((1, len(example.tokens))),
-                )
-                outputs.append(logits_of(batch)[0].numpy())
-        return dict(task.scores(split, outputs))
-
-    best, kept, seconds = -np.inf, None, 0.0
-    for step, batch in zip(range(1, own.steps + 1), task.batches.from_step(0), strict=False):
-        begin = time.monotonic()
-        model.train()
-        logits = logits_of(batch)
-        target = torch.tensor(batch["target"]).long()
-        rows = torch.tensor(batch["weight"]) > 0
-        logits, target = logits[rows], target[rows]
-        loss = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]), target.reshape(-1), ignore_index=-1
-        )
-        loss.backward()
-        if own.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), own.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        seconds += time.monotonic() - begin
-        if step % own.evaluate_every == 0 or step == own.steps:
-            name = task.best[0].removeprefix("valid_")
-            value = scores("valid")[name]
-            if value > best:
-                best, kept = value, {n: v.clone() for n, v in model.state_dict().items()}
-    assert kept is not None
-    model.load_state_dict(kept)
-    validation = {f"validation_{name}": value for name, value in scores("valid").items()}
-    speed = own.steps * config.task.batch_size / seconds
-    return scores("test") | validation | {"examples_per_second": speed, "training_seconds": seconds}
+    run = TorchFineTuning(config)
+    seconds = run.train()
+    validation = {f"validation_{name}": value for name, value in run.scores("valid").items()}
+    speed = config.optimization.steps * config.task.batch_size / seconds
+    return run.scores("test") | validation | {"examples_per_second": speed, "training_seconds": seconds}
 
 
 def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:

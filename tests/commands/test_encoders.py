@@ -12,7 +12,7 @@ from tests.commands.in_process import call
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.trained_heads import TrainedElectra, TrainedMaskedLM
+from transformer_jax.tasks.trained_heads import Answer, TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.run_folder import read_config
 
 SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)
@@ -135,15 +135,32 @@ def test_masks_of_a_stream_are_filled(runs, tmp_path):
 def test_the_page_is_of_the_network_that_fills_masks_in():
     """Of ELECTRA the generator, though the discriminator is what a run is for."""
     shown = pretrain._fill(5).shown
-    assert shown(TrainedElectra("discriminator", None, None, "", "generator")) == "generator"
-    assert shown(TrainedMaskedLM("masked", None)) == "masked"
+    assert shown(TrainedElectra("discriminator", None, None, "", "generator"), "a", []) == ("generator", "a")
+    assert shown(TrainedMaskedLM("masked", None), "a", []) == ("masked", "a")
 
 
+@pytest.mark.filterwarnings("ignore:1 of 1 text")
 def test_a_page_is_refused_before_anything_is_printed(runs, tmp_path):
-    """A context of several windows has no one page."""
-    text = "how is it?\t" + "the film number 7 is good " * 9
-    flags = ("--run-dir", runs / "answer", "--text", text, "--html", tmp_path / "a.html")
-    assert "more tokens than the model's limit" in refused(answer, *flags)
+    flags = ("--run-dir", runs / "classify", "--text", "a film " * 100, "--html", tmp_path / "a.html")
+    assert "more tokens than the model's limit" in refused(classify, *flags)
+
+
+def test_the_page_of_a_long_text_shows_the_window_that_holds_the_answer(runs, tmp_path):
+    question, text = "how is it?", " ".join(f"the film number {n} is good" for n in range(100, 140))
+    page = tmp_path / "a.html"
+    flags = ("--run-dir", runs / "answer", "--text", f"{question}\t{text}", "--html", page, "--json")
+    found = Answer(**json.loads(call(answer.main, *flags).stdout))
+    run = load(runs / "answer")
+    window = run.window(question, text, found)
+    assert len(run.windows([(question, text)])[0]) > 2
+    (first, *_), (*_, last) = window.offsets[window.sequences == 1].T
+    assert first <= found.start
+    assert found.start + len(found.answer) <= last
+    shown = [
+        f"{t} ²" if n == 1 else t
+        for t, n in zip(run.processor.tokens(window.ids), window.sequences, strict=True)
+    ]
+    assert json.dumps(shown, ensure_ascii=False) in page.read_text()
 
 
 def test_words_are_parted_by_spaces_alone(runs, tmp_path):

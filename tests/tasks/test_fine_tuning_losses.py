@@ -84,11 +84,19 @@ def test_an_answer_begins_and_ends_among_real_tokens(rng):
     assert loss_of(Spans(), logits, batch) == (pytest.approx(sum(of_rows), rel=1e-5), 2.0)
 
 
-def test_partners_among_all_texts_of_the_batch(rng):
-    """Each of three pairs is told from the two others, in both directions; vectors have length 1."""
-    first, second = (rng.normal(size=(3, 2, 4)) for _ in range(2))
-    batch = batch_of(3, 2, weight=np.ones(3, np.float32))
+def cosines_of(first, second):
+    """(B, B) cosines of the means of states (B, T, D), divided by a temperature of 0.1."""
+    means = [states.mean(axis=1) for states in (first, second)]
+    one, other = (mean / np.linalg.norm(mean, axis=1, keepdims=True) for mean in means)
+    return one @ other.T / 0.1
+
+
+def partners_loss(first, second, texts, texts_2):
+    """(sum, weight) of the loss of pairs with these states, which are texts of these numbers."""
+    rows, length = first.shape[:2]
+    batch = batch_of(rows, length, weight=np.ones(rows, np.float32), text=np.array(texts))
     batch |= {f"{name}_2": 2 * batch[name] for name in ("tokens", "types", "segments")}
+    batch["text_2"] = jnp.array(texts_2)
 
     class Encoder:
         config = types.SimpleNamespace(token_types=2)
@@ -96,13 +104,36 @@ def test_partners_among_all_texts_of_the_batch(rng):
         def hidden_states(self, tokens, **others):
             return jnp.where(tokens[..., None] == 1, jnp.asarray(first), jnp.asarray(second))
 
-    means = [states.mean(axis=1) for states in (first, second)]
-    one, other = (mean / np.linalg.norm(mean, axis=1, keepdims=True) for mean in means)
-    cosines = one @ other.T / 0.1
-    expected = -(np.diag(log_softmax(cosines)) + np.diag(log_softmax(cosines.T))).sum() / 2
     sums, weights = InBatchNegatives("mean", 0.1).loss(Encoder(), None, batch, jax.random.key(0))
-    assert float(sums["loss"]) == pytest.approx(expected, rel=1e-5)
-    assert float(weights["loss"]) == 3
+    return float(sums["loss"]), float(weights["loss"])
+
+
+def test_partners_among_all_texts_of_the_batch(rng):
+    """Each of three pairs is told from the two others, in both directions; vectors have length 1."""
+    first, second = (rng.normal(size=(3, 2, 4)) for _ in range(2))
+    expected = -(
+        np.diag(log_softmax(cosines_of(first, second))) + np.diag(log_softmax(cosines_of(second, first)))
+    )
+    found = partners_loss(first, second, [0, 1, 2], [3, 4, 5])
+    assert found == (pytest.approx(expected.sum() / 2, rel=1e-5), 3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "texts_2", "alike"),
+    [
+        ([0, 1, 0, 2], [3, 4, 5, 6], [(0, 2), (2, 0)]),  # one text with two partners
+        ([0, 1, 2, 3], [4, 5, 5, 6], [(1, 2), (2, 1)]),  # and as a second text
+        ([0, 1, 2, 3], [4, 5, 0, 6], [(0, 2)]),  # a text of one pair is the second of another
+    ],
+)
+def test_a_text_is_not_its_own_negative(rng, texts, texts_2, alike):
+    first, second = (rng.normal(size=(4, 2, 4)) for _ in range(2))
+    cosines = cosines_of(first, second)
+    for place in alike:
+        cosines[place] = -np.inf
+    with np.errstate(divide="ignore"):
+        expected = -(np.diag(log_softmax(cosines)) + np.diag(log_softmax(cosines.T))).sum() / 2
+    assert partners_loss(first, second, texts, texts_2)[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_classes_of_images_are_smoothed(rng):

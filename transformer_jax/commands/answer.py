@@ -11,7 +11,7 @@ from transformer_jax.commands.encoder_use import Use, columns
 from transformer_jax.commands.parsing import Parsed
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.question_answering import ENTRY
-from transformer_jax.tasks.trained_heads import TrainedReader
+from transformer_jax.tasks.trained_heads import Answer, TrainedReader
 
 DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
 
@@ -34,6 +34,9 @@ def _use(parsed: Parsed) -> Use:
     def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
         return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable, **named)]
 
+    def shown(run: TrainedReader, item: tuple[str, str], found: dict[str, Any]) -> tuple[Any, Any]:
+        return run.model, run.window(*item, Answer(**found), stride=named.get("stride"))
+
     return Use(
         TrainedReader,
         "answer questions",
@@ -41,6 +44,7 @@ def _use(parsed: Parsed) -> Use:
         answer,
         lambda found: found["answer"] or "(no answer)",
         fields,
+        shown,
     )
 
 

@@ -49,7 +49,7 @@ class Use(NamedTuple):
       answer: from a run and items to an object each.
       line: an object as a person reads it.
       fields: of a run's config that it reads, whose flags go with texts too.
-      shown: the model of a run whose attention a page shows.
+      shown: from a run, an item and its answer to what a page shows: the model, and what it reads.
     """
 
     kind: Any
@@ -58,7 +58,7 @@ class Use(NamedTuple):
     answer: Callable[[Any, list[Any]], Sequence[Any]]
     line: Callable[[Any], str]
     fields: tuple[str, ...] = ()
-    shown: Callable[[Any], Any] = lambda run: run.model
+    shown: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda run, item, found: (run.model, item)
 
 
 def check(own: Any, text: str | None, name: str = "text") -> None:
@@ -166,12 +166,18 @@ def use(parsed: Parsed, how: Use, folder: str, text: str | None) -> None:
             first = number * _BATCH + 1
             raise UserError(f"standard input, lines {first} to {first + len(batch) - 1}: {error}") from None
         if own.html is not None:
-            write_page(how.shown(run), run.processor, batch[0], own.html)
+            model, read = how.shown(run, batch[0], answers[0])
+            write_page(model, run.processor, read, own.html, title=title_of(batch[0]))
         for found in answers:
             print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)
 
 
-def write_page(model: Any, tokenizer: EncoderTokenizer, item: Any, path: str) -> None:
+def title_of(item: str | tuple[str, str] | list[str]) -> str:
+    """One line for a text, two, or the words of one."""
+    return item if isinstance(item, str) else (" | " if isinstance(item, tuple) else " ").join(item)
+
+
+def write_page(model: Any, tokenizer: EncoderTokenizer, text: Any, path: str, *, title: str) -> None:
     """The interactive page of a text's attention; see `attention_of_encoder`.
 
     Raises:
@@ -180,8 +186,7 @@ def write_page(model: Any, tokenizer: EncoderTokenizer, item: Any, path: str) ->
     from transformer_jax.interpretability.sentence import attention_of_encoder
     from transformer_jax.plotting.attention_page import AttentionPage
 
-    title = item if isinstance(item, str) else (" | " if isinstance(item, tuple) else " ").join(item)
-    AttentionPage(attention_of_encoder(model, tokenizer, item), title=title).save(path)
+    AttentionPage(attention_of_encoder(model, tokenizer, text), title=title).save(path)
 
 
 def run_dir_of(entry: TaskEntry, parsed: Parsed, command: str) -> pathlib.Path:

@@ -63,8 +63,8 @@ def _fill(top: int) -> Use:
     def line(found: list[dict[str, Any]]) -> str:
         return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)
 
-    def shown(run: TrainedMaskedLM | TrainedElectra) -> Any:
-        return run.generator if isinstance(run, TrainedElectra) else run.model  # what fills the masks
+    def shown(run: TrainedMaskedLM | TrainedElectra, text: str, found: Any) -> tuple[Any, str]:
+        return run.generator if isinstance(run, TrainedElectra) else run.model, text  # what fills the masks
 
     kinds = (TrainedMaskedLM, TrainedElectra)
     return Use(kinds, "fill anything in", lambda run, line: line, answer, line, shown=shown)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.distributed.mesh import replicated
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.activations import activations
@@ -102,7 +103,7 @@ def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> 
 
 
 def attention_of_encoder(
-    model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str]
+    model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str] | EncodedText
 ) -> dict[str, AttentionMap]:
     """The weights with which a text encoder reads a text or a pair: "encoder/self_attention".
 
@@ -110,18 +111,13 @@ def attention_of_encoder(
       model: an encoder of the zoo, with or without a head.
       tokenizer: its `EncoderTokenizer`; special tokens are shown, and of a pair the tokens of the second text
         with a mark behind them.
-      text: a text, two, or a list of the words of one, as a tagger reads it.
+      text: a text, two, a list of the words of one, as a tagger reads it, or what is encoded already, as a
+        window of a long text.
 
     Raises:
       UserError: an empty text, or one longer than the model's limit.
     """
-    parts = text if isinstance(text, tuple) else (text if isinstance(text, str) else " ".join(text),)
-    if not all(part.strip() for part in parts):
-        raise UserError("the text is empty: give some words")
-    limit = model.config.max_length
-    (encoding,) = tokenizer.encode_batch([text], max_length=limit, words=isinstance(text, list))
-    if encoding.cut:
-        raise UserError(f"the text has more tokens than the model's limit of {limit}")
+    encoding = text if isinstance(text, EncodedText) else _encoded_text(model, tokenizer, text)
     body = getattr(model, "encoder", model)
     types = jnp.asarray([encoding.types]) if model.config.token_types > 1 else None
     tokens = [
@@ -134,6 +130,17 @@ def attention_of_encoder(
 
     found = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
     return {kind: AttentionMap(weights, tokens, tokens) for kind, weights in found.items()}
+
+
+def _encoded_text(model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str]) -> EncodedText:
+    parts = text if isinstance(text, tuple) else (text if isinstance(text, str) else " ".join(text),)
+    if not all(part.strip() for part in parts):
+        raise UserError("the text is empty: give some words")
+    limit = model.config.max_length
+    (encoding,) = tokenizer.encode_batch([text], max_length=limit, words=isinstance(text, list))
+    if encoding.cut:
+        raise UserError(f"the text has more tokens than the model's limit of {limit}")
+    return encoding
 
 
 def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:

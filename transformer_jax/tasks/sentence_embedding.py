@@ -16,6 +16,7 @@ from transformer_jax import pretrained
 from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
 from transformer_jax.data.batches.token_batches import Batch
 from transformer_jax.data.corpora.tables import Table, joined, read_table
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
@@ -93,7 +94,10 @@ def started_pooling(folder: str) -> str:
 
 class InBatchNegatives(Objective):
     """Cross-entropy of each text's partner among all second texts of the batch, and the other way round
-    (Reimers & Gurevych 2019; Henderson et al. 2017, section 4.4). It is no sum over rows."""
+    (Reimers & Gurevych 2019; Henderson et al. 2017, section 4.4). It is no sum over rows.
+
+    What belongs together, or is the same text, is no negative: `text` and `text_2` (B,) number the texts.
+    """
 
     additive = False
 
@@ -106,6 +110,8 @@ class InBatchNegatives(Objective):
             self._vectors(model, batch, side, own) for side, own in (("", first_key), ("_2", second_key))
         )
         logits = jnp.einsum("id,jd->ij", first, second) / self.temperature
+        negatives = are_negatives(batch["text"], batch["text_2"]) | jnp.eye(len(first), dtype=bool)
+        logits = jnp.where(negatives, logits, jnp.finfo(logits.dtype).min)
         partner = jnp.arange(len(first))
         losses = (cross_entropy(logits, partner) + cross_entropy(logits.T, partner)) / 2
         return {"loss": losses.sum()}, {"loss": batch["weight"].sum()}
@@ -113,6 +119,19 @@ class InBatchNegatives(Objective):
     def _vectors(self, model: Any, batch: Mapping[str, jax.Array], side: str, key: jax.Array) -> jax.Array:
         own = {name: batch[name + side] for name in ("tokens", "types", "segments")}
         return vectors_of(model, own, self.pooling, dropout_key=key)
+
+
+def are_negatives(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Whether first text i and second text j of other pairs (B, B) are neither the same nor have a partner in
+    common.
+
+    Args:
+      first, second: (B,) numbers of the texts.
+    """
+    same = first[:, None] == second[None]
+    for texts in (first, second):
+        same |= texts[:, None] == texts[None]
+    return ~same
 
 
 def vectors_of(
@@ -135,8 +154,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """The longest batch of a run."""
-    own = fine_tuning.abstract_batch(config)
-    return own | {f"{name}_2": own[name] for name in ("tokens", "types", "segments")}
+    own = fine_tuning.abstract_batch(config, text=((), jnp.int32))
+    return own | {f"{name}_2": own[name] for name in ("tokens", "types", "segments", "text")}
 
 
 class PairBatches(ExampleBatches):
@@ -190,15 +209,19 @@ class SentenceEmbedding(FineTuned):
         lengths = bucket_lengths([len(one.tokens) for one in examples], config.model.max_length)
         return PairBatches(first, second, config.task.batch_size, lengths, config.seed, pad=self.processor.pad)
 
-    def _side(self, data: Table, name: str) -> Encoded:
-        encodings = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
-        check_tokens(encodings, data.place)
-        examples = [Example(e.ids, e.types, {}) for e in encodings]
-        return Encoded(examples, sum(e.cut for e in encodings))
-
     def encode(self, data: Table, *, training: bool) -> Encoded:
-        first, second = (self._side(data, name) for name in COLUMNS[:2])
-        return Encoded([*first.examples, *second.examples], first.cut + second.cut)
+        encodings: list[EncodedText] = []
+        for name in COLUMNS[:2]:
+            side = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
+            check_tokens(side, data.place)
+            encodings += side
+        # Texts are the same if the model reads the same.
+        numbers: dict[bytes, int] = {}
+        examples = [
+            Example(e.ids, e.types, {"text": numbers.setdefault(e.ids.tobytes(), len(numbers))})
+            for e in encodings
+        ]
+        return Encoded(examples, sum(e.cut for e in encodings))
 
     def outputs(self, model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         return vectors_of(model, batch, self._config.task.pooling)

@@ -14,6 +14,7 @@ from flax import nnx
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import words_of
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import best_span, question_windows
 from transformer_jax.models.electra import ElectraGenerator
@@ -293,18 +294,11 @@ class TrainedReader(TrainedEncoder):
           UserError: an empty question or text, a question too long to leave room for a text, or a number out of
             range.
         """
-        check_texts(questions)
         settings = self.processor.settings
-        limit = self.model.config.max_length
         longest = settings.get("longest", 30) if longest is None else longest
-        stride = min(settings.get("stride", 128), limit // 4) if stride is None else stride
-        if longest < 1 or not 0 <= stride <= limit // 2:
-            raise UserError(
-                f"`longest` {longest} must be at least 1, and `stride` {stride} from 0 to {limit // 2}, half "
-                "of the model's limit"
-            )
-        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
-        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
+        if longest < 1:
+            raise UserError(f"`longest` {longest} must be at least 1")
+        windows = self.windows(questions, stride=stride)
         examples = [Example(w.ids, w.types, {}) for own in windows for w in own]
         logits = iter(self.run("answer", predicted, examples))
         found = []
@@ -317,3 +311,31 @@ class TrainedReader(TrainedEncoder):
             start, end, score = span
             found.append(Answer(text[start:end] if start >= 0 else "", start, score))
         return found
+
+    def windows(
+        self, questions: Sequence[tuple[str, str]], *, stride: int | None = None
+    ) -> list[list[EncodedText]]:
+        """What the model reads of each question and its text; see `answers`."""
+        check_texts(questions)
+        limit = self.model.config.max_length
+        stride = min(self.processor.settings.get("stride", 128), limit // 4) if stride is None else stride
+        if not 0 <= stride <= limit // 2:
+            raise UserError(
+                f"`stride` {stride} must be from 0 to {limit // 2}, half of the model's limit of {limit}"
+            )
+        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
+        return windows
+
+    def window(self, question: str, text: str, found: Answer, *, stride: int | None = None) -> EncodedText:
+        """The window that holds an answer farthest from its ends; the first where the text has no answer."""
+        (windows,) = self.windows([(question, text)], stride=stride)
+        if found.start < 0:
+            return windows[0]
+
+        def margin(window: EncodedText) -> int:
+            assert window.offsets is not None
+            places = window.offsets[window.sequences == 1]
+            return min(found.start - places[0, 0], places[-1, 1] - found.start - len(found.answer))
+
+        return max(windows, key=margin)
