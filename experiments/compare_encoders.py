@@ -22,6 +22,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -137,8 +138,11 @@ def check_peer(known: str, start: str) -> None:
 
 def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
     """The same with `transformers`: its model of the published folder, our batches, their validation."""
+    import torch
+
     from experiments.torch_fine_tuning import TorchFineTuning
 
+    torch.set_num_threads(os.cpu_count() or 1)
     run = TorchFineTuning(config)
     seconds = run.train()
     validation = {f"validation_{name}": value for name, value in run.scores("valid").items()}

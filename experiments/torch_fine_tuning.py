@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 import time
@@ -44,7 +43,6 @@ class TorchFineTuning:
             note=lambda line: print(line, file=sys.stderr),
         )  # fmt: skip
         torch.manual_seed(config.seed)
-        torch.set_num_threads(os.cpu_count() or 1)
         self.model = _MODELS[entry.name].from_pretrained(
             config.start[0].folder, num_labels=self.task.model_config.classes, dtype=torch.float32
         )
@@ -95,7 +93,7 @@ class TorchFineTuning:
         rates = make_schedule(own.schedule, peak=1.0, warmup=own.warmup, steps=own.steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(rates(step)))
         metric = self.task.best[0].removeprefix("valid_")
-        best, kept, seconds = -np.inf, self.model.state_dict(), 0.0
+        best, kept, seconds = -np.inf, None, 0.0
         for step, batch in zip(range(1, own.steps + 1), self.task.batches.from_step(0), strict=False):
             begin = time.monotonic()
             self.model.train()
@@ -110,5 +108,6 @@ class TorchFineTuning:
                 value = self.scores("valid")[metric]
                 if value > best:
                     best, kept = value, {n: v.clone() for n, v in self.model.state_dict().items()}
+        assert kept is not None
         self.model.load_state_dict(kept)
         return seconds

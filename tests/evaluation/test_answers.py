@@ -44,13 +44,14 @@ def test_best_span_of_all(rng):
             for first in range(3, 12):
                 for last in range(first, min(first + 4, 12)):
                     score = logits[first, 0] + logits[last, 1]
-                    best = max(best, (score, (offsets[first][0], offsets[last][1])))
+                    best = max(best, (score, (offsets[first][0], offsets[last][1], begin // 6)))
         nothing = min(logits[0].sum() for _, logits in windows)
-        start, end, score = best_span(windows, longest=4, none=False)
-        assert (start, end) == best[1], trial
+        start, end, score, window = best_span(windows, longest=4, none=False)
+        assert (start, end, window) == best[1], trial
         assert score == pytest.approx(best[0] - nothing, abs=1e-5)
         found = best_span(windows, longest=4, none=True)
-        assert (found[0] < 0) == (nothing > best[0])
+        assert (found.start < 0) == (nothing > best[0])
+        assert found.window == window
 
 
 def test_an_answer_is_found_where_every_likely_beginning_is_behind_every_likely_end():
@@ -58,7 +59,7 @@ def test_an_answer_is_found_where_every_likely_beginning_is_behind_every_likely_
     window = window_of([-1, *[1] * (length - 1)], [(n, n + 1) for n in range(length)])
     logits = np.zeros((length, 2), np.float32)
     logits[35:, 0], logits[:30, 1] = 5.0, 5.0
-    start, end, score = best_span([(window, logits)], longest=4, none=False)
+    start, end, score, _ = best_span([(window, logits)], longest=4, none=False)
     assert (end > start >= 0, np.isfinite(score)) == (True, True)
 
 

@@ -1,4 +1,4 @@
-"""A fine-tuning on torch against ours: without dropout every step is the same."""
+"""A fine-tuning on torch against ours: without dropout the trained models are the same."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ FILES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
-def test_every_step_is_the_same_without_dropout(name, tmp_path):
+def test_the_trained_models_are_the_same_without_dropout(name, tmp_path):
+    pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from experiments.torch_fine_tuning import TorchFineTuning
 

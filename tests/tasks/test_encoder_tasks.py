@@ -181,7 +181,7 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "mesh"),
     [
-        *((case, "data=2,fsdp=2,tensor=2") for case in (*PRETRAINING, "label", "tags")),
+        *((case, "data=2,fsdp=2,tensor=2") for case in (*PRETRAINING, "label", "tags", "vectors")),
         *((case, "fsdp=2,tensor=2,sequence=2") for case in ("bert", "electra", "tags")),
     ],
 )
@@ -312,6 +312,21 @@ def test_pairs_are_counted_as_pairs(data):
     )
     assert notes[-1] == "pairs: 108 for training, 12 for validation"
     assert task.about == f"8 pairs a batch, {STEPS / 13:.1f} epochs"
+
+
+def test_texts_of_both_columns_are_numbered_together(data, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("sentence1\tsentence2\na film\ta dog\nA dog\tthe film\n")
+    files = dict(train=(str(path),), valid=(str(path),), batch_size=2)
+    config = config_of("vectors", data).with_values(**files)
+    entry = entry_of(config)
+    task = entry.prepare(
+        config, entry.objective(config, config.model), mesh=None, stored=None, starts=[], note=lambda line: None
+    )
+    batch = task.batches[0]
+    # "A dog" of the second pair is "a dog" of the first to the model.
+    numbers = zip(batch["text_id"].tolist(), batch["text_id_2"].tolist(), strict=True)
+    assert sorted(numbers) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import pytest
 
 from transformer_jax.tasks.image_classification import ImageClasses, ImageClassificationConfig
 from transformer_jax.tasks.question_answering import Spans
-from transformer_jax.tasks.sentence_embedding import InBatchNegatives
+from transformer_jax.tasks.sentence_embedding import InBatchNegatives, nearest_is_partner
 from transformer_jax.tasks.sequence_classification import Classes
 from transformer_jax.tasks.token_classification import Tags
 
@@ -94,9 +94,9 @@ def cosines_of(first, second):
 def partners_loss(first, second, texts, texts_2):
     """(sum, weight) of the loss of pairs with these states, which are texts of these numbers."""
     rows, length = first.shape[:2]
-    batch = batch_of(rows, length, weight=np.ones(rows, np.float32), text=np.array(texts))
+    batch = batch_of(rows, length, weight=np.ones(rows, np.float32), text_id=np.array(texts))
     batch |= {f"{name}_2": 2 * batch[name] for name in ("tokens", "types", "segments")}
-    batch["text_2"] = jnp.array(texts_2)
+    batch["text_id_2"] = jnp.array(texts_2)
 
     class Encoder:
         config = types.SimpleNamespace(token_types=2)
@@ -124,9 +124,11 @@ def test_partners_among_all_texts_of_the_batch(rng):
         ([0, 1, 0, 2], [3, 4, 5, 6], [(0, 2), (2, 0)]),  # one text with two partners
         ([0, 1, 2, 3], [4, 5, 5, 6], [(1, 2), (2, 1)]),  # and as a second text
         ([0, 1, 2, 3], [4, 5, 0, 6], [(0, 2)]),  # a text of one pair is the second of another
+        ([0, 2, 1, 4], [1, 0, 3, 5], [(0, 1), (2, 0), (2, 1)]),  # and pair 0 the other way round
+        ([0, 0, 1, 4], [2, 3, 2, 5], [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2)]),  # and pair 0 by its two texts
     ],
 )
-def test_a_text_is_not_its_own_negative(rng, texts, texts_2, alike):
+def test_texts_that_belong_together_are_no_negatives(rng, texts, texts_2, alike):
     first, second = (rng.normal(size=(4, 2, 4)) for _ in range(2))
     cosines = cosines_of(first, second)
     for place in alike:
@@ -134,6 +136,15 @@ def test_a_text_is_not_its_own_negative(rng, texts, texts_2, alike):
     with np.errstate(divide="ignore"):
         expected = -(np.diag(log_softmax(cosines)) + np.diag(log_softmax(cosines.T))).sum() / 2
     assert partners_loss(first, second, texts, texts_2)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_other_texts_the_nearest_is_a_partner():
+    """A text is nearest to itself, and has two partners; the last pair is one text twice."""
+    texts, texts_2 = ["a", "x", "a", "d"], ["b", "a", "c", "d"]
+    angles, angles_2 = np.array([0, 50, 0, 90]), np.array([20, 0, 10, 90])
+    first, second = (np.stack([np.cos(x), np.sin(x)], axis=1) for x in np.radians((angles, angles_2)))
+    # x, at 50 degrees, is nearer to b, at 20, than to its partner a, at 0.
+    np.testing.assert_array_equal(nearest_is_partner(first, second, texts, texts_2), [True, False, True, True])
 
 
 def test_classes_of_images_are_smoothed(rng):

@@ -9,9 +9,10 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, columns
 from transformer_jax.commands.parsing import Parsed
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.question_answering import ENTRY
-from transformer_jax.tasks.trained_heads import Answer, TrainedReader
+from transformer_jax.tasks.trained_heads import TrainedReader
 
 DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
 
@@ -34,8 +35,9 @@ def _use(parsed: Parsed) -> Use:
     def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
         return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable, **named)]
 
-    def shown(run: TrainedReader, item: tuple[str, str], found: dict[str, Any]) -> tuple[Any, Any]:
-        return run.model, run.window(*item, Answer(**found), stride=named.get("stride"))
+    def shown(run: TrainedReader, item: tuple[str, str]) -> tuple[Any, EncodedText]:
+        ((_, window),) = run.answers_in_windows([item], unanswerable=own.unanswerable, **named)
+        return run.model, window
 
     return Use(
         TrainedReader,

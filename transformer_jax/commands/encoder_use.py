@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from transformer_jax.training.task import TaskEntry
 
 # Lines of standard input that go through the model together.
 _BATCH = 512
+# Characters of each text in the title of a page.
+_TITLE = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Arguments(PlanFlags):
     stdin: bool = False
     """Read texts for the trained run from standard input, a line each; two columns have a tab between them."""
     html: str | None = None
-    """With --text: write all attention over it, every layer and head, as an interactive page."""
+    """With --text: write all attention over it, every layer and head, as an interactive page; of a text that
+    `answer` reads in windows over the one with the answer."""
     json: bool = False
     """With --text or --stdin: print one JSON object a line. With --dry-run --topology: one object last."""
 
@@ -49,7 +53,7 @@ class Use(NamedTuple):
       answer: from a run and items to an object each.
       line: an object as a person reads it.
       fields: of a run's config that it reads, whose flags go with texts too.
-      shown: from a run, an item and its answer to what a page shows: the model, and what it reads.
+      shown: from a run and an item to what a page shows: the model, and what it reads.
     """
 
     kind: Any
@@ -58,7 +62,7 @@ class Use(NamedTuple):
     answer: Callable[[Any, list[Any]], Sequence[Any]]
     line: Callable[[Any], str]
     fields: tuple[str, ...] = ()
-    shown: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda run, item, found: (run.model, item)
+    shown: Callable[[Any, Any], tuple[Any, Any]] = lambda run, item: (run.model, item)
 
 
 def check(own: Any, text: str | None, name: str = "text") -> None:
@@ -166,22 +170,24 @@ def use(parsed: Parsed, how: Use, folder: str, text: str | None) -> None:
             first = number * _BATCH + 1
             raise UserError(f"standard input, lines {first} to {first + len(batch) - 1}: {error}") from None
         if own.html is not None:
-            model, read = how.shown(run, batch[0], answers[0])
+            model, read = how.shown(run, batch[0])
             write_page(model, run.processor, read, own.html, title=title_of(batch[0]))
         for found in answers:
             print(json.dumps(found, ensure_ascii=False) if own.json else how.line(found), flush=True)
 
 
 def title_of(item: str | tuple[str, str] | list[str]) -> str:
-    """One line for a text, two, or the words of one."""
-    return item if isinstance(item, str) else (" | " if isinstance(item, tuple) else " ").join(item)
+    """The beginning of a text, of two, or of the words of one."""
+    parts = item if isinstance(item, tuple) else (item if isinstance(item, str) else " ".join(item),)
+    return " | ".join(textwrap.shorten(part, _TITLE, placeholder=" ...") for part in parts)
 
 
 def write_page(model: Any, tokenizer: EncoderTokenizer, text: Any, path: str, *, title: str) -> None:
     """The interactive page of a text's attention; see `attention_of_encoder`.
 
     Raises:
-      UserError: a text that is longer than the model takes.
+      UserError: a text that is longer than the model takes, more weights than a page holds, or a file that
+        cannot be written.
     """
     from transformer_jax.interpretability.sentence import attention_of_encoder
     from transformer_jax.plotting.attention_page import AttentionPage

@@ -63,7 +63,7 @@ def _fill(top: int) -> Use:
     def line(found: list[dict[str, Any]]) -> str:
         return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)
 
-    def shown(run: TrainedMaskedLM | TrainedElectra, text: str, found: Any) -> tuple[Any, str]:
+    def shown(run: TrainedMaskedLM | TrainedElectra, text: str) -> tuple[Any, str]:
         return run.generator if isinstance(run, TrainedElectra) else run.model, text  # what fills the masks
 
     kinds = (TrainedMaskedLM, TrainedElectra)

@@ -6,6 +6,7 @@ import collections
 import re
 import string
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,21 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 
 _BEST = 20  # begins and ends of a window that are tried with each other
+
+
+class Span(NamedTuple):
+    """An answer in a context.
+
+    Attributes:
+      start, end: its first character and the one behind the last; -1 where no answer is likelier than any.
+      score: sum of the logits of begin and end less that of no answer, the other way round where there is none.
+      window: the number of that which has the likeliest answer.
+    """
+
+    start: int
+    end: int
+    score: float
+    window: int
 
 
 def question_windows(
@@ -50,22 +66,16 @@ def _sums(
     return np.where((length >= 0) & (length < longest), begin[firsts][:, None] + end[lasts][None], -np.inf)
 
 
-def best_span(
-    windows: Sequence[tuple[EncodedText, np.ndarray]], *, longest: int, none: bool
-) -> tuple[int, int, float]:
+def best_span(windows: Sequence[tuple[EncodedText, np.ndarray]], *, longest: int, none: bool) -> Span:
     """The likeliest answer over the windows of one context.
 
     Args:
       windows: (window, logits (n, 2) of begin and end).
       longest: tokens of an answer at most.
       none: the context may hold no answer, whose logits stand at each window's first token.
-
-    Returns:
-      (first character, the one behind the last, sum of both logits less that of no answer); (-1, -1, score)
-      where no answer is likelier than any.
     """
-    best, nothing = (-1, -1, -np.inf), np.inf
-    for window, logits in windows:
+    best, nothing = Span(-1, -1, -np.inf, 0), np.inf
+    for number, (window, logits) in enumerate(windows):
         inside = window.sequences == 1
         begin, end = (np.where(inside, logits[:, side], -np.inf) for side in (0, 1))
         nothing = min(nothing, float(logits[0].sum()))
@@ -76,13 +86,14 @@ def best_span(
             firsts = lasts = np.arange(len(begin))
             sums = _sums(begin, end, firsts, lasts, longest)
         first, last = np.unravel_index(sums.argmax(), sums.shape)
-        if sums[first, last] > best[2]:
+        if sums[first, last] > best.score:
             assert window.offsets is not None
             start, stop = window.offsets[firsts[first], 0], window.offsets[lasts[last], 1]
-            best = (int(start), int(stop), float(sums[first, last]))
-    if none and nothing > best[2]:
-        return -1, -1, nothing - best[2] if np.isfinite(best[2]) else 0.0
-    return best[0], best[1], best[2] - nothing
+            best = Span(int(start), int(stop), float(sums[first, last]), number)
+    if none and nothing > best.score:
+        score = nothing - best.score if np.isfinite(best.score) else 0.0
+        return Span(-1, -1, score, best.window)
+    return best._replace(score=best.score - nothing)
 
 
 def normalised_answer(text: str) -> str:

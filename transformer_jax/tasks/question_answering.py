@@ -140,12 +140,12 @@ class QuestionAnswering(FineTuned):
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         logits, found = iter(outputs), []
         for one, own in zip(self._data[name], self._windows[name], strict=True):
-            start, end, _ = best_span(
+            span = best_span(
                 [(window, next(logits)[: len(window.ids)]) for window in own],
                 longest=self._config.task.longest,
                 none=self.processor.settings["unanswerable"],
             )
-            found.append(one.context[start:end] if start >= 0 else "")
+            found.append(one.context[span.start : span.end] if span.start >= 0 else "")
         yield from answer_scores(found, [[text for text, _ in one.answers] for one in self._data[name]])
 
 

@@ -96,7 +96,8 @@ class InBatchNegatives(Objective):
     """Cross-entropy of each text's partner among all second texts of the batch, and the other way round
     (Reimers & Gurevych 2019; Henderson et al. 2017, section 4.4). It is no sum over rows.
 
-    What belongs together, or is the same text, is no negative: `text` and `text_2` (B,) number the texts.
+    Texts that are the same or belong together, in this pair or in another of the batch, are no negatives:
+    `text_id` and `text_id_2` (B,) number the texts.
     """
 
     additive = False
@@ -110,8 +111,8 @@ class InBatchNegatives(Objective):
             self._vectors(model, batch, side, own) for side, own in (("", first_key), ("_2", second_key))
         )
         logits = jnp.einsum("id,jd->ij", first, second) / self.temperature
-        negatives = are_negatives(batch["text"], batch["text_2"]) | jnp.eye(len(first), dtype=bool)
-        logits = jnp.where(negatives, logits, jnp.finfo(logits.dtype).min)
+        compared = ~related(batch["text_id"], batch["text_id_2"]) | jnp.eye(len(first), dtype=bool)
+        logits = jnp.where(compared, logits, jnp.finfo(logits.dtype).min)
         partner = jnp.arange(len(first))
         losses = (cross_entropy(logits, partner) + cross_entropy(logits.T, partner)) / 2
         return {"loss": losses.sum()}, {"loss": batch["weight"].sum()}
@@ -121,17 +122,44 @@ class InBatchNegatives(Objective):
         return vectors_of(model, own, self.pooling, dropout_key=key)
 
 
-def are_negatives(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Whether first text i and second text j of other pairs (B, B) are neither the same nor have a partner in
-    common.
+def related(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Whether first text i and second text j (B, B) are the same, or a pair of the batch in either order.
 
     Args:
       first, second: (B,) numbers of the texts.
     """
-    same = first[:, None] == second[None]
-    for texts in (first, second):
-        same |= texts[:, None] == texts[None]
-    return ~same
+    across = first[:, None] == second[None]
+    # i and k have the same first text, k and j the same second one: pair k is of i's first and j's second.
+    as_given = _joined(first[:, None] == first[None], second[:, None] == second[None])
+    return across | as_given | _joined(across, across)
+
+
+def _joined(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Whether any k has `one` (i, k) and `other` (k, j); accelerators multiply no booleans."""
+    return one.astype(jnp.float32) @ other.astype(jnp.float32) > 0
+
+
+def nearest_is_partner(
+    first: np.ndarray, second: np.ndarray, texts: Sequence[str], texts_2: Sequence[str]
+) -> np.ndarray:
+    """Whether a partner of each first text is the nearest of all second texts that are not the same (N,) bool.
+
+    Args:
+      first, second: vectors (N, D) of the texts.
+      texts, texts_2: pairs in which a text may be several times.
+    """
+    numbers = {text: n for n, text in enumerate(dict.fromkeys((*texts, *texts_2)))}
+    own, others = (np.array([numbers[text] for text in side]) for side in (texts, texts_2))
+    pairs = {*zip(own, others, strict=True), *zip(others, own, strict=True)}
+    right = []
+    for begin in range(0, len(first), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        cosines = first[rows] @ second.T
+        # A pair of one text with itself has that partner alone.
+        itself = (own[rows] != others[rows])[:, None] & (own[rows][:, None] == others[None])
+        nearest = others[np.where(itself, -np.inf, cosines).argmax(axis=1)]
+        right += [pair in pairs for pair in zip(own[rows], nearest, strict=True)]
+    return np.array(right)
 
 
 def vectors_of(
@@ -154,8 +182,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """The longest batch of a run."""
-    own = fine_tuning.abstract_batch(config, text=((), jnp.int32))
-    return own | {f"{name}_2": own[name] for name in ("tokens", "types", "segments", "text")}
+    own = fine_tuning.abstract_batch(config, text_id=((), jnp.int32))
+    return own | {f"{name}_2": own[name] for name in ("tokens", "types", "segments", "text_id")}
 
 
 class PairBatches(ExampleBatches):
@@ -218,7 +246,7 @@ class SentenceEmbedding(FineTuned):
         # Texts are the same if the model reads the same.
         numbers: dict[bytes, int] = {}
         examples = [
-            Example(e.ids, e.types, {"text": numbers.setdefault(e.ids.tobytes(), len(numbers))})
+            Example(e.ids, e.types, {"text_id": numbers.setdefault(e.ids.tobytes(), len(numbers))})
             for e in encodings
         ]
         return Encoded(examples, sum(e.cut for e in encodings))
@@ -231,12 +259,10 @@ class SentenceEmbedding(FineTuned):
         columns = self._data[name].columns
         if "score" in columns:
             yield from number_scores((first * second).sum(axis=1), [float(x) for x in columns["score"]])
-        # Of all second texts the nearest one is the partner; the same text may occur twice.
-        rows = range(0, len(first), _ROWS)
-        nearest = np.concatenate([(first[n : n + _ROWS] @ second.T).argmax(axis=1) for n in rows])
-        texts = columns["sentence2"]
-        right = [texts[n] == text for n, text in zip(nearest, texts, strict=True)]
-        yield "accuracy", 100 * float(np.mean(right))
+        yield (
+            "accuracy",
+            100 * float(nearest_is_partner(first, second, *(columns[n] for n in COLUMNS[:2])).mean()),
+        )
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):

@@ -294,11 +294,35 @@ class TrainedReader(TrainedEncoder):
           UserError: an empty question or text, a question too long to leave room for a text, or a number out of
             range.
         """
+        return [
+            found
+            for found, _ in self.answers_in_windows(
+                questions, unanswerable=unanswerable, longest=longest, stride=stride
+            )
+        ]
+
+    def answers_in_windows(
+        self,
+        questions: Sequence[tuple[str, str]],
+        *,
+        unanswerable: bool | None = None,
+        longest: int | None = None,
+        stride: int | None = None,
+    ) -> list[tuple[Answer, EncodedText]]:
+        """Each answer with the window that it was read from, of no answer the one with the likeliest; see
+        `answers`."""
+        check_texts(questions)
         settings = self.processor.settings
+        limit = self.model.config.max_length
         longest = settings.get("longest", 30) if longest is None else longest
-        if longest < 1:
-            raise UserError(f"`longest` {longest} must be at least 1")
-        windows = self.windows(questions, stride=stride)
+        stride = min(settings.get("stride", 128), limit // 4) if stride is None else stride
+        if longest < 1 or not 0 <= stride <= limit // 2:
+            raise UserError(
+                f"`longest` {longest} must be at least 1, and `stride` {stride} from 0 to {limit // 2}, half "
+                "of the model's limit"
+            )
+        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
         examples = [Example(w.ids, w.types, {}) for own in windows for w in own]
         logits = iter(self.run("answer", predicted, examples))
         found = []
@@ -308,34 +332,6 @@ class TrainedReader(TrainedEncoder):
                 longest=longest,
                 none=settings.get("unanswerable", False) if unanswerable is None else unanswerable,
             )
-            start, end, score = span
-            found.append(Answer(text[start:end] if start >= 0 else "", start, score))
+            answer = text[span.start : span.end] if span.start >= 0 else ""
+            found.append((Answer(answer, span.start, span.score), own[span.window]))
         return found
-
-    def windows(
-        self, questions: Sequence[tuple[str, str]], *, stride: int | None = None
-    ) -> list[list[EncodedText]]:
-        """What the model reads of each question and its text; see `answers`."""
-        check_texts(questions)
-        limit = self.model.config.max_length
-        stride = min(self.processor.settings.get("stride", 128), limit // 4) if stride is None else stride
-        if not 0 <= stride <= limit // 2:
-            raise UserError(
-                f"`stride` {stride} must be from 0 to {limit // 2}, half of the model's limit of {limit}"
-            )
-        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
-        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
-        return windows
-
-    def window(self, question: str, text: str, found: Answer, *, stride: int | None = None) -> EncodedText:
-        """The window that holds an answer farthest from its ends; the first where the text has no answer."""
-        (windows,) = self.windows([(question, text)], stride=stride)
-        if found.start < 0:
-            return windows[0]
-
-        def margin(window: EncodedText) -> int:
-            assert window.offsets is not None
-            places = window.offsets[window.sequences == 1]
-            return min(found.start - places[0, 0], places[-1, 1] - found.start - len(found.answer))
-
-        return max(windows, key=margin)
