@@ -9,7 +9,7 @@ import pytest
 
 from transformer_jax.tasks.image_classification import ImageClasses, ImageClassificationConfig
 from transformer_jax.tasks.question_answering import Spans
-from transformer_jax.tasks.sentence_embedding import InBatchNegatives, nearest_is_partner
+from transformer_jax.tasks.sentence_embedding import InBatchNegatives
 from transformer_jax.tasks.sequence_classification import Classes
 from transformer_jax.tasks.token_classification import Tags
 
@@ -136,15 +136,6 @@ def test_texts_that_belong_together_are_no_negatives(rng, texts, texts_2, alike)
     with np.errstate(divide="ignore"):
         expected = -(np.diag(log_softmax(cosines)) + np.diag(log_softmax(cosines.T))).sum() / 2
     assert partners_loss(first, second, texts, texts_2)[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_of_other_texts_the_nearest_is_a_partner():
-    """A text is nearest to itself, and has two partners; the last pair is one text twice."""
-    texts, texts_2 = ["a", "x", "a", "d"], ["b", "a", "c", "d"]
-    angles, angles_2 = np.array([0, 50, 0, 90]), np.array([20, 0, 10, 90])
-    first, second = (np.stack([np.cos(x), np.sin(x)], axis=1) for x in np.radians((angles, angles_2)))
-    # x, at 50 degrees, is nearer to b, at 20, than to its partner a, at 0.
-    np.testing.assert_array_equal(nearest_is_partner(first, second, texts, texts_2), [True, False, True, True])
 
 
 def test_classes_of_images_are_smoothed(rng):

@@ -21,6 +21,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
+from transformer_jax.evaluation.partners import partner_scores
 from transformer_jax.layers.losses import cross_entropy
 from transformer_jax.layers.text_pooling import POOLINGS, normalised, pooled
 from transformer_jax.tasks import fine_tuning
@@ -33,8 +34,6 @@ from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.task import TaskEntry
 
 COLUMNS = ("sentence1", "sentence2", "score")
-# First texts whose cosines with all second texts are in memory together.
-_ROWS = 1_024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,29 +138,6 @@ def _joined(one: jax.Array, other: jax.Array) -> jax.Array:
     return one.astype(jnp.float32) @ other.astype(jnp.float32) > 0
 
 
-def nearest_is_partner(
-    first: np.ndarray, second: np.ndarray, texts: Sequence[str], texts_2: Sequence[str]
-) -> np.ndarray:
-    """Whether a partner of each first text is the nearest of all second texts that are not the same (N,) bool.
-
-    Args:
-      first, second: vectors (N, D) of the texts.
-      texts, texts_2: pairs in which a text may be several times.
-    """
-    numbers = {text: n for n, text in enumerate(dict.fromkeys((*texts, *texts_2)))}
-    own, others = (np.array([numbers[text] for text in side]) for side in (texts, texts_2))
-    pairs = {*zip(own, others, strict=True), *zip(others, own, strict=True)}
-    right = []
-    for begin in range(0, len(first), _ROWS):
-        rows = slice(begin, begin + _ROWS)
-        cosines = first[rows] @ second.T
-        # A pair of one text with itself has that partner alone.
-        itself = (own[rows] != others[rows])[:, None] & (own[rows][:, None] == others[None])
-        nearest = others[np.where(itself, -np.inf, cosines).argmax(axis=1)]
-        right += [pair in pairs for pair in zip(own[rows], nearest, strict=True)]
-    return np.array(right)
-
-
 def vectors_of(
     model: Any, batch: Mapping[str, jax.Array], pooling: str, dropout_key: jax.Array | None = None
 ) -> jax.Array:
@@ -259,10 +235,7 @@ class SentenceEmbedding(FineTuned):
         columns = self._data[name].columns
         if "score" in columns:
             yield from number_scores((first * second).sum(axis=1), [float(x) for x in columns["score"]])
-        yield (
-            "accuracy",
-            100 * float(nearest_is_partner(first, second, *(columns[n] for n in COLUMNS[:2])).mean()),
-        )
+        yield from partner_scores(first, second, *(columns[side] for side in COLUMNS[:2]))
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):
