@@ -12,6 +12,7 @@ from tests.commands.in_process import call
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
 from transformer_jax.errors import UserError
+from transformer_jax.parameter_names import named_leaves
 from transformer_jax.tasks.trained_heads import Answer, TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.run_folder import read_config
 
@@ -437,6 +438,59 @@ def test_sizes_and_case_beside_a_start_are_refused(runs, data):
     train = ("--start-from", runs / "pretrain", "--train", data / "label.tsv")
     assert "a start brings its own: leave it out" in refused(classify, *train, "--preset", "tiny")
     assert "--lowercase is for a vocabulary that is trained" in refused(classify, *train, "--no-lowercase")
+
+
+def test_pretraining_goes_on_with_the_model_of_its_start(runs, data, tmp_path):
+    text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--learning-rate", 0, "--steps", 1)
+    start = ("--start-from", runs / "pretrain")
+    done = call(pretrain.main, *start, *text, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    old, new = (named_leaves(load(folder).model) for folder in (runs / "pretrain", tmp_path / "run"))
+    assert old.keys() == new.keys()
+    for name, leaf in new.items():
+        np.testing.assert_array_equal(leaf, old[name], err_msg=name)
+    assert "do not belong together" in refused(
+        pretrain, *start, *text, "--vocab-size", 60, "--run-dir", tmp_path / "other"
+    )
+    assert "does not fit: " in refused(
+        pretrain, *start, *text, "--vocab-size", 900, "--run-dir", tmp_path / "other"
+    )
+    for flags, message in (
+        (("--preset", "tiny"), "a start brings its own: leave it out"),
+        (("--no-lowercase",), "--lowercase is for a vocabulary that is trained"),
+        (("--model", "roberta"), "holds a bert, not a roberta: leave --model out"),
+        (("--model", "electra"), "holds a model of BertConfig: this task takes electra"),
+    ):
+        assert message in refused(pretrain, *start, *text, *flags, "--run-dir", tmp_path / "other")
+
+
+def test_pretraining_knows_an_electra_by_its_folder(data, tmp_path):
+    text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--learning-rate", 0)
+    first = (
+        "--model",
+        "electra",
+        *SIZES,
+        "--generator-size",
+        0.5,
+        *text,
+        "--steps",
+        2,
+        "--run-dir",
+        tmp_path / "first",
+    )
+    done = call(pretrain.main, *first)
+    assert done.returncode == 0, done.stderr
+    model = load(tmp_path / "first")
+    pretrained.save(tmp_path / "published", model.model, model.processor)
+    for start in ("first", "published,into=discriminator"):
+        run = tmp_path / start[:3]
+        done = call(pretrain.main, "--start-from", f"{tmp_path}/{start}", *text, "--steps", 1, "--run-dir", run)
+        assert done.returncode == 0, done.stderr
+        assert read_config(run)["task"] == "replaced_token_detection"
+        new, old = (named_leaves(one.model) for one in (load(run), model))
+        assert new.keys() == old.keys()
+        for name, leaf in new.items():
+            np.testing.assert_array_equal(leaf, old[name], err_msg=name)
 
 
 @pytest.mark.parametrize(("command", "file"), [(classify, "label.tsv"), (embed, "pair.tsv")])

@@ -16,6 +16,9 @@ from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import TASKS
 from transformer_jax.tasks.trained_heads import TrainedElectra, TrainedMaskedLM
+from transformer_jax.training.config import Start
+from transformer_jax.training.run_folder import is_run, read_config
+from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry
 
 DESCRIPTION = "Pretrain a text encoder: BERT, RoBERTa or DistilBERT on masked words, ELECTRA on replaced ones."
@@ -42,9 +45,21 @@ class Arguments(PlanFlags):
 
 
 def entry_of(argv: Sequence[str]) -> TaskEntry:
-    """The task of the arguments: replaced words for ELECTRA, else masked ones."""
-    electra = flag_value(argv, "--model") == "electra"
-    return TASKS["replaced_token_detection" if electra else "masked_language_modeling"]
+    """The task of the arguments: replaced words for ELECTRA, else masked ones.
+
+    Without `--model` it is what the run in `--run-dir` has, else what the start has.
+
+    Raises:
+      UserError: a start that cannot be read.
+    """
+    model = flag_value(argv, "--model")
+    start = flag_value(argv, "--start-from", "--start_from", "--start")
+    run_dir = flag_value(argv, "--run-dir", "--run_dir")
+    if model is None and run_dir is not None and is_run(run_dir):
+        model = read_config(run_dir).get("model")
+    elif model is None and start is not None:
+        model, _ = started_config(Start.parse(start).folder, "encoder")
+    return TASKS["replaced_token_detection" if model == "electra" else "masked_language_modeling"]
 
 
 def _fill(top: int) -> Use:

@@ -47,7 +47,7 @@ from transformer_jax.training.ways_to_fit import ways_to_fit
 def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bool = False) -> str:
     """A folder name that says what was trained: runs/CORPUS-MODEL, with the preset if it was named."""
     parts = [corpus.replace(":", "-").replace("/", "-"), name_of(models_of(entry), parsed.config.model)]
-    if preset or "preset" in parsed.named:
+    if parsed.config.preset and (preset or "preset" in parsed.named):
         parts.append(parsed.config.preset)
     return str(pathlib.Path("runs") / "-".join(parts))
 

@@ -16,7 +16,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, rows_here
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
-from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.encoder_sizes import check_lowercase, chosen_encoder, vocabulary_size
 from transformer_jax.tasks.trained_encoders import check_no_classes, predicted
 from transformer_jax.training.config import (
     FREE,
@@ -25,9 +25,8 @@ from transformer_jax.training.config import (
     Start,
     check_accumulation,
     check_at_least,
-    choose,
+    field_names,
 )
-from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -106,27 +105,9 @@ def fine_tuning(
       UserError: a start that holds another model, or one that cannot be read.
       ValueError: an unknown name.
     """
-    models = MODELS[kind]
     starts = tuple(Start.parse(text) for text in start)
-    if starts:
-        name, config = started_config(starts[0].folder, kind)
-        if model and model != name:
-            raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
-        if preset:
-            raise UserError(
-                "`preset` is the size of a model from nothing, and a start brings its own: leave it out"
-            )
-    else:
-        name = model or "bert"
-        choose("model", name, tuple(models))
-        preset = preset or "mini"
-        choose("preset", preset, models[name].presets)
-        config = models[name].preset(preset, 8_000)
-    fields = {field.name for field in dataclasses.fields(config)}
-    changes = {"classes": 0} | changes
-    if kind != "sequence_classifier":
-        changes["classifier_pooling"] = "first"  # of a start that classified
-    changes = {n: value for n, value in changes.items() if n in fields}
+    _, config, preset = chosen_encoder(kind, starts, model=model, preset=preset)
+    changes = {name: value for name, value in changes.items() if name in field_names(config)}
     config = dataclasses.replace(config, max_length=min(max_length, config.max_length), **changes)
     return RunConfig(
         task=task,
@@ -154,10 +135,7 @@ def check(config: RunConfig, model_config: Any, *, classifies: bool = False) -> 
         raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
     if not classifies:
         check_no_classes(model_config)
-    if config.start and not task.lowercase:
-        raise UserError(
-            "`lowercase` is for a vocabulary that is trained, and a start brings its own: leave it out"
-        )
+    check_lowercase(config)
     check_accumulation(task.batch_size, config.optimization)
 
 
@@ -234,7 +212,7 @@ class FineTuned:
     ):
         task: FineTuningConfig = config.task
         self._config, self._mesh, self.processor = config, mesh, tokenizer
-        changes: dict[str, Any] = {"vocab_size": self._vocab_size(config, tokenizer)}
+        changes: dict[str, Any] = {"vocab_size": vocabulary_size(config, tokenizer)}
         classes = self.classes(tokenizer)
         if config.model.classes not in (0, classes):
             raise UserError(f"`classes` {config.model.classes}: the data has {classes}")
@@ -280,14 +258,6 @@ class FineTuned:
             examples, config.task.batch_size, lengths, config.seed,
             pad=self.processor.pad, ignored=self.ignored,
         )  # fmt: skip
-
-    @staticmethod
-    def _vocab_size(config: RunConfig, tokenizer: EncoderTokenizer) -> int:
-        """A start's table may have rows that its tokenizer has no token for."""
-        if not config.start:
-            return tokenizer.vocab_size
-        tokenizer.check_fits(config.model.vocab_size)
-        return config.model.vocab_size
 
     def _encoded_others(self, note: Callable[[str], None]) -> Iterator[tuple[str, Encoded]]:
         self._encoded: dict[str, Encoded] = {}

@@ -13,15 +13,15 @@ from transformer_jax.data.batches.masked_batches import EncodedDocuments, Packed
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.layers.losses import cross_entropy, mean_of_rows, sums_in_parts
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
 from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.trained_heads import TrainedMaskedLM
-from transformer_jax.training.config import Optimization, RunConfig, choose
+from transformer_jax.training.config import RunConfig, field_names
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
 
-_MODELS = {name: entry for name, entry in MODELS["masked_lm"].items() if name != "electra"}
+# ELECTRA's generator, which is trained with its discriminator.
+_TRAINED_OTHERWISE = ("electra",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,29 +33,29 @@ class MaskedLanguageModelingConfig(PretrainingConfig):
     `pooler`."""
 
 
-def text(*, model: str = "bert", preset: str = "mini", steps: int = 1_000, context: int = 128) -> RunConfig:
-    """A small encoder on any text; BERT learns next sentences too."""
-    choose("model", model, tuple(_MODELS))
-    choose("preset", preset, _MODELS[model].presets)
-    pairs = model == "bert"
+def text(
+    *,
+    start: tuple[str, ...] = (),
+    model: str = "",
+    preset: str = "",
+    steps: int = 1_000,
+    context: int = 128,
+) -> RunConfig:
+    """A small encoder on any text, or one that is trained on; BERT with a pooler learns next sentences too."""
+    name, config, preset, starts = pretraining.encoder(
+        "masked_lm", start, model=model, preset=preset, context=context, leave_out=_TRAINED_OTHERWISE
+    )
+    pairs = name == "bert" and config.pooler
+    if "pooler" in field_names(config):
+        config = dataclasses.replace(config, pooler=pairs)
     return RunConfig(
         task=MaskedLanguageModelingConfig(context=context, next_sentence=pairs),
-        model=_MODELS[model].preset(
-            preset, 8_000, max_length=max(context, 128), **({"pooler": pairs} if model != "distilbert" else {})
-        ),
-        optimization=pretraining_optimization(steps),
+        model=config,
+        optimization=pretraining.optimization(steps, starts),
+        start=starts,
         recipe="text",
         preset=preset,
     )
-
-
-def pretraining_optimization(steps: int) -> Optimization:
-    """Of BERT and ELECTRA at small sizes (Clark et al. 2020, table 6)."""
-    return Optimization(
-        steps=steps, schedule="linear", warmup=max(1, min(10_000, steps // 10)), learning_rate=5e-4,
-        b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01, save_every=max(1, steps // 10),
-        evaluate_every=max(1, steps // 5),
-    )  # fmt: skip
 
 
 def measured(

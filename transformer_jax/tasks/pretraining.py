@@ -23,8 +23,16 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
+from transformer_jax.tasks.encoder_sizes import check_lowercase, chosen_encoder, vocabulary_size
 from transformer_jax.tasks.trained_encoders import check_no_classes
-from transformer_jax.training.config import FREE, RunConfig, check_accumulation, check_at_least
+from transformer_jax.training.config import (
+    FREE,
+    Optimization,
+    RunConfig,
+    Start,
+    check_accumulation,
+    check_at_least,
+)
 from transformer_jax.training.objective import Sums
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
@@ -81,6 +89,37 @@ class PretrainingConfig:
         check_at_least(self, context=8, batch_size=1)
 
 
+def encoder(
+    kind: str,
+    start: Sequence[str],
+    *,
+    model: str,
+    preset: str,
+    context: int,
+    leave_out: Sequence[str] = (),
+) -> tuple[str, Any, str, tuple[Start, ...]]:
+    """(name, config, preset, starts) of the model of a recipe; see `chosen_encoder`.
+
+    Args:
+      start: text forms of starts.
+      context: tokens of a row, for which a model from nothing has positions.
+    """
+    starts = tuple(Start.parse(text) for text in start)
+    name, config, preset = chosen_encoder(kind, starts, model=model, preset=preset, leave_out=leave_out)
+    if not starts:
+        config = dataclasses.replace(config, max_length=max(context, 128))
+    return name, config, preset, starts
+
+
+def optimization(steps: int, starts: Sequence[Start]) -> Optimization:
+    """Of BERT and ELECTRA at small sizes (Clark et al. 2020, table 6), at a tenth of the rate from a start."""
+    return Optimization(
+        steps=steps, schedule="linear", warmup=max(1, min(10_000, steps // 10)),
+        learning_rate=5e-5 if starts else 5e-4, b1=0.9, b2=0.999, epsilon=1e-6, weight_decay=0.01,
+        save_every=max(1, steps // 10), evaluate_every=max(1, steps // 5),
+    )  # fmt: skip
+
+
 def check(config: RunConfig, model_config: Any) -> None:
     """Checks across the parts of a config.
 
@@ -91,6 +130,7 @@ def check(config: RunConfig, model_config: Any) -> None:
     if model_config.max_length < task.context:
         raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
     check_no_classes(model_config)
+    check_lowercase(config)
     check_accumulation(task.batch_size, config.optimization)
 
 
@@ -174,7 +214,7 @@ class Pretraining:
         task: PretrainingConfig = config.task
         self._config, self._mesh = config, mesh
         self.processor = tokenizer
-        changes: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
+        changes: dict[str, Any] = {"vocab_size": vocabulary_size(config, tokenizer)}
         if hasattr(config.model, "padding_id"):
             changes["padding_id"] = tokenizer.pad
         self.model_config = dataclasses.replace(config.model, **changes)

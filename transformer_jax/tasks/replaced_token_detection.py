@@ -18,16 +18,12 @@ from transformer_jax.layers.losses import (
     per_row,
     tokens_in_parts,
 )
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks import pretraining
-from transformer_jax.tasks.masked_language_modeling import pretraining_optimization
 from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.trained_heads import TrainedElectra
-from transformer_jax.training.config import RunConfig, check_at_least, choose
+from transformer_jax.training.config import RunConfig, check_at_least
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
-
-_MODELS = MODELS["replaced_token"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +42,24 @@ class ReplacedTokenDetectionConfig(PretrainingConfig):
         check_at_least(self, discriminator_weight=0)
 
 
-def text(*, model: str = "electra", preset: str = "mini", steps: int = 1_000, context: int = 128) -> RunConfig:
-    """A small ELECTRA on any text."""
-    choose("model", model, tuple(_MODELS))
-    choose("preset", preset, _MODELS[model].presets)
+def text(
+    *,
+    start: tuple[str, ...] = (),
+    model: str = "",
+    preset: str = "",
+    steps: int = 1_000,
+    context: int = 128,
+) -> RunConfig:
+    """A small ELECTRA on any text, or one that is trained on."""
+    _, config, preset, starts = pretraining.encoder(
+        "replaced_token", start, model=model, preset=preset, context=context
+    )
     return RunConfig(
         # Clark et al. 2020, table 6: the large one predicts a quarter of the words.
         task=ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if preset == "large" else 0.15),
-        model=_MODELS[model].preset(preset, 8_000, max_length=max(context, 128)),
-        optimization=pretraining_optimization(steps),
+        model=config,
+        optimization=pretraining.optimization(steps, starts),
+        start=starts,
         recipe="text",
         preset=preset,
     )
