@@ -1,17 +1,20 @@
 """pretrain, classify, tag, answer and embed as users run them, and the line that answers each bad input."""
 
+import dataclasses
 import json
 import re
 import shutil
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.cases import others_long
 from tests.commands.in_process import call
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
 from transformer_jax.errors import UserError
+from transformer_jax.models.bert import BertMaskedLM
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.tasks.trained_heads import Answer, TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.run_folder import read_config
@@ -335,12 +338,21 @@ def test_bad_use(data, runs, tmp_path):
         pretrain, "--start-from", runs / "pretrain", "--tokenizer", "bpe", "--text", data / "text.txt", *TINY,
         "--run-dir", tmp_path / "run",
     )  # fmt: skip
+    assert "--lowercase is for a vocabulary that is trained, and vocab.txt brings its own" in refused(
+        pretrain, "--tokenizer", "vocab.txt", "--no-lowercase", "--text", data / "text.txt"
+    )
     assert "1 column(s): give " in refused(answer, "--run-dir", runs / "answer", "--stdin", stdin="a\n")
     assert "question 1: a text of no tokens" in refused(
         answer, "--run-dir", runs / "answer", "--stdin", stdin="where is it\t\u200b\n"
     )
     assert "--normalise is for the vectors of --text or --stdin" in refused(
         embed, "--train", data / "pair.tsv", "--normalise", "True"
+    )
+    assert "no column score, of which --least-score 3.0 is" in refused(
+        embed, "--train", data / "pair.tsv", "--least-score", 3
+    )
+    assert "--valid and --held-out contradict each other" in refused(
+        tag, "--train", data / "tags.tsv", "--valid", data / "tags.tsv", "--held-out", 0.3
     )
     assert "--json is for a --dry-run with a --topology, or for what a trained run answers" in refused(
         tag, "--train", data / "tags.tsv", "--json"
@@ -458,35 +470,73 @@ def test_pretraining_goes_on_with_the_model_of_its_start(runs, data, tmp_path):
     for flags, message in (
         (("--preset", "tiny"), "a start brings its own: leave it out"),
         (("--no-lowercase",), "--lowercase is for a vocabulary that is trained"),
+        (("--splits", "a", "b"), "--data-dir and --splits are for a corpus tfds:NAME"),
+        (("--context", 10), "--context 10 is too short for next sentences: two texts need 11 tokens"),
+        (("--token-types", 1), "--next-sentence needs two --token-types"),
         (("--model", "roberta"), "holds a bert, not a roberta: leave --model out"),
         (("--model", "electra"), "holds a model of BertConfig: this task takes electra"),
     ):
         assert message in refused(pretrain, *start, *text, *flags, "--run-dir", tmp_path / "other")
 
 
+def test_pretraining_goes_on_from_a_masked_lm_without_a_pooler(runs, data, tmp_path):
+    run = load(runs / "classify")
+    config = dataclasses.replace(run.model.config, pooler=False, classes=0)
+    model = BertMaskedLM(config, rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path / "published", model, run.processor)
+    text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--steps", 1)
+    flags = ("--start-from", tmp_path / "published", *text)
+    done = call(pretrain.main, *flags, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "encoder/pooler/kernel" not in named_leaves(load(tmp_path / "run").model)
+    done = call(pretrain.main, *flags, "--pooler", "--next-sentence", "--run-dir", tmp_path / "pairs")
+    assert done.returncode == 0, done.stderr
+    assert "encoder/pooler/kernel" in named_leaves(load(tmp_path / "pairs").model)
+
+
+def test_pretraining_keeps_no_labels(runs, data, tmp_path):
+    """Nor how a classifier's texts were read."""
+    text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--steps", 1)
+    done = call(pretrain.main, "--start-from", runs / "classify", *text, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    old, new = (load(folder).processor for folder in (runs / "classify", tmp_path / "run"))
+    assert old.labels
+    assert old.settings
+    assert (new.labels, new.settings) == ((), {})
+
+
+def test_a_head_of_more_classes_begins_fresh(runs, data, tmp_path):
+    """Of classes, whose names may be numbers; a tagger keeps the tags that new data happen to lack."""
+    rows = [(f"a film {n}", n % 3) for n in range(30)]
+    three = table(tmp_path, "three", ("sentence", "label"), rows)
+    done = call(classify.main, "--train", three, *TINY, "--run-dir", tmp_path / "three")
+    assert done.returncode == 0, done.stderr
+    flags = ("--start-from", tmp_path / "three", "--train", data / "label.tsv", "--steps", 1)
+    done = call(classify.main, *flags, "--run-dir", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "two").processor.labels == ("0", "1")
+    few = table(tmp_path, "few", ("tokens", "tags"), [("the film", "D N")] * 30)
+    flags = ("--start-from", runs / "tag", "--train", few, "--steps", 1)
+    done = call(tag.main, *flags, "--run-dir", tmp_path / "tags")
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "tags").processor.labels == load(runs / "tag").processor.labels
+
+
 def test_pretraining_knows_an_electra_by_its_folder(data, tmp_path):
     text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--learning-rate", 0)
-    first = (
-        "--model",
-        "electra",
-        *SIZES,
-        "--generator-size",
-        0.5,
-        *text,
-        "--steps",
-        2,
-        "--run-dir",
-        tmp_path / "first",
-    )
+    # Of one network alone the other begins fresh, with a quarter of the heads at least.
+    sizes = ("--model", "electra", *SIZES, "--generator-size", 1)
+    first = (*sizes, *text, "--steps", 2, "--run-dir", tmp_path / "first")
     done = call(pretrain.main, *first)
     assert done.returncode == 0, done.stderr
     model = load(tmp_path / "first")
     pretrained.save(tmp_path / "published", model.model, model.processor)
-    for start in ("first", "published,into=discriminator"):
-        run = tmp_path / start[:3]
+    for start, share in (("first", 1), ("published", 0.5), ("published,into=discriminator", 0.5)):
+        run = tmp_path / f"from {start}"
         done = call(pretrain.main, "--start-from", f"{tmp_path}/{start}", *text, "--steps", 1, "--run-dir", run)
         assert done.returncode == 0, done.stderr
         assert read_config(run)["task"] == "replaced_token_detection"
+        assert read_config(run)["model_config"]["generator_size"] == share
         new, old = (named_leaves(one.model) for one in (load(run), model))
         assert new.keys() == old.keys()
         for name, leaf in new.items():

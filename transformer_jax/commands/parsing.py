@@ -147,7 +147,7 @@ def _begun(entry: TaskEntry, keywords: Mapping[str, Any], run_dir: str | None) -
 
     A run that has begun never opens its starts again.
     """
-    starts = tuple(Start.parse(text) for text in keywords.get("start", ()))
+    starts = Start.every(keywords.get("start", ()))
     gone = any(not pathlib.Path(start.folder).exists() for start in starts)
     if not gone or "preset" in keywords or run_dir is None or not is_run(run_dir):
         return None

@@ -80,7 +80,7 @@ def read_encoder_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -
     if problem is None and architecture.endswith("ForSequenceClassification") and len(labels) == 1:
         problem = "regression"
     target = PROBLEMS.get(str(problem), "label")
-    return tokenizer.with_labels(labels, target=target)
+    return tokenizer.with_labels(labels, **{**tokenizer.settings, "target": target})
 
 
 def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:

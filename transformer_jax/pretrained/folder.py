@@ -49,6 +49,29 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
         raise UserError(f"{folder / 'config.json'}: {error}") from None
 
 
+def read_model_config(folder: pathlib.Path) -> Any:
+    """The config of a published model without the parts that its files lack; no weights are read.
+
+    Raises:
+      UserError: see `load`.
+    """
+    config, family, _ = read_config(folder)
+    return _without_absent(family, config, _opened(folder)) if family.absent else config
+
+
+def _opened(folder: pathlib.Path) -> TensorFiles | ArrayFile:
+    return ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
+
+
+def _without_absent(family: Family, config: Any, files: TensorFiles | ArrayFile) -> Any:
+    """The config with the part of `Family.absent` turned off where a tensor of it is not in the files."""
+    if family.absent is None:
+        return config
+    field, *tensors = family.absent
+    there = all(any(name.endswith(tensor) for name in files.names()) for tensor in tensors)
+    return config if there else dataclasses.replace(config, **{field: False})
+
+
 def load(
     folder: str | pathlib.Path,
     *,
@@ -81,11 +104,8 @@ def load(
     if mesh is not None:
         check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, family, described, config)
-    files = ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
-    if family.absent is not None:
-        field, *tensors = family.absent
-        if not all(any(name.endswith(tensor) for name in files.names()) for tensor in tensors):
-            config = dataclasses.replace(config, **{field: False})
+    files = _opened(folder)
+    config = _without_absent(family, config, files)
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
     named = named_leaves(shape)
     places = _places(family, config, files, named)

@@ -73,6 +73,8 @@ class FineTuningConfig:
             raise UserError("`data_dir` and `splits` are for a corpus tfds:NAME")
         if (self.valid or self.test) and not self.train:
             raise UserError("`valid` and `test` need `train`")
+        if self.valid and self.held_out != FineTuningConfig.held_out:
+            raise UserError("`valid` and `held_out` contradict each other: give one of them")
         if not 0 < self.held_out < 1:
             raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
         check_at_least(self, batch_size=1, examples=0)
@@ -105,7 +107,7 @@ def fine_tuning(
       UserError: a start that holds another model, or one that cannot be read.
       ValueError: an unknown name.
     """
-    starts = tuple(Start.parse(text) for text in start)
+    starts = Start.every(start)
     _, config, preset = chosen_encoder(kind, starts, model=model, preset=preset)
     changes = {name: value for name, value in changes.items() if name in field_names(config)}
     config = dataclasses.replace(config, max_length=min(max_length, config.max_length), **changes)
@@ -237,6 +239,9 @@ class FineTuned:
         self.batches = batches.share(here)
         self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
+        # The last batch of an epoch may be a part of one.
+        rows = len(encoded.examples) // self.texts_per_row / batches.batches_per_epoch
+        self._rows_per_step = min(rows, task.batch_size)
         self.about = f"{task.batch_size} {self.rows_named} a batch, {epochs:.1f} epochs"
         counts = {
             "training": encoded,
@@ -305,7 +310,7 @@ class FineTuned:
             "split": split,
             # Not the weight of the loss, which may count words.
             "examples_per_second": self._config.optimization.steps
-            * self._config.task.batch_size
+            * self._rows_per_step
             / max(totals.seconds, 1e-9),
         }
         shown = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.items()]
@@ -318,9 +323,20 @@ def make_tokenizer(
     stored: Files | None,
     starts: Sequence[Any],
     labels: Sequence[str],
+    *,
+    further: bool = False,
     **settings: Any,
 ) -> EncoderTokenizer:
     """The tokenizer with its labels: of the run, of the start, or trained on the texts; in every process.
+
+    Args:
+      config: of the run.
+      texts: to train one on.
+      stored: files of the run's own.
+      starts: of the run.
+      labels: of the data.
+      further: a start's labels stay if they have all of the data's among them, not only if they are the same.
+      settings: of the task.
 
     Raises:
       UserError: see `EncoderTokenizer`.
@@ -338,8 +354,9 @@ def make_tokenizer(
             raise UserError(
                 "`start`: its vocabulary has no tokens for begin, end and mask, which an encoder needs"
             )
-        # A classifier that is trained on goes on with its own order of the labels; a task without any has none.
-        own = given.labels if labels and set(labels) <= set(given.labels) else tuple(labels)
+        # What is trained on goes on with its own order of the labels; a task without any has none.
+        same = set(labels) <= set(given.labels) if further else set(labels) == set(given.labels)
+        own = given.labels if labels and same else tuple(labels)
         return given.with_labels(own, **settings)
 
     return shared_processor(EncoderTokenizer, make)

@@ -125,7 +125,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1
     """
     if not start:
         raise UserError("the recipe fine_tune needs a `start`")
-    starts = tuple(Start.parse(text) for text in start)
+    starts = Start.every(start)
     name, config = started_config(starts[0].folder, KIND)
     if model != name:
         raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")

@@ -111,6 +111,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
             f"`next_sentence` {config.task.next_sentence} and `pooler` {model_config.pooler}: what tells next "
             "sentences apart is read from the pooler, so give both or neither"
         )
+    if config.task.next_sentence and model_config.token_types < 2:
+        raise UserError("`next_sentence` needs two `token_types`, which tell the texts of a pair apart")
     return MaskedWords()
 
 

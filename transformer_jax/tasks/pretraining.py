@@ -39,6 +39,7 @@ from transformer_jax.training.totals import Totals
 
 # Batches of the validation text that are read at most: 50 of 32 x 128 tokens have 30,000 masked words.
 _VALIDATED = 50
+_SPLITS = ("train", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class PretrainingConfig:
     corpus: str = "python"
     """python, the language reference that ships with every Python, or tfds:NAME, any set of TensorFlow
     Datasets with texts. Ignored if `text` names files."""
-    splits: tuple[str, str] = ("train", "validation")
+    splits: tuple[str, str] = _SPLITS
     """Training and validation split of a tfds: corpus, in its syntax: train[:98%] ..."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
     """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
@@ -82,8 +83,14 @@ class PretrainingConfig:
             raise UserError(
                 f"unknown corpus {self.corpus!r}: write python or tfds:NAME, or name files with `text`"
             )
-        if not self.corpus.startswith("tfds:") and self.data_dir is not None:
-            raise UserError("`data_dir` is for a corpus tfds:NAME")
+        others = self.data_dir is not None or self.splits != _SPLITS
+        if others and (self.text or not self.corpus.startswith("tfds:")):
+            raise UserError("`data_dir` and `splits` are for a corpus tfds:NAME")
+        if not self.lowercase and self.tokenizer not in ("wordpiece", "bpe"):
+            raise UserError(
+                f"`lowercase` is for a vocabulary that is trained, and {self.tokenizer} brings its own: leave "
+                "it out"
+            )
         if not 0 < self.mask_rate < 1:
             raise UserError(f"`mask_rate` {self.mask_rate} must be above 0 and below 1")
         check_at_least(self, context=8, batch_size=1)
@@ -104,7 +111,7 @@ def encoder(
       start: text forms of starts.
       context: tokens of a row, for which a model from nothing has positions.
     """
-    starts = tuple(Start.parse(text) for text in start)
+    starts = Start.every(start)
     name, config, preset = chosen_encoder(kind, starts, model=model, preset=preset, leave_out=leave_out)
     if not starts:
         config = dataclasses.replace(config, max_length=max(context, 128))
@@ -302,7 +309,7 @@ def prepare(
             raise UserError(
                 f"`tokenizer` {config.task.tokenizer}: a start brings its own, on which its parameters depend"
             )
-        return make_tokenizer(config, corpus) if given is None else given
+        return make_tokenizer(config, corpus) if given is None else given.with_labels(())
 
     tokenizer = shared_processor(EncoderTokenizer, make)
     return on_every_process(lambda: kind(config, corpus, tokenizer, mesh, note))

@@ -23,6 +23,7 @@ from transformer_jax.tasks.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.trained_heads import TrainedElectra
 from transformer_jax.training.config import RunConfig, check_at_least
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.task import TaskEntry
 
 
@@ -54,6 +55,8 @@ def text(
     _, config, preset, starts = pretraining.encoder(
         "replaced_token", start, model=model, preset=preset, context=context
     )
+    if starts and not _has_generator(starts[0].folder):
+        config = dataclasses.replace(config, generator_size=-(-config.heads // 4) / config.heads)
     return RunConfig(
         # Clark et al. 2020, table 6: the large one predicts a quarter of the words.
         task=ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if preset == "large" else 0.15),
@@ -63,6 +66,12 @@ def text(
         recipe="text",
         preset=preset,
     )
+
+
+def _has_generator(folder: str) -> bool:
+    """Whether a start holds both networks. Of one alone the other begins fresh, with a quarter of the heads
+    (Clark et al. 2020, section 3.2), or the next share of them that is a whole number."""
+    return is_run(folder) and read_config(folder)["task"] == "replaced_token_detection"
 
 
 def measured(
@@ -137,6 +146,7 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 class ReplacedTokenDetection(Pretraining):
     """The task with its text opened."""
 
+    best = "valid_discriminator_loss", "min"  # of what is kept
     # No random words: the discriminator sees none of what stands in the masks' places.
     shares = (0.85, 0.0)
 

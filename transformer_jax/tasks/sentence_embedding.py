@@ -70,7 +70,7 @@ def fine_tune(
     max_length: int = 128,
 ) -> RunConfig:
     """An encoder fine-tuned, or trained from nothing."""
-    task = SentenceEmbeddingConfig(pooling=started_pooling(Start.parse(start[0]).folder) if start else "mean")
+    task = SentenceEmbeddingConfig(pooling=started_pooling(Start.every(start)[0].folder) if start else "mean")
     return fine_tuning.fine_tuning(
         task, "encoder",
         start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
@@ -264,6 +264,8 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     def make() -> SentenceEmbedding:
         def alike(table: Table) -> Table:
             scores = table.columns.get("score")
+            if scores is None and task.least_score > 0:
+                raise UserError(f"{table.path}: no column score, of which `least_score` {task.least_score} is")
             if scores is None:
                 return table
             return table.taken([n for n, score in enumerate(scores) if float(score) >= task.least_score])

@@ -26,7 +26,7 @@ from transformer_jax.tasks import fine_tuning
 from transformer_jax.tasks.fine_tuning import Encoded, FineTuned, FineTuningConfig
 from transformer_jax.tasks.trained_encoders import check_tokens, inputs_of
 from transformer_jax.tasks.trained_heads import TrainedClassifier
-from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.config import RunConfig, Start, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry
@@ -83,7 +83,7 @@ def _has_pooler(start: tuple[str, ...], model: str) -> bool:
     A start whose classes are read from other states goes on as it was.
     """
     if start:
-        model, config = started_config(start[0].split(",")[0], "sequence_classifier")
+        model, config = started_config(Start.every(start)[0].folder, "sequence_classifier")
         if config.classifier_pooling != "first":
             return config.pooler
     return model in ("", "bert")

@@ -175,8 +175,9 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         if len(labels) < 2:
             raise UserError(f"{read[0].path}: every tag is {labels[0]!r}: classes need two")
         tokenizer = fine_tuning.make_tokenizer(
-            config, lambda: (" ".join(words) for words, _ in rows), stored, starts, labels
-        )
+            config, lambda: (" ".join(words) for words, _ in rows), stored, starts, labels,
+            further=True,
+        )  # fmt: skip
         splits = split_tables(task, read)
         report_unlabelled(read, note)
         fingerprint = fine_tuning.fingerprint_of(splits)

@@ -169,6 +169,16 @@ class Start:
         return ",".join([self.folder, *named, *(f"leave_out={pattern}" for pattern in self.leave_out)])
 
     @classmethod
+    def every(cls, given: str | Start | Sequence[str | Start]) -> tuple[Start, ...]:
+        """Starts of their text forms, or as they are; of one alone a tuple of it.
+
+        Raises:
+          UserError: see `parse`.
+        """
+        several = (given,) if isinstance(given, str | Start) else given
+        return tuple(cls.parse(one) if isinstance(one, str) else one for one in several)
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """The start that a text form describes.
 
@@ -233,7 +243,7 @@ class RunConfig:
         for name, value in values.items():
             where = [part for part, config in parts.items() if name in field_names(config)]
             if name == "start":
-                own[name] = tuple(Start.parse(one) if isinstance(one, str) else one for one in value)
+                own[name] = Start.every(value)
             elif name in top:
                 own[name] = value
             elif where:
@@ -312,7 +322,7 @@ def run_config_from_json(value: Mapping[str, Any], *, task: type, model: type, w
         name: from_json(kind, value.pop(name), f"{what}, {name}")
         for name, kind in (("task", task), ("model", model), ("optimization", Optimization))
     }
-    value["start"] = tuple(Start.parse(text) for text in value.get("start", ()))
+    value["start"] = Start.every(value.get("start", ()))
     unknown = set(value) - field_names(RunConfig)
     if unknown:
         raise UserError(f"{what}: unknown field {', '.join(sorted(unknown))}; a newer version wrote it")

@@ -71,7 +71,8 @@ class OpenedStart:
     def leaves(self, model: Any) -> dict[str, Any]:
         """The parameters that are copied, by their names in the new model.
 
-        Of an encoder with another task's head the encoder alone is copied.
+        Of an encoder with another task's head the encoder alone is copied; of an ELECTRA that is pretrained
+        it is the discriminator's, with the head that finds replaced words where the start has that.
 
         Args:
           model: the new one.
@@ -81,7 +82,9 @@ class OpenedStart:
         """
         start = self.start
         if self.of_other_task(model):
-            prefix = "encoder/" if hasattr(model, "encoder") else ""
+            prefix = _place_of_body(model)
+            if type(self.model) is type(getattr(model, "discriminator", None)):
+                return {f"discriminator/{name}": leaf for name, leaf in named_leaves(self.model).items()}
             return _taken(
                 {prefix + name: leaf for name, leaf in named_leaves(_body(self.model)).items()}, model
             )
@@ -111,6 +114,13 @@ def _taken(leaves: Mapping[str, Any], model: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in leaves.items() if name in own or not _OPTIONAL.fullmatch(name)}
 
 
+def _place_of_body(model: Any) -> str:
+    """What the names of a model's encoder begin with."""
+    if hasattr(model, "discriminator"):
+        return "discriminator/encoder/"
+    return "encoder/" if hasattr(model, "encoder") else ""
+
+
 def _body(model: Any) -> Any:
     """The encoder of texts or images that a model has, or None if it has none."""
     model = getattr(model, "discriminator", model)
@@ -130,9 +140,9 @@ def started_config(folder: str, kind: str) -> tuple[str, Any]:
     """
     path = pathlib.Path(folder)
     if pretrained.is_published(path):
-        from transformer_jax.pretrained.folder import read_config as read_published  # imports safetensors
+        from transformer_jax.pretrained.folder import read_model_config  # imports safetensors
 
-        config = read_published(path)[0]
+        config = read_model_config(path)
     elif is_run(path):
         described = read_config(path)
         models = [entries[described["model"]] for entries in MODELS.values() if described["model"] in entries]
@@ -262,9 +272,9 @@ def started(model: Any, starts: Sequence[OpenedStart], labels: Sequence[str] = (
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
     heads = any(opened.of_other_task(model) or opened.of_other_classes(model, labels) for opened in starts)
     for name in own.keys() - given.keys():
-        of_head = hasattr(model, "encoder") and not name.startswith("encoder/")
-        if heads and (of_head or _OPTIONAL.fullmatch(name)):
-            continue  # what belongs to a task begins fresh
+        # What belongs to a task begins fresh; a model without a head is its encoder.
+        if _OPTIONAL.fullmatch(name) or (heads and not name.startswith(_place_of_body(model))):
+            continue
         if any(not into or name.startswith(f"{into}/") for into in covered):
             problems.append(f"{name} is missing in the folders")
     if problems:

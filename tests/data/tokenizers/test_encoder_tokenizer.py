@@ -52,6 +52,17 @@ def test_parity(tmp_path, settings):
     assert pair.types.tolist() == expected["token_type_ids"]
 
 
+def test_which_tokens_continue_a_word(tmp_path):
+    ours = EncoderTokenizer.open(published(tmp_path))
+    assert [VOCABULARY[i] for i in np.flatnonzero(ours.continues_word())] == ["##able", "##ing", "##s"]
+    # "##" is a token of its own in a byte-level vocabulary, and says nothing of words.
+    pairs = EncoderTokenizer.byte_pairs(["## heading", "## unheading", "## heading on"] * 9, 300)
+    ids = pairs.encode(["## un"])[0]
+    tokens = dict(zip(pairs.tokens(ids), np.array(pairs.continues_word())[ids].tolist(), strict=True))
+    assert {"##", "n"} & {token for token, continues in tokens.items() if continues}
+    assert not any(continues for token, continues in tokens.items() if token.startswith("\u0120"))
+
+
 def byte_level(folder):
     """The files of a published RoBERTa's tokenizer, small."""
     trained = EncoderTokenizer.byte_pairs(["a good film about bees", "good films, good bees"] * 3, 300)

@@ -113,6 +113,10 @@ class SentencePairs:
     def __init__(self, documents: EncodedDocuments, length: int, tokenizer: EncoderTokenizer):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer
         size, several, chosen = (length - 3) // 2, False, None
+        if size < _SHORTEST:
+            raise UserError(
+                f"`context` {length} is too short for next sentences: two texts need {2 * _SHORTEST + 3} tokens"
+            )
         while size >= _SHORTEST and not several:
             own = self._cut(size)
             several = len(np.unique(own[0][own[1], 0])) > 1

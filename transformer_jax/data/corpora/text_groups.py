@@ -1,4 +1,4 @@
-"""Groups of texts of which one contains the others, so that no part of a held-out text is trained on."""
+"""Groups of texts of which one contains the others, so that a text and its parts are held out together."""
 
 from __future__ import annotations
 

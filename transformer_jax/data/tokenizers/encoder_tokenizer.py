@@ -200,9 +200,9 @@ class EncoderTokenizer(TokenizerFile):
         }
 
     def with_labels(self, labels: Sequence[str], **settings: Any) -> Self:
-        """The same tokenizer with a task's labels and settings."""
+        """The same tokenizer with a task's labels and settings in place of those that it has."""
         copy = Tokenizer.from_str(self._tokenizer.to_str())
-        return type(self)(copy, labels=labels, names=self.names, settings=self.settings | settings)
+        return type(self)(copy, labels=labels, names=self.names, settings=settings)
 
     def check_fits(self, vocab_size: int) -> None:
         """That every id is one of a model's vocabulary of this size.
@@ -293,7 +293,7 @@ class EncoderTokenizer(TokenizerFile):
         pieces = {i: token for token, i in self._tokenizer.get_vocab().items()}
         special = {self.pad, self.unknown, self.begin, self.separator, self.mask}
         own = [pieces.get(i, "") for i in range(self.vocab_size)]
-        if any(piece.startswith("##") for piece in own):
+        if isinstance(self._tokenizer.model, models.WordPiece):
             return [piece.startswith("##") for piece in own]
         return [i not in special and not piece.startswith("\u0120") for i, piece in enumerate(own)]
 
