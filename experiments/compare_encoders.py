@@ -146,7 +146,7 @@ def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
     run = TorchFineTuning(config)
     seconds = run.train()
     validation = {f"validation_{name}": value for name, value in run.scores("valid").items()}
-    speed = config.optimization.steps * config.task.batch_size / seconds
+    speed = config.optimization.steps * run.task.rows_per_step / seconds
     return run.scores("test") | validation | {"examples_per_second": speed, "training_seconds": seconds}
 
 

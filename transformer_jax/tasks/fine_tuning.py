@@ -193,6 +193,9 @@ class FineTuned:
     A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`), `rows_named` and
     `texts_per_row`.
 
+    Attributes:
+      rows_per_step: mean of the rows of a batch that are filled; the last of an epoch may be a part of one.
+
     Raises:
       UserError: bad data.
     """
@@ -239,9 +242,8 @@ class FineTuned:
         self.batches = batches.share(here)
         self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
         epochs = config.optimization.steps / batches.batches_per_epoch
-        # The last batch of an epoch may be a part of one.
         rows = len(encoded.examples) // self.texts_per_row / batches.batches_per_epoch
-        self._rows_per_step = min(rows, task.batch_size)
+        self.rows_per_step = min(rows, task.batch_size)
         self.about = f"{task.batch_size} {self.rows_named} a batch, {epochs:.1f} epochs"
         counts = {
             "training": encoded,
@@ -310,7 +312,7 @@ class FineTuned:
             "split": split,
             # Not the weight of the loss, which may count words.
             "examples_per_second": self._config.optimization.steps
-            * self._rows_per_step
+            * self.rows_per_step
             / max(totals.seconds, 1e-9),
         }
         shown = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.items()]
