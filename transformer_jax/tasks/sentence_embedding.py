@@ -264,9 +264,11 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     def make() -> SentenceEmbedding:
         def alike(table: Table) -> Table:
             scores = table.columns.get("score")
-            if scores is None and task.least_score > 0:
-                raise UserError(f"{table.path}: no column score, of which `least_score` {task.least_score} is")
             if scores is None:
+                if task.least_score > 0:
+                    raise UserError(
+                        f"{table.path}: no column score, of which `least_score` {task.least_score} is"
+                    )
                 return table
             return table.taken([n for n, score in enumerate(scores) if float(score) >= task.least_score])
 
