@@ -542,6 +542,22 @@ def test_masked_words_in_parts_are_the_same(rng):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("width", "rate"), [(1024, 0.25), (256, 0.15)])
+def test_a_large_electra_predicts_a_quarter_of_the_words(tmp_path, width, rate):
+    """Clark et al. 2020, table 6: of a preset, or of a published folder that is trained on."""
+    sizes = dict(
+        model_type="electra", vocab_size=30_522, embedding_size=128, hidden_size=width, num_hidden_layers=12,
+        num_attention_heads=width // 64, intermediate_size=4 * width, max_position_embeddings=512,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    configs = (
+        tasks.configure("replaced_token_detection", "text", start=(str(tmp_path),)),
+        tasks.configure("replaced_token_detection", "text", preset="large" if width == 1024 else "small"),
+    )
+    assert [config.task.mask_rate for config in configs] == [rate, rate]
+    assert [config.model.width for config in configs] == [width, width]
+
+
 def test_a_generators_words_in_parts_are_the_same(rng):
     """And the words that are drawn, by a key of each place."""
     config = ElectraConfig(

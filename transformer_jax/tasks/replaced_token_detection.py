@@ -57,9 +57,10 @@ def text(
     )
     if starts and not _has_generator(starts[0].folder):
         config = dataclasses.replace(config, generator_size=-(-config.heads // 4) / config.heads)
+    # Clark et al. 2020, table 6: the large one, of a preset or a start, predicts a quarter of the words.
+    large = config.width >= type(config).preset("large", config.vocab_size).width
     return RunConfig(
-        # Clark et al. 2020, table 6: the large one predicts a quarter of the words.
-        task=ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if preset == "large" else 0.15),
+        task=ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if large else 0.15),
         model=config,
         optimization=pretraining.optimization(steps, starts),
         start=starts,
