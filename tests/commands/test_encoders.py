@@ -122,6 +122,8 @@ def test_one_text(runs, tmp_path):
     alone = call(embed.main, "--weights", runs / "tag", "--text", "a", "--similarity", tmp_path / "b.png")
     assert (alone.returncode, alone.stdout) == (2, "")
     assert "--similarity draws the texts of --stdin" in alone.stderr
+    both = ("--weights", runs / "tag", "--stdin", "--similarity", tmp_path / "b.png", "--json")
+    assert "--similarity draws a picture and prints nothing" in refused(embed, *both, stdin="a\nb\n")
 
 
 def test_masks_of_a_stream_are_filled(runs, tmp_path):
@@ -136,6 +138,31 @@ def test_masks_of_a_stream_are_filled(runs, tmp_path):
     assert "[MASK]" in page.read_text()
 
 
+def test_the_masks_that_remain_keep_their_space(data, tmp_path):
+    """A byte-level vocabulary's mask takes the space before it."""
+    sizes = (*SIZES[:-1], 270, "--batch-size", 8, "--steps", 1, "--context", 32)
+    flags = ("--model", "roberta", "--tokenizer", "bpe", *sizes, "--run-dir", tmp_path / "run")
+    done = call(pretrain.main, "--text", data / "text.txt", *flags)
+    assert done.returncode == 0, done.stderr
+    first, second = load(tmp_path / "run").fill("the <mask> is <mask> here", top=1)
+    assert first[0].text.endswith(" is <mask> here")
+    assert second[0].text.startswith("the <mask> is")
+
+
+def test_what_is_no_list_of_texts_is_refused(runs):
+    """In Python, in one line as in the command."""
+    classifier, reader = load(runs / "classify"), load(runs / "answer")
+    for call_it, message in (
+        (lambda: classifier.classify([("a", "b", "c")]), "text 1 is neither a text nor a pair of texts"),
+        (lambda: classifier.classify(["a", 7]), "text 2 is neither a text nor a pair of texts, but 7"),
+        (lambda: classifier.embed(text for text in "ab"), "give a list of texts, not a generator"),
+        (lambda: reader.answers(["who"]), "give pairs of a question and its text"),
+        (lambda: load(runs / "pretrain").fill(["a [MASK]"]), "give one text with a mask, not a list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call_it()
+
+
 def test_the_page_is_of_the_network_that_fills_masks_in():
     """Of ELECTRA the generator, though the discriminator is what a run is for."""
     shown = pretrain._fill(5).shown
@@ -144,9 +171,16 @@ def test_the_page_is_of_the_network_that_fills_masks_in():
 
 
 @pytest.mark.filterwarnings("ignore:1 of 1 text")
-def test_a_page_is_refused_before_anything_is_printed(runs, tmp_path):
-    flags = ("--run-dir", runs / "classify", "--text", "a film " * 100, "--html", tmp_path / "a.html")
-    assert "more tokens than the model's limit" in refused(classify, *flags)
+def test_the_page_of_a_text_that_was_cut_shows_what_was_read(runs, tmp_path):
+    page = tmp_path / "a.html"
+    for main, run in ((classify.main, "classify"), (tag.main, "tag"), (embed.main, "embed")):
+        flags = ("--run-dir", runs / run, "--text", "a film " * 100, "--html", page)
+        done = call(main, *flags)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        limit = load(runs / run).model.config.max_length
+        read = ["[CLS]", *(["a", "film"] * 100)[: limit - 2], "[SEP]"]
+        assert json.dumps(read) in page.read_text()
 
 
 def test_the_page_of_a_long_text_shows_the_window_that_holds_the_answer(runs, tmp_path):
@@ -522,6 +556,19 @@ def test_a_head_of_more_classes_begins_fresh(runs, data, tmp_path):
     assert load(tmp_path / "tags").processor.labels == load(runs / "tag").processor.labels
 
 
+def test_flags_without_effect_on_a_pretraining_are_refused(data, tmp_path):
+    text = ("--text", data / "text.txt", *SIZES)
+    for flags, message in (
+        (("--top", 3), "--top is how many words --fill or --stdin print"),
+        (("--classes", 5), "--classes 5: pretraining has none"),
+        (("--model", "distilbert", "--next-sentence"), "--next-sentence needs a model with a pooler"),
+    ):
+        assert message in refused(pretrain, *text, *flags, "--run-dir", tmp_path / "run")
+    (tmp_path / "chinese.txt").write_text("\u4f60\u597d\n")
+    flags = ("--valid", tmp_path / "chinese.txt", "--model", "roberta", "--run-dir", tmp_path / "run")
+    assert "the validation text has no token that could be predicted" in refused(pretrain, *text, *flags)
+
+
 def test_pretraining_knows_an_electra_by_its_folder(data, tmp_path):
     text = ("--text", data / "text.txt", "--context", 32, "--batch-size", 8, "--learning-rate", 0)
     # Of one network alone the other begins fresh, with a quarter of the heads at least.
@@ -541,6 +588,12 @@ def test_pretraining_knows_an_electra_by_its_folder(data, tmp_path):
         assert new.keys() == old.keys()
         for name, leaf in new.items():
             np.testing.assert_array_equal(leaf, old[name], err_msg=name)
+    pretrained.save(tmp_path / "generator", model.generator, model.processor)
+    flags = ("--start-from", tmp_path / "generator", "--steps", 1, "--run-dir")
+    message = refused(pretrain, *text, *flags, tmp_path / "run")
+    assert "holds a generator, and a pretraining goes on from a discriminator" in message
+    done = call(classify.main, "--train", data / "label.tsv", *flags, tmp_path / "classes")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("command", "file"), [(classify, "label.tsv"), (embed, "pair.tsv")])

@@ -16,9 +16,9 @@ from transformer_jax.data.corpora.tables import read_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
-from transformer_jax.models.bert import BertConfig, BertMaskedLM, BertTagger
+from transformer_jax.models.bert import BertClassifier, BertConfig, BertMaskedLM, BertTagger
 from transformer_jax.models.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
-from transformer_jax.models.electra import ElectraDiscriminator
+from transformer_jax.models.electra import ElectraConfig, ElectraDiscriminator
 from transformer_jax.models.registry import MODELS, module_of
 from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.parameter_names import named_leaves
@@ -289,6 +289,33 @@ def test_dropout_in_front_of_a_head_is_read_and_written(tmp_path, theirs, module
     # What `transformers` takes for a config without the field.
     published = {"seq_classif_dropout": 0.2}.get(theirs)  # qa_dropout is 0.1, as `dropout` is
     assert getattr(pretrained.load(tmp_path)[0].config, field) == published
+
+
+@pytest.mark.parametrize(
+    ("module", "fields"),
+    [
+        (BertMaskedLM, {}),
+        (BertMaskedLM, {"pooler": False}),
+        (BertTagger, {"pooler": False, "classes": 2}),
+        (BertClassifier, {"classes": 2}),
+        (ElectraDiscriminator, {"embedding_width": 8, "generator_size": 1.0}),
+    ],
+)
+def test_a_config_that_names_no_class_is_of_the_head_in_its_files(tmp_path, module, fields):
+    kind = ElectraConfig if module is ElectraDiscriminator else BertConfig
+    config = kind(**dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8) | fields)
+    model = module(config, rngs=nnx.Rngs(0))
+    pretrained.save(tmp_path, model, small_tokenizer(("no", "yes")))
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    del described["architectures"]
+    path.write_text(json.dumps(described))
+    found, _ = pretrained.load(tmp_path)
+    assert type(found) is module
+    expected, given = named_leaves(model), named_leaves(found)
+    assert given.keys() == expected.keys()
+    for name, leaf in given.items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
 def test_an_unknown_head_is_refused(tmp_path, shared):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands import encoder_use
-from transformer_jax.commands.encoder_use import Use, lines_of_stdin, use
+from transformer_jax.commands.encoder_use import Use, cut_text, lines_of_stdin, use
 from transformer_jax.commands.parsing import parse_run
 from transformer_jax.commands.train import planned, train
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
 from transformer_jax.tasks.sentence_embedding import ENTRY
@@ -41,7 +42,10 @@ def _use(own: Arguments, pooling: str | None) -> Use:
     def line(found: dict[str, Any]) -> str:
         return " ".join(f"{x:.6f}" for x in found["embedding"])
 
-    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line)
+    def shown(run: TrainedEncoder, text: str) -> tuple[Any, EncodedText]:
+        return run.model, cut_text(run.processor, text, run.vector_limit)
+
+    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line, shown=shown)
 
 
 def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
@@ -74,6 +78,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
         return
     if own.similarity is not None and not own.stdin:
         raise UserError("`similarity` draws the texts of `stdin`: give it too")
+    if own.similarity is not None and own.json:
+        raise UserError("`similarity` draws a picture and prints nothing: leave `json` out")
     if own.normalise is not None and (own.similarity is not None or (own.text is None and not own.stdin)):
         raise UserError("`normalise` is for the vectors of `text` or `stdin`; cosines need none")
     task = parsed.config.task

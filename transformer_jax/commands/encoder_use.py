@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
@@ -185,14 +186,23 @@ def title_of(item: str | tuple[str, str] | list[str]) -> str:
 def write_page(model: Any, tokenizer: EncoderTokenizer, text: Any, path: str, *, title: str) -> None:
     """The interactive page of a text's attention; see `attention_of_encoder`.
 
+    Of a text that is longer than the model takes it shows what the model has read.
+
     Raises:
-      UserError: a text that is longer than the model takes, more weights than a page holds, or a file that
-        cannot be written.
+      UserError: more weights than a page holds, or a file that cannot be written.
     """
     from transformer_jax.interpretability.sentence import attention_of_encoder
     from transformer_jax.plotting.attention_page import AttentionPage
 
+    if not isinstance(text, EncodedText):
+        text = cut_text(tokenizer, text, model.config.max_length)
     AttentionPage(attention_of_encoder(model, tokenizer, text), title=title).save(path)
+
+
+def cut_text(tokenizer: EncoderTokenizer, text: str | tuple[str, str] | list[str], limit: int) -> EncodedText:
+    """A text, two, or the words of one, of `limit` tokens at most."""
+    (encoding,) = tokenizer.encode_batch([text], max_length=limit, words=isinstance(text, list))
+    return encoding
 
 
 def run_dir_of(entry: TaskEntry, parsed: Parsed, command: str) -> pathlib.Path:

@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pret
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
     own: Arguments = parsed.own
     encoder_use.check(own, own.fill, "fill")
+    if "top" in parsed.named and own.fill is None and not own.stdin:
+        raise UserError("`top` is how many words `fill` or `stdin` print: training prints none; leave it out")
     if planned(entry, parsed, answers=own.fill is not None or own.stdin):
         return
     if own.fill is not None or own.stdin:

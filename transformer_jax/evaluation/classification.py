@@ -5,26 +5,31 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 
-def class_scores(found: Sequence[int], expected: Sequence[int], classes: int) -> Iterator[tuple[str, float]]:
+def class_scores(
+    found: Sequence[int], expected: Sequence[int], labels: Sequence[str]
+) -> Iterator[tuple[str, float]]:
     """Scores of one label each.
 
     Args:
       found, expected: numbers of labels.
-      classes: how many labels there are.
+      labels: the names of all.
 
     Yields:
-      (name, value in percent): `accuracy`, `f1` (of label 1 where there are two, else macro over the labels
-      that occur), `matthews`.
+      (name, value in percent): `accuracy`, `f1` (of two labels that of the one named 1, or of the second if
+      none is; else macro over the labels that occur), `matthews`.
     """
     from sklearn import metrics  # an import of a second
 
     yield "accuracy", 100 * float(metrics.accuracy_score(expected, found))
-    average = "binary" if classes == 2 else "macro"
-    f1 = metrics.f1_score(expected, found, average=average, zero_division=0)
+    how: dict[str, Any] = dict(average="macro")
+    if len(labels) == 2:
+        how = dict(average="binary", pos_label=list(labels).index("1") if "1" in labels else 1)
+    f1 = metrics.f1_score(expected, found, **how, zero_division=0)
     yield "f1", 100 * float(f1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a set of one class, whose coefficient is 0

@@ -22,9 +22,16 @@ from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import is_vector, layer_shape, named_leaves, with_leaves
-from transformer_jax.pretrained.families import family_of_config, family_of_model
+from transformer_jax.pretrained.families import FAMILIES, family_of_config, family_of_model
 from transformer_jax.pretrained.family import Family, Tensor
-from transformer_jax.pretrained.tensor_files import ArrayFile, TensorFiles, read_json, write_tensors
+from transformer_jax.pretrained.tensor_files import (
+    INDEX,
+    SINGLE,
+    ArrayFile,
+    TensorFiles,
+    read_json,
+    write_tensors,
+)
 from transformer_jax.pretrained.vit_arrays import VIT_ARRAYS, describe_arrays
 
 _LARGEST_FILE = 5_000_000_000
@@ -32,6 +39,8 @@ _LARGEST_FILE = 5_000_000_000
 
 def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
     """(the config of a published model, its family, its config.json); no weights are read.
+
+    Where the file names no class, it is the one whose head is in the files.
 
     Raises:
       UserError: no such folder, or a model that no family describes.
@@ -44,9 +53,25 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     else:
         raise UserError(f"{folder}: no such folder of weights")
     try:
+        if not described.get("architectures") and any((folder / name).is_file() for name in (SINGLE, INDEX)):
+            family = _family_of_files(described, TensorFiles(folder), family)
+            described = described | {"architectures": [family.architecture]}
         return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
+
+
+def _family_of_files(described: dict[str, Any], files: TensorFiles, first: Family) -> Family:
+    """The class of a model type whose tensors are all in the files, with the largest head; else the first."""
+    names, sizes = files.names(), {}
+    for family in FAMILIES.get(described.get("model_type", ""), ()):
+        config = _without_absent(family, family.config(described), files)
+        prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
+        rows = _tensors(family, config)
+        needed = {("" if row.outside else prefix) + row.theirs.format(layer=0) for row in rows}
+        if needed <= names:
+            sizes[family] = sum(row.outside for row in rows)
+    return max(sizes, key=lambda family: sizes[family], default=first)
 
 
 def read_model_config(folder: pathlib.Path) -> Any:

@@ -106,6 +106,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
       UserError: values that contradict each other.
     """
     pretraining.check(config, model_config)
+    if config.task.next_sentence and "pooler" not in field_names(model_config):
+        raise UserError("`next_sentence` needs a model with a pooler: this one has none; leave it out")
     if config.task.next_sentence != model_config.pooler:
         raise UserError(
             f"`next_sentence` {config.task.next_sentence} and `pooler` {model_config.pooler}: what tells next "

@@ -137,6 +137,8 @@ def check(config: RunConfig, model_config: Any) -> None:
     if model_config.max_length < task.context:
         raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
     check_no_classes(model_config)
+    if getattr(model_config, "classes", 0):
+        raise UserError(f"`classes` {model_config.classes}: pretraining has none; leave it out")
     check_lowercase(config)
     check_accumulation(task.batch_size, config.optimization)
 
@@ -227,15 +229,18 @@ class Pretraining:
         self.model_config = dataclasses.replace(config.model, **changes)
         self.files: Files = {}
         self.fingerprint = corpus.fingerprint()
-        train, valid = (EncodedDocuments(split, tokenizer) for split in (corpus.train, corpus.valid))
+        train = EncodedDocuments(corpus.train, tokenizer, "training text")
+        valid = EncodedDocuments(corpus.valid, tokenizer, "validation text")
         masking = Masking(task.mask_rate, *self.shares, whole_words=task.whole_words)
         options: dict[str, Any] = dict(tokenizer=tokenizer, masking=masking)
         rows = self._rows(train)
         batches = MaskedBatches(rows, task.batch_size, config.seed, **options)
         here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         self.batches = batches.share(here)
-        held = MaskedBatches(self._rows(valid), task.batch_size, 0, **options)
-        self._valid_batches = list(held.once(_VALIDATED))
+        held = self._rows(valid)
+        every = MaskedBatches(held, task.batch_size, 0, **options)
+        self._valid_batches = list(every.once(_VALIDATED))
+        scored = _VALIDATED * task.batch_size
         self._filled = rows.filled
         if rows.left_out:
             note(f"{rows.left_out:,} document(s) are too short to have a next sentence and are left out")
@@ -246,6 +251,8 @@ class Pretraining:
             f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, "
             f"vocabulary {tokenizer.vocab_size:,}"
         )
+        if scored < len(held.once()):
+            note(f"{scored:,} of the validation text's {len(held.once()):,} rows are scored")
 
     def _rows(self, documents: EncodedDocuments) -> PackedPieces | SentencePairs:
         task: PretrainingConfig = self._config.task

@@ -282,7 +282,7 @@ class SequenceClassification(FineTuned):
             yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(expected).astype(int))
         else:
             found = [int(x.argmax()) for x in outputs]
-            yield from class_scores(found, [int(x) for x in expected], len(labels))
+            yield from class_scores(found, [int(x) for x in expected], labels)
 
 
 def read_tables(

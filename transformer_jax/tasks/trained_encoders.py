@@ -49,17 +49,22 @@ def check_no_classes(model_config: Any) -> None:
 
 
 def check_texts(texts: Sequence[Any]) -> None:
-    """That texts are a list of them, and none is empty.
+    """That texts are a list of them or of pairs, and none is empty.
 
     Raises:
-      UserError: one string, or a text without a character.
+      UserError: one string, what is no list, what is neither a text nor a pair, or a text without a character.
     """
     if isinstance(texts, str):
         raise UserError("give a list of texts, not one text")
+    if not hasattr(texts, "__len__"):
+        raise UserError(f"give a list of texts, not a {type(texts).__name__}")
     for number, text in enumerate(texts):
-        for part in (text,) if isinstance(text, str) else text:
-            if not part or (isinstance(part, str) and not part.strip()):
-                raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
+        parts = (text,) if isinstance(text, str) else text
+        pair = isinstance(parts, tuple | list) and len(parts) < 3
+        if not pair or not all(isinstance(part, str) for part in parts):
+            raise UserError(f"text {number + 1} is neither a text nor a pair of texts, but {repr(text)[:60]}")
+        if not parts or not all(part.strip() for part in parts):
+            raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
 
 
 def check_tokens(encodings: Sequence[EncodedText], place: Callable[[int], str]) -> None:
@@ -123,24 +128,28 @@ class TrainedEncoder(Trained):
         runner, model = self._runners[name]
         return runner(model, examples)
 
-    def encoded(
-        self, texts: Sequence[Any], *, max_length: int | None = None, words: bool = False
-    ) -> list[Example]:
+    def encoded(self, texts: Sequence[Any], *, max_length: int | None = None) -> list[Example]:
         """Texts as the model reads them; what is behind its limit is cut off, with a warning that counts them.
 
         Args:
-          texts: texts, pairs of texts, or with `words` lists of words.
-          max_length: None is the model's limit.
+          texts: texts, or pairs of texts.
+          max_length: tokens of a text at most; None is the model's limit.
 
         Raises:
           UserError: see `check_texts` and `check_tokens`.
         """
         check_texts(texts)
-        limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
-        found = self.processor.encode_batch(texts, max_length=limit, words=words)
+        limit = self.model.config.max_length if max_length is None else max_length
+        found = self.processor.encode_batch(texts, max_length=limit)
         check_tokens(found, lambda number: f"text {number + 1}")
         report_cut(found, limit)
         return [Example(e.ids, e.types, {}) for e in found]
+
+    @property
+    def vector_limit(self) -> int:
+        """Tokens of a text that its vector is made of at most: the model's limit, or what the folder says."""
+        limit = self.model.config.max_length
+        return min(limit, self.processor.settings.get("max_length", limit))
 
     def embed(
         self, texts: Sequence[str], *, pooling: str | None = None, normalise: bool | None = None
@@ -173,7 +182,7 @@ class TrainedEncoder(Trained):
             vectors = pooled_texts(states, segments, pooling, SHARING)
             return normalised(vectors) if normalise else vectors
 
-        examples = self.encoded(texts, max_length=settings.get("max_length"))
+        examples = self.encoded(texts, max_length=self.vector_limit)
         name = ("embed", pooling, normalise)
         if name not in self._runners:
             self._keep(name, VectorRunner(alone, together, pad=self.processor.pad))

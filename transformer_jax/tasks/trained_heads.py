@@ -92,6 +92,8 @@ class TrainedMaskedLM(TrainedEncoder):
         """
         if top < 1:
             raise UserError(f"`top` {top} must be at least 1")
+        if not isinstance(text, str):
+            raise UserError(f"give one text with a mask, not a {type(text).__name__}")
         name = self.processor.names["mask"]
         (example,) = self.encoded([text])
         places = np.flatnonzero(example.tokens == self.processor.mask)
@@ -189,6 +191,7 @@ class TrainedClassifier(TrainedEncoder):
         Raises:
           UserError: an empty text, or a text where the model was trained on pairs and the other way round.
         """
+        check_texts(texts)
         pairs = self.processor.settings.get("pairs")
         for text in texts:
             if pairs is not None and isinstance(text, str) == pairs:
@@ -312,6 +315,8 @@ class TrainedReader(TrainedEncoder):
         """Each answer with the window that it was read from, of no answer the one with the likeliest; see
         `answers`."""
         check_texts(questions)
+        if any(isinstance(question, str) for question in questions):
+            raise UserError("give pairs of a question and its text")
         settings = self.processor.settings
         limit = self.model.config.max_length
         longest = settings.get("longest", 30) if longest is None else longest

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_jax import pretrained
 from transformer_jax.errors import UserError
+from transformer_jax.models.electra import ElectraGenerator
 from transformer_jax.models.registry import MODELS
 from transformer_jax.models.text_encoder import TextEncoder
 from transformer_jax.models.vit import ViT
@@ -78,10 +79,16 @@ class OpenedStart:
           model: the new one.
 
         Raises:
-          UserError: no parameter has the part's prefix, or a pattern matches none.
+          UserError: no parameter has the part's prefix, or a pattern matches none; or a generator alone for an
+            ELECTRA that is pretrained.
         """
         start = self.start
         if self.of_other_task(model):
+            if isinstance(self.model, ElectraGenerator) and hasattr(model, "discriminator"):
+                raise UserError(
+                    f"`start` {start.folder} holds a generator, and a pretraining goes on from a "
+                    "discriminator: name the folder of that"
+                )
             prefix = _place_of_body(model)
             if type(self.model) is type(getattr(model, "discriminator", None)):
                 return {f"discriminator/{name}": leaf for name, leaf in named_leaves(self.model).items()}

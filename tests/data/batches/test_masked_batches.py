@@ -229,3 +229,28 @@ def test_one_long_document_beside_short_ones(tokenizer):
     assert (other[random & (own == 0)] > 0).mean() == pytest.approx(share, abs=0.01)
     assert (other[random & (own > 0)] != own[random & (own > 0)]).all()
     assert (random & (own > 0)).any()
+
+
+def test_what_is_validated_of_pairs_is_from_every_document(encoded, tokenizer):
+    """A part of them, as of a long text, and all of them once; the same pairs each time."""
+    rows = SentencePairs(encoded, 24, tokenizer)
+    batches = MaskedBatches(rows, 8, 0, tokenizer=tokenizer, masking=Masking())
+    order = rows.once()
+    firsts = order // 2 // len(rows._pieces)
+    assert sorted(firsts) == sorted(rows._firsts)
+    documents = rows._pieces[firsts, 0]
+    part = list(batches.once(len(order) // 16))
+    read = len(part) * 8
+    assert len(order) / 3 < read < 2 * len(order) / 3
+    # In the order of the text none would be of the last third of the documents.
+    assert np.mean(documents[:read] >= 40) == pytest.approx(np.mean(documents >= 40), abs=0.1)
+    for one, other in zip(part, batches.once(), strict=False):
+        for name, values in one.items():
+            np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("texts", [[], ["\u4f60 \u597d"]])
+def test_a_text_without_a_word_to_predict_is_refused(tokenizer, texts):
+    """None, or none that the vocabulary has: its loss would be 0."""
+    with pytest.raises(UserError, match="the validation text has no token that could be predicted"):
+        EncodedDocuments(texts, tokenizer, "validation text")

@@ -169,7 +169,11 @@ def test_vocabularies_that_do_not_fit(tmp_path):
         EncoderTokenizer.open(tmp_path)
     with pytest.raises(UserError, match="holds neither"):
         EncoderTokenizer.open(tmp_path / "..").open(tmp_path.parent / "none")
-    tokenizer = EncoderTokenizer.open(published(tmp_path))
+    folder = published(tmp_path)
+    tokenizer = EncoderTokenizer.open(folder)
     tokenizer.check_fits(17)
     with pytest.raises(UserError, match="ids up to 16 and the model a vocabulary of 16"):
         tokenizer.check_fits(16)
+    (folder / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: not a JSON object"):
+        EncoderTokenizer.open(folder)

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from transformer_jax.data.batches.packing import pack_rows
-from transformer_jax.data.batches.token_batches import Batch, Rows, TokenBatches
+from transformer_jax.data.batches.token_batches import Batch, TokenBatches
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 
@@ -20,12 +20,20 @@ _TEXTS_AT_ONCE = 2_000
 class EncodedDocuments:
     """Documents as one array of token ids, without special tokens, and the place where each begins.
 
+    Args:
+      documents: the texts.
+      tokenizer: of them.
+      name: of the text, for messages.
+
     Attributes:
       tokens: (N,) uint16 or uint32.
       starts: (documents + 1,) int64.
+
+    Raises:
+      UserError: no document has a token that could be predicted: all are unknown to the vocabulary, or none.
     """
 
-    def __init__(self, documents: Sequence[str], tokenizer: EncoderTokenizer):
+    def __init__(self, documents: Sequence[str], tokenizer: EncoderTokenizer, name: str = "text"):
         dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
         pieces, lengths = [np.zeros(0, dtype)], [0]
         for begin in range(0, len(documents), _TEXTS_AT_ONCE):
@@ -33,6 +41,11 @@ class EncodedDocuments:
             pieces += [np.array(ids, dtype) for ids in encoded]
             lengths += [len(ids) for ids in encoded]
         self.tokens, self.starts = np.concatenate(pieces), np.cumsum(lengths)
+        if np.isin(self.tokens, tokenizer.special_ids()).all():
+            raise UserError(
+                f"the {name} has no token that could be predicted: give more, or a vocabulary that has its "
+                "words"
+            )
 
     def pieces(self, length: int | np.ndarray) -> np.ndarray:
         """(pieces, 3) number of the document, begin and size: every document cut into pieces of a length, or
@@ -53,23 +66,22 @@ class PackedPieces:
 
     Attributes:
       filled: share of the tokens that are no padding.
-
-    Raises:
-      UserError: no document has a token.
     """
 
     def __init__(self, documents: EncodedDocuments, length: int, seed: int, tokenizer: EncoderTokenizer):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer
         self.left_out = 0
         self._pieces = documents.pieces(length - 2)[:, 1:]
-        if not len(self._pieces):
-            raise UserError("the text has no token: give more")
         sizes = self._pieces[:, 1] + 2
         self._members, self._starts = pack_rows(np.repeat(sizes[:, None], 2, axis=1), length, seed)
         self.filled = float(sizes.sum() / ((len(self._starts) - 1) * length))
 
     def epoch(self, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(len(self._starts) - 1)
+
+    def once(self) -> np.ndarray:
+        """Every row, for validation; packing has mixed the documents."""
+        return np.arange(len(self._starts) - 1)
 
     def batch(self, rows: np.ndarray) -> Batch:
         own = self.tokenizer
@@ -163,6 +175,10 @@ class SentencePairs:
         seconds = np.where(random, others, firsts + 1)
         return (firsts * len(self._pieces) + seconds) * 2 + random
 
+    def once(self) -> np.ndarray:
+        """Every pair, for validation, mixed, so that the first of them are from every document."""
+        return self.epoch(np.random.default_rng(0))
+
     def batch(self, rows: np.ndarray) -> Batch:
         own, shape = self.tokenizer, (len(rows), self.length)
         tokens = np.full(shape, own.pad, np.int32)
@@ -217,22 +233,28 @@ class MaskedBatches(TokenBatches):
     """
 
     def __init__(
-        self, rows: Rows, batch_size: int, seed: int, *, tokenizer: EncoderTokenizer, masking: Masking
+        self,
+        rows: PackedPieces | SentencePairs,
+        batch_size: int,
+        seed: int,
+        *,
+        tokenizer: EncoderTokenizer,
+        masking: Masking,
     ):
         super().__init__(rows, batch_size, seed)
-        self._mask = _Mask(tokenizer, masking)
+        self._mask, self._order_once = _Mask(tokenizer, masking), rows.once
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
         batch = super().__getitem__(step)
         return self._mask(batch, (self.seed, int(step)))
 
     def once(self, limit: int | None = None) -> Iterator[Batch]:
-        """Every row once, the last batch filled up with rows of weight 0: for validation.
+        """Every row once, the last batch filled up with rows of weight 0: for validation; the same each time.
 
         Args:
           limit: the number of batches at most.
         """
-        order = np.sort(self.rows.epoch(np.random.default_rng(0)))
+        order = self._order_once()
         for number, begin in enumerate(range(0, len(order), self.batch_size)):
             if limit is not None and number >= limit:
                 return

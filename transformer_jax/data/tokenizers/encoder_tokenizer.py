@@ -155,6 +155,8 @@ class EncoderTokenizer(TokenizerFile):
                 described = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
             except ValueError as error:
                 raise UserError(f"{folder / 'tokenizer_config.json'}: not JSON ({error})") from None
+            if not isinstance(described, dict):
+                raise UserError(f"{folder / 'tokenizer_config.json'}: not a JSON object")
         names = {}
         for kind, field in _PUBLISHED.items():
             value = described.get(field)
@@ -282,7 +284,11 @@ class EncoderTokenizer(TokenizerFile):
 
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token ids; special tokens are left out unless asked for."""
-        return self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=not special)
+        texts = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=not special)
+        mask = self._tokenizer.get_added_tokens_decoder().get(self.mask)
+        if special and mask is not None and mask.lstrip:  # it has taken the space before it
+            texts = [text.replace(mask.content, f" {mask.content}") for text in texts]
+        return texts
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token as readable text, for the axes of a picture."""
