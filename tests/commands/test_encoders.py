@@ -151,10 +151,14 @@ def test_the_masks_that_remain_keep_their_space(data, tmp_path):
 
 def test_what_is_no_list_of_texts_is_refused(runs):
     """In Python, in one line as in the command."""
-    classifier, reader = load(runs / "classify"), load(runs / "answer")
+    classifier, tagger, reader = (load(runs / name) for name in ("classify", "tag", "answer"))
     for call_it, message in (
         (lambda: classifier.classify([("a", "b", "c")]), "text 1 is neither a text nor a pair of texts"),
+        (lambda: classifier.classify([("a",)]), "text 1 is neither a text nor a pair of texts"),
         (lambda: classifier.classify(["a", 7]), "text 2 is neither a text nor a pair of texts, but 7"),
+        (lambda: classifier.embed({"a": 1}), "give a list of texts, not a dict"),
+        (lambda: tagger.tag(text for text in "ab"), "give a list of texts, not a generator"),
+        (lambda: tagger.tag([["a", 7]]), "text 1 is neither a text nor a pair of texts"),
         (lambda: classifier.embed(text for text in "ab"), "give a list of texts, not a generator"),
         (lambda: reader.answers(["who"]), "give pairs of a question and its text"),
         (lambda: load(runs / "pretrain").fill(["a [MASK]"]), "give one text with a mask, not a list"),

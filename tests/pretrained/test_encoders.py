@@ -297,7 +297,6 @@ def test_dropout_in_front_of_a_head_is_read_and_written(tmp_path, theirs, module
         (BertMaskedLM, {}),
         (BertMaskedLM, {"pooler": False}),
         (BertTagger, {"pooler": False, "classes": 2}),
-        (BertClassifier, {"classes": 2}),
         (ElectraDiscriminator, {"embedding_width": 8, "generator_size": 1.0}),
     ],
 )
@@ -316,6 +315,19 @@ def test_a_config_that_names_no_class_is_of_the_head_in_its_files(tmp_path, modu
     assert given.keys() == expected.keys()
     for name, leaf in given.items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_a_config_that_names_no_class_of_two_heads_with_the_same_tensors_is_refused(tmp_path):
+    """BERT's classifier, and a tagger with a pooler that nothing reads."""
+    config = BertConfig(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
+    pretrained.save(tmp_path, BertClassifier(config, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    del described["architectures"]
+    path.write_text(json.dumps(described))
+    message = "which it is, BertForSequenceClassification or BertForTokenClassification"
+    with pytest.raises(UserError, match=message):
+        pretrained.load(tmp_path)
 
 
 def test_an_unknown_head_is_refused(tmp_path, shared):

@@ -28,6 +28,7 @@ from transformer_jax.tasks.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.pretraining import Pretraining
 from transformer_jax.tasks.question_answering import span_in, split_questions
 from transformer_jax.tasks.replaced_token_detection import ReplacedTokens
+from transformer_jax.tasks.sequence_classification import label_of_f1
 from transformer_jax.tasks.trained_encoders import TextsCut
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
@@ -556,6 +557,14 @@ def test_a_large_electra_predicts_a_quarter_of_the_words(tmp_path, width, rate):
     )
     assert [config.task.mask_rate for config in configs] == [rate, rate]
     assert [config.model.width for config in configs] == [width, width]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(("1", "2"), "1"), (("1", "0"), "1"), (("yes", "no"), "yes"), (("10", "9"), "10")],
+)
+def test_f1_is_of_the_same_label_in_any_order(labels, expected):
+    assert label_of_f1(labels) == expected
 
 
 def test_a_generators_words_in_parts_are_the_same(rng):

@@ -186,7 +186,7 @@ def title_of(item: str | tuple[str, str] | list[str]) -> str:
 def write_page(model: Any, tokenizer: EncoderTokenizer, text: Any, path: str, *, title: str) -> None:
     """The interactive page of a text's attention; see `attention_of_encoder`.
 
-    Of a text that is longer than the model takes it shows what the model has read.
+    Of a text above the model's limit it shows the part that the model read.
 
     Raises:
       UserError: more weights than a page holds, or a file that cannot be written.

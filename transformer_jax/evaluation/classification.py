@@ -11,24 +11,25 @@ import numpy as np
 
 
 def class_scores(
-    found: Sequence[int], expected: Sequence[int], labels: Sequence[str]
+    found: Sequence[int], expected: Sequence[int], classes: int, *, positive: int = 1
 ) -> Iterator[tuple[str, float]]:
     """Scores of one label each.
 
     Args:
       found, expected: numbers of labels.
-      labels: the names of all.
+      classes: how many labels there are.
+      positive: the label that `f1` is of where there are two.
 
     Yields:
-      (name, value in percent): `accuracy`, `f1` (of two labels that of the one named 1, or of the second if
-      none is; else macro over the labels that occur), `matthews`.
+      (name, value in percent): `accuracy`, `f1` (of `positive` where there are two labels, else macro over the
+      labels that occur), `matthews`.
     """
     from sklearn import metrics  # an import of a second
 
     yield "accuracy", 100 * float(metrics.accuracy_score(expected, found))
     how: dict[str, Any] = dict(average="macro")
-    if len(labels) == 2:
-        how = dict(average="binary", pos_label=list(labels).index("1") if "1" in labels else 1)
+    if classes == 2:
+        how = dict(average="binary", pos_label=positive)
     f1 = metrics.f1_score(expected, found, **how, zero_division=0)
     yield "f1", 100 * float(f1)
     with warnings.catch_warnings():

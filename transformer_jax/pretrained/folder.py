@@ -40,10 +40,12 @@ _LARGEST_FILE = 5_000_000_000
 def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
     """(the config of a published model, its family, its config.json); no weights are read.
 
-    Where the file names no class, it is the one whose head is in the files.
+    Where the file names none of several classes, it is the one whose head is in the files of weights, of which
+    the tensors' names are read.
 
     Raises:
-      UserError: no such folder, or a model that no family describes.
+      UserError: no such folder, a model that no family describes, or files of weights that would tell its class
+        and do not.
     """
     if folder.suffix == ".npz":
         described, family = describe_arrays(folder), VIT_ARRAYS
@@ -53,7 +55,10 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     else:
         raise UserError(f"{folder}: no such folder of weights")
     try:
-        if not described.get("architectures") and any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        several = len(FAMILIES.get(described.get("model_type", ""), ())) > 1 and not described.get(
+            "architectures"
+        )
+        if several and any((folder / name).is_file() for name in (SINGLE, INDEX)):
             family = _family_of_files(described, TensorFiles(folder), family)
             described = described | {"architectures": [family.architecture]}
         return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
@@ -62,16 +67,24 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
 
 
 def _family_of_files(described: dict[str, Any], files: TensorFiles, first: Family) -> Family:
-    """The class of a model type whose tensors are all in the files, with the largest head; else the first."""
+    """The class of a model type whose tensors are all in the files, with the largest head; else the first.
+
+    Raises:
+      UserError: the tensors are those of two classes, as of BERT's classifier and of a tagger with a pooler.
+    """
     names, sizes = files.names(), {}
-    for family in FAMILIES.get(described.get("model_type", ""), ()):
+    for family in FAMILIES[described["model_type"]]:
         config = _without_absent(family, family.config(described), files)
         prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
         rows = _tensors(family, config)
         needed = {("" if row.outside else prefix) + row.theirs.format(layer=0) for row in rows}
         if needed <= names:
             sizes[family] = sum(row.outside for row in rows)
-    return max(sizes, key=lambda family: sizes[family], default=first)
+    best = [family for family, size in sizes.items() if size == max(sizes.values())]
+    if len({family.module for family in best}) > 1:
+        known = " or ".join(family.architecture for family in best)
+        raise UserError(f"{files.folder / 'config.json'}: name in architectures which it is, {known}")
+    return best[0] if best else first
 
 
 def read_model_config(folder: pathlib.Path) -> Any:

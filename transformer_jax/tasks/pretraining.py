@@ -251,8 +251,8 @@ class Pretraining:
             f"{len(valid.tokens):,} of {len(corpus.valid):,} for validation, "
             f"vocabulary {tokenizer.vocab_size:,}"
         )
-        if scored < len(held.once()):
-            note(f"{scored:,} of the validation text's {len(held.once()):,} rows are scored")
+        if scored < (rows_held := len(held.once())):
+            note(f"{scored:,} of the validation text's {rows_held:,} rows are scored")
 
     def _rows(self, documents: EncodedDocuments) -> PackedPieces | SentencePairs:
         task: PretrainingConfig = self._config.task

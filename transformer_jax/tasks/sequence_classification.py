@@ -179,6 +179,11 @@ def _order(label: str) -> tuple[int, float, str]:
         return 1, 0.0, label
 
 
+def label_of_f1(labels: Sequence[str]) -> str:
+    """The one of two labels that F1 is of: 1, or the second by size or the alphabet, whatever their numbers."""
+    return "1" if "1" in labels else sorted(labels, key=_order)[1]
+
+
 def labels_of(table: Table, target: str) -> tuple[str, ...]:
     """The classes of a training set: numbers by size, words by the alphabet; one name of a score.
 
@@ -282,7 +287,8 @@ class SequenceClassification(FineTuned):
             yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(expected).astype(int))
         else:
             found = [int(x.argmax()) for x in outputs]
-            yield from class_scores(found, [int(x) for x in expected], labels)
+            positive = labels.index(label_of_f1(labels))
+            yield from class_scores(found, [int(x) for x in expected], len(labels), positive=positive)
 
 
 def read_tables(

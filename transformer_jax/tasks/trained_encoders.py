@@ -56,12 +56,12 @@ def check_texts(texts: Sequence[Any]) -> None:
     """
     if isinstance(texts, str):
         raise UserError("give a list of texts, not one text")
-    if not hasattr(texts, "__len__"):
+    if isinstance(texts, Mapping) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
         raise UserError(f"give a list of texts, not a {type(texts).__name__}")
     for number, text in enumerate(texts):
         parts = (text,) if isinstance(text, str) else text
-        pair = isinstance(parts, tuple | list) and len(parts) < 3
-        if not pair or not all(isinstance(part, str) for part in parts):
+        pair = isinstance(text, tuple | list) and len(text) in (0, 2)
+        if not (isinstance(text, str) or pair) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"text {number + 1} is neither a text nor a pair of texts, but {repr(text)[:60]}")
         if not parts or not all(part.strip() for part in parts):
             raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
@@ -139,7 +139,7 @@ class TrainedEncoder(Trained):
           UserError: see `check_texts` and `check_tokens`.
         """
         check_texts(texts)
-        limit = self.model.config.max_length if max_length is None else max_length
+        limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
         found = self.processor.encode_batch(texts, max_length=limit)
         check_tokens(found, lambda number: f"text {number + 1}")
         report_cut(found, limit)

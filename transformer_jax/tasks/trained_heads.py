@@ -247,10 +247,13 @@ class TrainedTagger(TrainedEncoder):
         Raises:
           UserError: an empty text.
         """
-        check_texts(
-            texts if isinstance(texts, str)
-            else [text if isinstance(text, str) else " ".join(text) for text in texts]
-        )  # fmt: skip
+
+        def joined(text: Any) -> Any:
+            words = isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
+            return " ".join(text) if words else text
+
+        listed = hasattr(texts, "__len__") and not isinstance(texts, str)
+        check_texts([joined(text) for text in texts] if listed else texts)
         words = [words_of(text) if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
         encodings = self.processor.encode_batch(words, max_length=limit, words=True)

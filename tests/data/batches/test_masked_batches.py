@@ -244,7 +244,10 @@ def test_what_is_validated_of_pairs_is_from_every_document(encoded, tokenizer):
     assert len(order) / 3 < read < 2 * len(order) / 3
     # In the order of the text none would be of the last third of the documents.
     assert np.mean(documents[:read] >= 40) == pytest.approx(np.mean(documents >= 40), abs=0.1)
-    for one, other in zip(part, batches.once(), strict=False):
+    for number, (one, other) in enumerate(zip(part, batches.once(), strict=False)):
+        expected = rows.batch(order[8 * number : 8 * number + 8])
+        np.testing.assert_array_equal(unmasked(one), expected["tokens"])
+        np.testing.assert_array_equal(one["next_label"], expected["next_label"])
         for name, values in one.items():
             np.testing.assert_array_equal(values, other[name], err_msg=name)
 
