@@ -7,6 +7,7 @@ import functools
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -55,27 +56,24 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     else:
         raise UserError(f"{folder}: no such folder of weights")
     try:
-        several = len(FAMILIES.get(described.get("model_type", ""), ())) > 1 and not described.get(
-            "architectures"
-        )
-        if several and any((folder / name).is_file() for name in (SINGLE, INDEX)):
-            family = _family_of_files(described, TensorFiles(folder), family)
+        classes = () if described.get("architectures") else FAMILIES.get(described.get("model_type", ""), ())
+        if len(classes) > 1 and any((folder / name).is_file() for name in (SINGLE, INDEX)):
+            family = _family_of_files(classes, described, TensorFiles(folder))
             described = described | {"architectures": [family.architecture]}
         return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
 
 
-def _family_of_files(described: dict[str, Any], files: TensorFiles, first: Family) -> Family:
+def _family_of_files(classes: Sequence[Family], described: dict[str, Any], files: TensorFiles) -> Family:
     """The class of a model type whose tensors are all in the files, with the largest head; else the first.
 
     Raises:
       UserError: the tensors are those of two classes, as of BERT's classifier and of a tagger with a pooler.
     """
     names, sizes = files.names(), {}
-    for family in FAMILIES[described["model_type"]]:
-        config = _without_absent(family, family.config(described), files)
-        prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
+    for family in classes:
+        config, prefix = _without_absent(family, family.config(described), files), _prefix(family, names)
         rows = _tensors(family, config)
         needed = {("" if row.outside else prefix) + row.theirs.format(layer=0) for row in rows}
         if needed <= names:
@@ -84,7 +82,12 @@ def _family_of_files(described: dict[str, Any], files: TensorFiles, first: Famil
     if len({family.module for family in best}) > 1:
         known = " or ".join(family.architecture for family in best)
         raise UserError(f"{files.folder / 'config.json'}: name in architectures which it is, {known}")
-    return best[0] if best else first
+    return best[0] if best else classes[0]
+
+
+def _prefix(family: Family, names: set[str]) -> str:
+    """What is in front of the family's names in files, some of which leave it out."""
+    return family.prefix if any(name.startswith(family.prefix) for name in names) else ""
 
 
 def read_model_config(folder: pathlib.Path) -> Any:
@@ -225,7 +228,7 @@ def _places(
       UserError: tensors that are missing, left over or misshapen; all are listed.
     """
     there = files.names()
-    prefix = family.prefix if any(name.startswith(family.prefix) for name in there) else ""
+    prefix = _prefix(family, there)
     problems, used, places = [], set(), {}
     for tensor in _tensors(family, config):
         stacked = "{layer}" in tensor.theirs

@@ -285,8 +285,8 @@ class EncoderTokenizer(TokenizerFile):
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token ids; special tokens are left out unless asked for."""
         texts = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=not special)
-        mask = self._tokenizer.get_added_tokens_decoder().get(self.mask)
-        if special and mask is not None and mask.lstrip:  # it has taken the space before it
+        mask = self._tokenizer.get_added_tokens_decoder().get(self.mask) if special else None
+        if mask is not None and mask.lstrip:  # it has taken the space before it
             texts = [text.replace(mask.content, f" {mask.content}") for text in texts]
         return texts
 
