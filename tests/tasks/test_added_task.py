@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -141,6 +142,54 @@ def test_it_starts_from_parts_of_two_runs_and_trains_the_head_alone(whole, tmp_p
     # The folders may go once the run has begun.
     other.rename(tmp_path / "gone")
     train(config.with_values(steps=6), tmp_path / "run")
+
+
+def interrupted(config, folder, monkeypatch):
+    """Train until the second step, before anything is saved."""
+
+    def two_batches(self, step):
+        yield self[step]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rows, "from_step", two_batches)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, folder)
+
+
+def test_a_run_without_a_checkpoint_opens_its_start_again(whole, tmp_path, monkeypatch):
+    config = small(steps=5).with_values(start=(Start(str(whole[0])),))
+    train(config, tmp_path / "complete")
+    interrupted(config, tmp_path / "run", monkeypatch)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+    train(config, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "complete")
+    assert_equal(load(tmp_path / "run").model, load(tmp_path / "complete").model)
+
+
+def test_a_run_without_a_checkpoint_needs_the_start_that_it_was_created_from(tmp_path, monkeypatch):
+    start, run = tmp_path / "start", tmp_path / "run"
+    train(small(steps=5), start)
+    config = small(steps=5).with_values(start=(Start(str(start)),))
+    interrupted(config, run, monkeypatch)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    start.rename(tmp_path / "gone")
+    with pytest.raises(
+        UserError, match=r"run has no checkpoint yet, so its `start` must be opened again: .*no such"
+    ):
+        train(config, run)
+    train(small(steps=6), start)
+    with pytest.raises(
+        UserError, match=r"start has changed since .*run was created, which has no checkpoint yet"
+    ):
+        train(config, run)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    # Once a checkpoint exists, the start is not needed.
+    shutil.rmtree(start)
+    (tmp_path / "gone").rename(start)
+    train(config, run)
+    shutil.rmtree(start)
+    train(config.with_values(steps=6), run)
 
 
 @pytest.mark.parametrize(

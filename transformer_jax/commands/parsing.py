@@ -145,7 +145,7 @@ def flag_value(argv: Sequence[str], *flags: str) -> str | None:
 def _begun(entry: TaskEntry, keywords: Mapping[str, Any], run_dir: str | None) -> RunConfig | None:
     """The config of the run in `run_dir` if a folder that it started from, and the recipe would read, is gone.
 
-    A run that has begun never opens its starts again.
+    A run that has a checkpoint never opens its starts again.
     """
     starts = Start.every(keywords.get("start", ()))
     gone = any(not pathlib.Path(start.folder).exists() for start in starts)

@@ -300,7 +300,9 @@ class Checkpoints:
         stored = self._read(step, parts)
         restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
         state = target.replace(**restored["training"], extra=restored.get("extra"))
-        return state.with_model(restored["model"]), self.totals(step)
+        totals = self.totals(step)
+        self.best = totals.best_step  # which no later save may remove
+        return state.with_model(restored["model"]), totals
 
     def totals(self, step: int) -> Totals:
         """The run's totals at a complete checkpoint."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ from transformer_jax.training.objective import Objective
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.run_folder import AVERAGED, RunFolder, read_config
 from transformer_jax.training.schedules import growing_weight_decay, make_schedule
-from transformer_jax.training.starts import OpenedStart, open_start, started
+from transformer_jax.training.starts import open_starts, started
 from transformer_jax.training.step import (
     TrainState,
     check_micro_batches,
@@ -81,14 +81,12 @@ def train(
     with execution.on_mesh() as mesh:
         objective = on_every_process(lambda: checked(entry, config, mesh))
         folder = on_every_process(lambda: RunFolder.open(path, entry, config))
-        # A run that has begun never opens its starts again: their folders may be gone.
-        starts: Sequence[OpenedStart] = ()
-        if folder.stored is None:
-            starts = on_every_process(lambda: [open_start(start, tasks, path) for start in config.start])
+        starts = on_every_process(lambda: open_starts(folder, config, tasks))
         stored = None if folder.stored is None else folder.stored.files
         task = entry.prepare(config, objective, mesh=mesh, stored=stored, starts=starts, note=note)
         on_every_process(lambda: folder.compare_data(task))
-        described = folder.describe(config, task)
+        digests = [start.digest for start in starts]
+        described = folder.describe(config, task, digests)
         check_same(_flat(described) | {"run_dir": str(path), "compute": as_json(execution.compute)})
 
         module = module_of(entry, task.model_config)
@@ -104,7 +102,7 @@ def train(
             objective, config, model, mesh, shard_optimizer=execution.compute.shard_optimizer
         )
         del model  # the state owns it, and gives its memory to each step
-        broadcast_from_first(lambda: folder.begin(config, task))
+        broadcast_from_first(lambda: folder.begin(config, task, digests))
         on_every_process(lambda: read_config(path))  # a folder that one process does not see is no run's
         name = " ".join(filter(None, (described["model"], config.preset)))
         note(f"{name}, {parameters:,} parameters, {task.about}")

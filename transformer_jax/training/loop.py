@@ -99,7 +99,6 @@ def fit(
     step = int(state.step)
     worst = math.inf if lower_is_better else -math.inf
     best_value = worst if totals.best_value is None else totals.best_value
-    checkpoints.best = totals.best_step
     in_a_row = 0
     watch, several = SpikeWatch(), jax.process_count() > 1
     pending: list[dict[str, jax.Array]] = []

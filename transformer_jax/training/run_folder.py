@@ -116,6 +116,8 @@ class Stored:
       model_config: with the sizes that the data gave.
       fingerprint: of the data.
       files: of the processor and the task, by name.
+      starts: digests of the folders in `run.start`, in the same order; empty in a run that was written before
+        they were kept.
     """
 
     task: str
@@ -124,6 +126,7 @@ class Stored:
     model_config: Any
     fingerprint: str
     files: dict[str, bytes]
+    starts: tuple[str, ...] = ()
 
 
 def read_run(folder: str | pathlib.Path, tasks: Mapping[str, TaskEntry]) -> Stored:
@@ -154,7 +157,8 @@ def read_run(folder: str | pathlib.Path, tasks: Mapping[str, TaskEntry]) -> Stor
         except OSError as error:
             raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
     model_config = from_json(model_type, config["model_config"], f"{what}, model_config")
-    return Stored(config["task"], config["model"], run, model_config, config["fingerprint"], files)
+    starts = tuple(config.get("starts", ()))
+    return Stored(config["task"], config["model"], run, model_config, config["fingerprint"], files, starts)
 
 
 def models_of(entry: TaskEntry) -> Mapping[str, Any]:
@@ -216,8 +220,12 @@ class RunFolder:
             differ = _different(as_json(self.stored.model_config), as_json(task.model_config))
             raise UserError(f"{self.path} holds a run of another model ({'; '.join(differ[:4])})")
 
-    def describe(self, config: RunConfig, task: Task) -> dict[str, Any]:
-        """The contents of `config.json`."""
+    def has_checkpoint(self) -> bool:
+        """Return whether a save of this run was ever completed; without one the run starts from step 0."""
+        return broadcast_from_first(lambda: bool(saved_steps(self.path / CHECKPOINTS)))
+
+    def describe(self, config: RunConfig, task: Task, starts: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the contents of `config.json`; `starts` are the digests of a new run's start folders."""
         return dict(
             format_version=FORMAT_VERSION,
             task=self.entry.name,
@@ -226,16 +234,16 @@ class RunFolder:
             model_config=as_json(task.model_config),
             fingerprint=task.fingerprint,
             files=sorted({**task.processor.files(), **task.files}),
+            starts=list(starts if self.stored is None else self.stored.starts),
         )
 
-    def begin(self, config: RunConfig, task: Task) -> None:
-        """Writes what a new run needs to be resumed, its config last; of an existing run the fields that may
-        change.
+    def begin(self, config: RunConfig, task: Task, starts: Sequence[str] = ()) -> None:
+        """Write what a new run needs to be resumed, `config.json` last; update an existing run's free fields.
 
         Raises:
           UserError: the folder cannot be written.
         """
-        described = self.describe(config, task)
+        described = self.describe(config, task, starts)
         if self.stored is None:
             for name, content in {**task.processor.files(), **task.files}.items():
                 write_file(self.path / name, content)

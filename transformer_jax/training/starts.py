@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +21,8 @@ from transformer_jax.models.registry import MODELS
 from transformer_jax.models.text_encoder import TextEncoder
 from transformer_jax.models.vit import ViT
 from transformer_jax.parameter_names import map_names, named_leaves
-from transformer_jax.training.config import Start, as_json, field_names, from_json
-from transformer_jax.training.run_folder import is_run, read_config, read_run
+from transformer_jax.training.config import RunConfig, Start, as_json, field_names, from_json
+from transformer_jax.training.run_folder import RunFolder, is_run, read_config, read_run
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.trained_model import read_trained
 
@@ -50,6 +53,20 @@ class OpenedStart:
     model: Any
     processor: Any
     weights: str
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything that is read from the folder: config, parameters and processor."""
+        digest = hashlib.sha256(json.dumps(as_json(self.model.config), sort_keys=True).encode())
+        for name, leaf in sorted(named_leaves(self.model).items()):
+            array = np.ascontiguousarray(leaf)
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        files = {} if self.processor is None else self.processor.files()
+        for name, content in sorted(files.items()):
+            digest.update(f"{name} {len(content)}".encode())
+            digest.update(content)
+        return digest.hexdigest()
 
     @property
     def whole(self) -> bool:
@@ -199,6 +216,37 @@ def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Pa
     stored = read_run(folder, tasks)
     model, weights = read_trained(folder, tasks[stored.task], stored)
     return OpenedStart(start, model, tasks[stored.task].processor.from_files(stored.files), weights)
+
+
+def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEntry]) -> list[OpenedStart]:
+    """Open the folders that a run starts from, unless a checkpoint of it already holds their parameters.
+
+    Args:
+      folder: of the run.
+      config: of the run.
+      tasks: by name, those whose runs `config.start` may name.
+
+    Raises:
+      UserError: a folder cannot be opened, or does not hold the parameters that the run was created from.
+    """
+    if folder.has_checkpoint():
+        return []
+    try:
+        starts = [open_start(start, tasks, folder.path) for start in config.start]
+    except UserError as error:
+        if folder.stored is None:
+            raise
+        raise UserError(
+            f"{folder.path} has no checkpoint yet, so its `start` must be opened again: {error}"
+        ) from None
+    digests = () if folder.stored is None else folder.stored.starts
+    for opened, digest in zip(starts, digests, strict=False):  # runs of before kept none
+        if opened.digest != digest:
+            raise UserError(
+                f"`start` {opened.start.folder} has changed since {folder.path} was created, which has no "
+                "checkpoint yet: restore the folder, or name another `run_dir`"
+            )
+    return starts
 
 
 def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
