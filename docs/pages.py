@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
 # Guides that a reader wants first; the others follow by name.
-FIRST = ("data", "recipes", "runs", "language_models", "translators")
+FIRST = ("data", "recipes", "runs", "translators", "decoders", "encoders", "vision")
 
 
 def write(name: str, text: str) -> None:
@@ -75,9 +75,10 @@ def notebooks() -> list[str]:
 def experiments() -> None:
     """Read, not imported: some need torch. A docstring is Markdown as it stands."""
     text = "# Experiments\n"
-    for path in sorted((ROOT / "experiments").glob("*.py")):
+    for path in sorted((ROOT / "experiments").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if f"python -m experiments.{path.stem}" in docstring:
+        if f"python -m {module}" in docstring:
             text += f"\n## {path.stem}\n\n{docstring}\n"
     write("experiments.md", text)
 

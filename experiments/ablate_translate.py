@@ -33,8 +33,8 @@ from transformer_jax.commands.run_command import run_command
 from transformer_jax.data.corpora.phrases import Pair
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
-from transformer_jax.tasks.translation import ENTRY, TrainedTranslator, load_corpus
-from transformer_jax.tasks.translation_recipes import RECIPES
+from transformer_jax.tasks.translators.recipes import RECIPES
+from transformer_jax.tasks.translators.translation import ENTRY, TrainedTranslator, load_corpus
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import RunConfig, choose
 

@@ -5,7 +5,7 @@
     python -m experiments.classify_images --start-from FOLDER --data FOLDER [--probe linear]
     python -m experiments.classify_images --run-dir RUN --images FILE...
 
-`--help` lists the flags; docs/images.md has a recipe with its score.
+`--help` lists the flags; docs/vision.md has a recipe with its score.
 """
 
 from __future__ import annotations

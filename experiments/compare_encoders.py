@@ -140,7 +140,7 @@ def fine_tune_in_torch(config: RunConfig) -> dict[str, Any]:
     """The same with `transformers`: its model of the published folder, our batches, their validation."""
     import torch
 
-    from experiments.torch_fine_tuning import TorchFineTuning
+    from experiments.benchmarks.torch_fine_tuning import TorchFineTuning
 
     torch.set_num_threads(os.cpu_count() or 1)
     run = TorchFineTuning(config)

@@ -27,8 +27,8 @@ from transformer_jax import tasks
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.data.batches.token_batches import TokenizedDocuments, validation_windows
 from transformer_jax.errors import UserError
-from transformer_jax.layers.position_configs import SCHEMES, parse_positions
-from transformer_jax.tasks.language_modeling import evaluate, load_texts
+from transformer_jax.layers.positions.configs import SCHEMES, parse_positions
+from transformer_jax.tasks.decoders.language_modeling import evaluate, load_texts
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 

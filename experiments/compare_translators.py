@@ -36,7 +36,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.models.registry import TRANSLATORS, module_of, name_of
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
-from transformer_jax.tasks.translation import ENTRY, PreparedPairs, load_corpus
+from transformer_jax.tasks.translators.translation import ENTRY, PreparedPairs, load_corpus
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 

@@ -24,10 +24,10 @@ import tyro
 
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.errors import UserError
-from transformer_jax.layers.kernel_pooling import KERNELS
-from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
+from transformer_jax.layers.attention.kernel_pooling import KERNELS
+from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.plotting.kernel_pooling import Fit, plot_classification, plot_regression
-from transformer_jax.tasks.kernel_width import best_width, learn_width
+from transformer_jax.tasks.regression.kernel_width import best_width, learn_width
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 

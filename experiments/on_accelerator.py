@@ -26,12 +26,12 @@ from transformer_jax import configure
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.errors import UserError
-from transformer_jax.layers import visibility
-from transformer_jax.layers.attention import dot_product_attention, kernel_for
-from transformer_jax.layers.attention_kernels import refusal
+from transformer_jax.layers.attention import visibility
+from transformer_jax.layers.attention.dispatch import dot_product_attention, kernel_for
+from transformer_jax.layers.attention.kernels import refusal
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models.gpt import GPT, GPTConfig
-from transformer_jax.tasks.language_modeling import NextToken
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
+from transformer_jax.tasks.decoders.language_modeling import NextToken
 from transformer_jax.training.driver import begin
 from transformer_jax.training.step import make_train_step
 

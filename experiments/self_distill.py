@@ -4,7 +4,7 @@
     python -m experiments.self_distill --data FOLDER [--test FOLDER ...]
     python -m experiments.self_distill --method mae --data FOLDER
 
-`--help` lists the flags; docs/images.md says what each measures, with a recipe and its score.
+`--help` lists the flags; docs/vision.md says what each measures, with a recipe and its score.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.distributed.processes import Processes
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.translation import ENTRY, default_recipe
+from transformer_jax.tasks.translators.translation import ENTRY, default_recipe
 from transformer_jax.training.config import field_names
 from transformer_jax.training.task import TaskEntry
 

@@ -20,9 +20,9 @@ from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import reported, shard_bytes
 from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
 from transformer_jax.errors import UserError
-from transformer_jax.layers.attention import dot_product_attention
+from transformer_jax.layers.attention.dispatch import dot_product_attention
+from transformer_jax.layers.attention.visibility import causal, real, same_segment
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.layers.visibility import causal, real, same_segment
 from transformer_jax.training.chip_plan import compile_decoding, describe_report, meshes_for_decoding
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of

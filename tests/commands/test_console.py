@@ -28,7 +28,6 @@ def test_help_names_every_command(capsys):
     [
         (("tranlate",), "unknown command 'tranlate': choose one of .*; did you mean translate?"),
         (("plan",), "plan needs a task: transformer-jax plan translate ..., transformer-jax plan lm ..."),
-        (("convert", "nowhere"), "nowhere/config.json: no such file"),
         (("lm", "--model", "transformer"), "unknown model 'transformer': choose one of gpt, llama"),
         (("translate", "--recipe", "wmt"), "unknown recipe 'wmt'"),
         (("generate", "--run-dir", "nowhere", "--prompt", "a"), "nowhere/config.json: no such file"),
@@ -59,7 +58,7 @@ PLANNED = {
 
 
 def test_every_training_command_has_a_plan(capsys, monkeypatch):
-    assert set(plan.COMMANDS) == set(PLANNED) == set(COMMANDS) - {"generate", "plan", "convert"}
+    assert set(plan.COMMANDS) == set(PLANNED) == set(COMMANDS) - {"generate", "plan"}
     for name in plan.COMMANDS:
         monkeypatch.setattr(
             "transformer_jax.commands.train.show_plan", lambda entry, *_, **__: print(entry.name)

@@ -14,9 +14,9 @@ from tests.commands.in_process import call
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
 from transformer_jax.errors import UserError
-from transformer_jax.models.bert import BertMaskedLM
+from transformer_jax.models.encoders.bert import BertMaskedLM
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.tasks.trained_heads import Answer, TrainedElectra, TrainedMaskedLM
+from transformer_jax.tasks.encoders.trained_heads import Answer, TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.run_folder import read_config
 
 SIZES = ("--width", 16, "--layers", 1, "--heads", 2, "--feed-forward", 32, "--vocab-size", 120)

@@ -18,7 +18,8 @@ from tests.commands.test_translate import flags_of
 from tests.conftest import ROOT, without_cache
 from tests.killed_run import POINTS
 from tests.runs import write_pairs
-from tests.tasks import test_encoder_tasks, test_image_tasks
+from tests.tasks.encoders import test_encoder_tasks
+from tests.tasks.vision import test_image_tasks
 from transformer_jax import load, tasks
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.tasks import TASKS

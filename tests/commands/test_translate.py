@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-import transformer_jax
 from tests.commands.in_process import call, start
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
@@ -179,10 +178,8 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert not folder.exists()
 
 
-def test_the_former_name_of_load(run_dir):
-    with pytest.warns(DeprecationWarning, match="load_run is now transformer_jax.load"):
-        former = transformer_jax.load_run(run_dir[0])
-    assert former.weights == load(run_dir[0]).weights == "averaged"
+def test_load_takes_the_averaged_parameters(run_dir):
+    assert load(run_dir[0]).weights == "averaged"
     with pytest.raises(UserError, match="not a complete checkpoint"):
         load(run_dir[0], weights="7")
 

@@ -12,7 +12,7 @@ from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Generator, Sampling, continue_texts, prefill
 from transformer_jax.decoding.text_generation import TextGenerator
 from transformer_jax.errors import UserError
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 
 TOKENIZER = TextTokenizer.characters(["abcdefghijklmnopqrstuvwxyz ."])
 CONFIG = GPTConfig(

@@ -11,11 +11,11 @@ from tests.oracles import search as oracle
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import length_penalty
-from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
-from transformer_jax.models.luong import Luong, LuongConfig
-from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from transformer_jax.models.step import StepOutput
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.translators.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.translators.luong import Luong, LuongConfig
+from transformer_jax.models.translators.seq2seq import Seq2Seq, Seq2SeqConfig
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 
 BEGIN, END, V, T, B = 1, 2, 5, 4, 3
 

@@ -7,7 +7,7 @@ import pytest
 
 from transformer_jax.decoding import translator
 from transformer_jax.decoding.translator import search, search_all
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 from transformer_jax.training.trained_model import make_model
 
 OPTIONS = dict(max_length=9, beam_size=2, alpha=0.6)

@@ -11,7 +11,7 @@ from flax import nnx
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.decoding.speculative import SpeculativeGenerator, accepted_tokens
 from transformer_jax.errors import UserError
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 
 V = 5
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from experiments.bench_communication import (
+from experiments.benchmarks.bench_communication import (
     MODES,
     Arguments,
     compiled,

@@ -37,22 +37,14 @@ from transformer_jax.distributed.sharding import (
 )
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models import (
-    bahdanau,
-    gpt,
-    hard_attention,
-    llama,
-    luong,
-    modern_gpt,
-    recurrent_lm,
-    seq2seq,
-)
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.decoders import gpt, llama, modern_gpt, recurrent_lm
+from transformer_jax.models.translators import bahdanau, hard_attention, luong, seq2seq
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.tasks import TASKS
-from transformer_jax.tasks.hard_attention import HardAttentionTraining
-from transformer_jax.tasks.language_modeling import NextToken
-from transformer_jax.tasks.translation_losses import TokenLoss
+from transformer_jax.tasks.decoders.language_modeling import NextToken
+from transformer_jax.tasks.translators.hard_attention import HardAttentionTraining
+from transformer_jax.tasks.translators.objective import TokenLoss
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.driver import begin
 from transformer_jax.training.metrics import read_metrics

@@ -8,7 +8,7 @@ from experiments import ablate_translate
 from experiments.ablate_translate import BASE_ENTRY, VARIANTS
 from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.translation_recipes import RECIPES
+from transformer_jax.tasks.translators.recipes import RECIPES
 from transformer_jax.training.run_folder import read_config
 
 

@@ -14,7 +14,7 @@ from tests.cases import others_long
 from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS
-from transformer_jax.tasks.translation import ENTRY
+from transformer_jax.tasks.translators.translation import ENTRY
 
 OTHERS = [name for name in TRANSLATORS if name != "transformer"]
 

@@ -11,7 +11,7 @@ from experiments import induction_heads
 from experiments.induction_heads import measure, repeated_words
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.induction import repeated_tokens
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 
 
 def test_lines_repeat_a_word_four_times(rng):

@@ -11,9 +11,9 @@ from experiments.nadaraya_watson import Arguments, compare, curve
 from tests.cases import others_long
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.errors import UserError
-from transformer_jax.models.kernel_regression import KernelRegression, KernelRegressionConfig
+from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.tasks.kernel_width import best_width, learn_width
+from transformer_jax.tasks.regression.kernel_width import best_width, learn_width
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.models.bert import BertConfig, BertMaskedLM
-from transformer_jax.models.electra import ElectraConfig, ElectraPretraining
+from transformer_jax.models.encoders.bert import BertConfig, BertMaskedLM
+from transformer_jax.models.encoders.electra import ElectraConfig, ElectraPretraining
 
 SIZES = dict(vocab_size=500, layers=2, max_length=40, initial_values="neighbours")
 OFFSETS = (-1, 1, -2, 2)

@@ -11,11 +11,11 @@ from flax import nnx
 from jax.ad_checkpoint import print_saved_residuals
 
 from transformer_jax.distributed.program_flops import program_flops
-from transformer_jax.layers.chunked_attention import chunked_attention
+from transformer_jax.layers.attention.chunked import chunked_attention
+from transformer_jax.layers.attention.visibility import causal
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.remat import rematerialised
-from transformer_jax.layers.visibility import causal
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig.preset("micro", vocab_size=61, max_length=32, dropout=0.1)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 61, (2, 32)))

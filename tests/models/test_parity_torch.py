@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 
 torch = pytest.importorskip("torch", reason="parity needs torch, which is no dependency")
 

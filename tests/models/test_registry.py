@@ -41,7 +41,10 @@ def test_the_package_exports_every_model():
     assert models <= set(transformer_jax.__all__) <= set(dir(transformer_jax))
     for name in transformer_jax.__all__:
         assert getattr(transformer_jax, name).__name__ == name
-    for unknown in ("gpt", "load_runConfig", "Config"):
+    names = {}
+    exec("from transformer_jax import *", names)
+    assert set(transformer_jax.__all__) <= set(names)
+    for unknown in ("gpt", "load_run", "Config", "MODELS"):
         with pytest.raises(AttributeError, match=f"module 'transformer_jax' has no attribute '{unknown}'"):
             getattr(transformer_jax, unknown)
 

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 from transformer_jax import pretrained
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.models import gpt, llama, modern_gpt
-from transformer_jax.models.gpt import GPT
-from transformer_jax.models.llama import Llama
-from transformer_jax.models.modern_gpt import ModernGPT
+from transformer_jax.models.decoders import gpt, llama, modern_gpt
+from transformer_jax.models.decoders.gpt import GPT
+from transformer_jax.models.decoders.llama import Llama
+from transformer_jax.models.decoders.modern_gpt import ModernGPT
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from transformer_jax.data.corpora.tables import read_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
-from transformer_jax.models.bert import BertClassifier, BertConfig, BertMaskedLM, BertTagger
-from transformer_jax.models.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
-from transformer_jax.models.electra import ElectraConfig, ElectraDiscriminator
+from transformer_jax.models.encoders.bert import BertClassifier, BertConfig, BertMaskedLM, BertTagger
+from transformer_jax.models.encoders.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
+from transformer_jax.models.encoders.electra import ElectraConfig, ElectraDiscriminator
+from transformer_jax.models.encoders.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.models.registry import MODELS, module_of
-from transformer_jax.models.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.pretrained.encoder_tables import sentence_settings
 from transformer_jax.pretrained.families import FAMILIES
@@ -154,7 +154,7 @@ def test_electra_small_has_the_published_number_of_parameters():
     """The small discriminator is counted with its dense layer and head: 13.5 million."""
     from flax import nnx
 
-    from transformer_jax.models.electra import ElectraConfig
+    from transformer_jax.models.encoders.electra import ElectraConfig
 
     config = ElectraConfig.preset("small")
     model = jax.eval_shape(lambda: ElectraDiscriminator(config, rngs=nnx.Rngs(0)))

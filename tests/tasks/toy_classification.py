@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 from transformer_jax.models.registry import ModelEntry
 from transformer_jax.training.config import Optimization, RunConfig
 from transformer_jax.training.objective import Objective

@@ -14,7 +14,7 @@ from tests.tasks import toy_classification as toy
 from transformer_jax import tasks
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.models.gpt import GPT
+from transformer_jax.models.decoders.gpt import GPT
 from transformer_jax.models.registry import ModelEntry
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training import driver

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.models.bert import BertClassifier, BertConfig, BertMaskedLM
-from transformer_jax.models.electra import (
+from transformer_jax.models.encoders.bert import BertClassifier, BertConfig, BertMaskedLM
+from transformer_jax.models.encoders.electra import (
     Electra,
     ElectraConfig,
     ElectraDiscriminator,

@@ -9,9 +9,9 @@ from flax import nnx
 
 from tests.data.batches.listed_examples import ListedExamples
 from transformer_jax.data.batches.pair_batches import TranslationBatches, choose_buckets
-from transformer_jax.models.transformer import Transformer, TransformerConfig
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.tasks.translation_losses import TokenLoss
+from transformer_jax.tasks.translators.objective import TokenLoss
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.step import create_state, make_train_step
 

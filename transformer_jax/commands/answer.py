@@ -11,8 +11,8 @@ from transformer_jax.commands.encoder_use import Use, columns
 from transformer_jax.commands.parsing import Parsed
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.question_answering import ENTRY
-from transformer_jax.tasks.trained_heads import TrainedReader
+from transformer_jax.tasks.encoders.question_answering import ENTRY
+from transformer_jax.tasks.encoders.trained_heads import TrainedReader
 
 DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
 

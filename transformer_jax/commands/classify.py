@@ -7,8 +7,8 @@ from typing import Any
 
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, columns
-from transformer_jax.tasks.sequence_classification import ENTRY
-from transformer_jax.tasks.trained_heads import TrainedClassifier
+from transformer_jax.tasks.encoders.sequence_classification import ENTRY
+from transformer_jax.tasks.encoders.trained_heads import TrainedClassifier
 
 DESCRIPTION = "Fine-tune a text encoder on classes or scores of texts or pairs of texts, and classify with it."
 

@@ -15,8 +15,8 @@ from transformer_jax.data.corpora.image_files import kind_of
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
-from transformer_jax.tasks.image_classification import ENTRY
-from transformer_jax.tasks.trained_images import TrainedImageClassifier, TrainedImageEncoder
+from transformer_jax.tasks.vision.image_classification import ENTRY
+from transformer_jax.tasks.vision.trained import TrainedImageClassifier, TrainedImageEncoder
 
 DESCRIPTION = (
     "Train a vision model on classes of images, fine-tune or probe a pretrained one, and classify with it."
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax clas
     name = pathlib.Path(task.data).name.split(".")[0] if task.data else "digits"
     run_dir = pathlib.Path(own.run_dir or default_run_dir(ENTRY, parsed, name, preset=not parsed.config.start))
     if own.probe == "knn":
-        from transformer_jax.tasks.image_probe import probe_by_neighbours
+        from transformer_jax.tasks.vision.probe import probe_by_neighbours
 
         shown = probe_by_neighbours(parsed.config, run_dir)
         print("\n".join(shown) + f"\nrun folder   {run_dir}")

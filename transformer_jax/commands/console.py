@@ -23,7 +23,6 @@ COMMANDS = {
     "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
     "self-distill": ("self_distill", "train a vision model without labels"),
     "plan": ("plan", "what a training run would be: plan translate ..., plan classify ..."),
-    "convert": ("convert", "convert run folders of an older format"),
 }
 
 
@@ -49,7 +48,6 @@ def print_completion(shell: str) -> None:
     from transformer_jax.commands import (
         answer,
         classify_images,
-        convert,
         embed,
         encoder_use,
         generate,
@@ -72,7 +70,6 @@ def print_completion(shell: str) -> None:
         "embed": default_arguments(TASKS["sentence_embedding"], embed.Arguments),
         "classify-images": default_arguments(TASKS["image_classification"], classify_images.Arguments),
         "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),
-        "convert": convert.Arguments(()),
     }
     kind = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]

@@ -14,8 +14,8 @@ from transformer_jax.commands.train import planned, train
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
-from transformer_jax.tasks.sentence_embedding import ENTRY
-from transformer_jax.tasks.trained_encoders import TrainedEncoder
+from transformer_jax.tasks.encoders.sentence_embedding import ENTRY
+from transformer_jax.tasks.encoders.trained import TrainedEncoder
 
 DESCRIPTION = "Vectors of texts, from a published folder or a run; with --train, an encoder for them."
 

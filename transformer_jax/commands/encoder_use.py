@@ -17,7 +17,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
-from transformer_jax.tasks.trained_encoders import TrainedEncoder
+from transformer_jax.tasks.encoders.trained import TrainedEncoder
 from transformer_jax.training.task import TaskEntry
 
 # Lines of standard input that go through the model together.

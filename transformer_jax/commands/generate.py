@@ -24,7 +24,7 @@ from transformer_jax.models.registry import DECODERS
 from transformer_jax.pretrained import is_published
 from transformer_jax.pretrained.folder import read_config
 from transformer_jax.tasks import TASKS, load
-from transformer_jax.tasks.language_modeling import TrainedLanguageModel
+from transformer_jax.tasks.decoders.language_modeling import TrainedLanguageModel
 from transformer_jax.training.run_folder import read_run
 
 DESCRIPTION = "Continue texts with a causal decoder; the text streams to the terminal as it is made."

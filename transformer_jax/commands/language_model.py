@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from transformer_jax.commands.parsing import parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
-from transformer_jax.tasks.language_modeling import ENTRY
+from transformer_jax.tasks.decoders.language_modeling import ENTRY
 
 DESCRIPTION = "Train a causal decoder on text and score it on text that is held out."
 

@@ -14,7 +14,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from transformer_jax.errors import UserError
-from transformer_jax.layers.position_configs import Positions, parse_positions
+from transformer_jax.layers.positions.configs import Positions, parse_positions
 from transformer_jax.models.registry import MODELS, name_of
 from transformer_jax.training.config import RunConfig, Start, choose, field_names
 from transformer_jax.training.execution import Execution

@@ -9,11 +9,7 @@ from transformer_jax.commands import console
 from transformer_jax.errors import UserError
 
 # Subcommands of the console script that train, and their modules.
-COMMANDS = {
-    name: module
-    for name, (module, _) in console.COMMANDS.items()
-    if name not in ("generate", "plan", "convert")
-}
+COMMANDS = {name: module for name, (module, _) in console.COMMANDS.items() if name not in ("generate", "plan")}
 
 
 def main(argv: Sequence[str], *, prog: str = "transformer-jax plan") -> None:

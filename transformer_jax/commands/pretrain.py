@@ -15,7 +15,7 @@ from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, 
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import TASKS
-from transformer_jax.tasks.trained_heads import TrainedElectra, TrainedMaskedLM
+from transformer_jax.tasks.encoders.trained_heads import TrainedElectra, TrainedMaskedLM
 from transformer_jax.training.config import Start
 from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.starts import started_config

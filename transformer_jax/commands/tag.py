@@ -8,8 +8,8 @@ from typing import Any
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use
 from transformer_jax.data.corpora.tables import words_of
-from transformer_jax.tasks.token_classification import ENTRY
-from transformer_jax.tasks.trained_heads import TrainedTagger
+from transformer_jax.tasks.encoders.token_classification import ENTRY
+from transformer_jax.tasks.encoders.trained_heads import TrainedTagger
 
 DESCRIPTION = "Fine-tune a text encoder on tags of words, and tag with it."
 

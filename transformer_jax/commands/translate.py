@@ -17,7 +17,7 @@ from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS
 from transformer_jax.tasks import TASKS, load
-from transformer_jax.tasks.translation import ENTRY, TrainedTranslator, default_recipe
+from transformer_jax.tasks.translators.translation import ENTRY, TrainedTranslator, default_recipe
 from transformer_jax.training.run_folder import read_run
 
 DESCRIPTION = "Train a translator, score it on unseen sentences, and translate with it."

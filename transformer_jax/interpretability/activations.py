@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.core import Jaxpr, Literal
 
-from transformer_jax.layers.attention import MultiHeadAttention
+from transformer_jax.layers.attention.multi_head import MultiHeadAttention
 from transformer_jax.layers.named_points import CROSS_ATTENTION, SELF_ATTENTION, WEIGHTS
 
 # (value, number of the layer) -> value of the same shape. The number is that of the innermost loop, a traced

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention import KeyValueCache, MultiHeadAttention
+from transformer_jax.layers.attention.cache import KeyValueCache
+from transformer_jax.layers.attention.multi_head import MultiHeadAttention
+from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.named_points import (
     ATTENTION_OUTPUT,
@@ -22,7 +24,6 @@ from transformer_jax.layers.named_points import (
     SELF_ATTENTION,
     named,
 )
-from transformer_jax.layers.self_attention import AttentionContext, SelfAttention
 
 Sublayer = Callable[[jax.Array], tuple[jax.Array, Any]]
 Norm = Callable[[jax.Array], jax.Array]

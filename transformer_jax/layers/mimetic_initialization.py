@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.layers.self_attention import SelfAttention
+from transformer_jax.layers.attention.self_attention import SelfAttention
 
 # The largest logit of a head at first, at the token that it attends to: of 128 tokens it gets about half of
 # the weight, the tokens beside it most of the rest.

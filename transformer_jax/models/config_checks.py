@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.layers.feed_forward import ACTIVATIONS
-from transformer_jax.layers.position_configs import Positions, parse_positions
-from transformer_jax.layers.rotary import RotaryScaling
+from transformer_jax.layers.positions.configs import Positions, parse_positions
+from transformer_jax.layers.positions.rotary import RotaryScaling
 from transformer_jax.layers.text_pooling import POOLINGS
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.layers.attention import KeyValueCache
+from transformer_jax.layers.attention.cache import KeyValueCache
 
 
 class DecoderCache(flax.struct.PyTreeNode):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from transformer_jax.models.bahdanau import Bahdanau, BahdanauConfig
-from transformer_jax.models.bert import (
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
+from transformer_jax.models.decoders.llama import Llama, LlamaConfig
+from transformer_jax.models.decoders.modern_gpt import ModernGPT, ModernGPTConfig
+from transformer_jax.models.decoders.recurrent_lm import RecurrentLM, RecurrentLMConfig
+from transformer_jax.models.encoders.bert import (
     Bert,
     BertClassifier,
     BertConfig,
@@ -14,8 +17,7 @@ from transformer_jax.models.bert import (
     BertReader,
     BertTagger,
 )
-from transformer_jax.models.dino import Dino, DinoConfig
-from transformer_jax.models.distilbert import (
+from transformer_jax.models.encoders.distilbert import (
     DistilBert,
     DistilBertClassifier,
     DistilBertConfig,
@@ -23,7 +25,7 @@ from transformer_jax.models.distilbert import (
     DistilBertReader,
     DistilBertTagger,
 )
-from transformer_jax.models.electra import (
+from transformer_jax.models.encoders.electra import (
     Electra,
     ElectraClassifier,
     ElectraConfig,
@@ -33,14 +35,7 @@ from transformer_jax.models.electra import (
     ElectraReader,
     ElectraTagger,
 )
-from transformer_jax.models.gpt import GPT, GPTConfig
-from transformer_jax.models.hard_attention import HardAttention, HardAttentionConfig
-from transformer_jax.models.llama import Llama, LlamaConfig
-from transformer_jax.models.luong import Luong, LuongConfig
-from transformer_jax.models.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
-from transformer_jax.models.modern_gpt import ModernGPT, ModernGPTConfig
-from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
-from transformer_jax.models.roberta import (
+from transformer_jax.models.encoders.roberta import (
     Roberta,
     RobertaClassifier,
     RobertaConfig,
@@ -48,9 +43,15 @@ from transformer_jax.models.roberta import (
     RobertaReader,
     RobertaTagger,
 )
-from transformer_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from transformer_jax.models.transformer import Transformer, TransformerConfig
-from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
+from transformer_jax.models.translators.bahdanau import Bahdanau, BahdanauConfig
+from transformer_jax.models.translators.hard_attention import HardAttention, HardAttentionConfig
+from transformer_jax.models.translators.luong import Luong, LuongConfig
+from transformer_jax.models.translators.seq2seq import Seq2Seq, Seq2SeqConfig
+from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
+from transformer_jax.models.vision.dino import Dino, DinoConfig
+from transformer_jax.models.vision.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
+from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
 
 
 class ModelEntry(NamedTuple):
@@ -122,6 +123,10 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     "masked_autoencoder": {"vit": ModelEntry(MaskedAutoencoderConfig, MaskedAutoencoder)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
+
+_CLASSES = [cls for models in MODELS.values() for entry in models.values() for cls in entry[:2]]
+# The names that `transformer_jax` exports. Kernel regression is fitted by an experiment instead of a task.
+PUBLIC: dict[str, type] = {cls.__name__: cls for cls in (*_CLASSES, KernelRegressionConfig, KernelRegression)}
 
 
 def module_of(config: Any, kind: str | None = None) -> type:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.models.bert import Bert, BertClassifier, BertConfig, BertMaskedLM, BertReader, BertTagger
+from transformer_jax.models.encoders.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertMaskedLM,
+    BertReader,
+    BertTagger,
+)
 from transformer_jax.pretrained.encoder_tables import (
     bert_body,
     common_description,

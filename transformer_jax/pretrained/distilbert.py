@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.models.distilbert import (
+from transformer_jax.models.encoders.distilbert import (
     DistilBert,
     DistilBertClassifier,
     DistilBertConfig,
@@ -14,7 +14,7 @@ from transformer_jax.models.distilbert import (
     DistilBertTagger,
     rate_of_answers,
 )
-from transformer_jax.models.encoder_heads import rate_of_classes
+from transformer_jax.models.encoders.heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
     activation_of,
     labels_of,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
-from transformer_jax.models.encoder_heads import SequenceClassifier
+from transformer_jax.models.encoders.heads import SequenceClassifier
 from transformer_jax.pretrained.bert import BERT
 from transformer_jax.pretrained.distilbert import DISTILBERT
 from transformer_jax.pretrained.electra import ELECTRA

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
-from transformer_jax.layers.position_configs import Learned
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.layers.positions.configs import Learned
+from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}

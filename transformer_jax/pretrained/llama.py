@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.errors import UserError
-from transformer_jax.layers.rotary import RotaryScaling
-from transformer_jax.models.llama import Llama, LlamaConfig
+from transformer_jax.layers.positions.rotary import RotaryScaling
+from transformer_jax.models.decoders.llama import Llama, LlamaConfig
 from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.models.roberta import (
+from transformer_jax.models.encoders.roberta import (
     Roberta,
     RobertaClassifier,
     RobertaConfig,

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_jax.data.tokenizers.image_processor import RESAMPLING, ImageProcessor
 from transformer_jax.errors import UserError
-from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
 from transformer_jax.pretrained.encoder_tables import linear, norm
 from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.vit import embeddings

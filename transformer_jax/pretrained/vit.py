@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
-from transformer_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
 from transformer_jax.pretrained.encoder_tables import activation_of, labels_of, linear, norm, their_activation
 from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
 

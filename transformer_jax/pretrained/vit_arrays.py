@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
-from transformer_jax.models.vit import ViTClassifier, ViTConfig
+from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
 from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.tensor_files import ArrayFile
 

@@ -11,21 +11,19 @@ from transformer_jax import pretrained
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import MODELS
-from transformer_jax.tasks import (
-    image_classification,
-    language_modeling,
-    masked_autoencoding,
+from transformer_jax.tasks.decoders import language_modeling
+from transformer_jax.tasks.encoders import (
     masked_language_modeling,
     question_answering,
     replaced_token_detection,
-    self_distillation,
     sentence_embedding,
     sequence_classification,
     token_classification,
-    translation,
 )
-from transformer_jax.tasks.trained_heads import TrainedElectra
-from transformer_jax.tasks.trained_images import TrainedImageEncoder
+from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
+from transformer_jax.tasks.translators import translation
+from transformer_jax.tasks.vision import image_classification, masked_autoencoding, self_distillation
+from transformer_jax.tasks.vision.trained import TrainedImageEncoder
 from transformer_jax.training import driver
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.run_folder import read_run

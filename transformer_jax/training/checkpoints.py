@@ -488,18 +488,3 @@ def _saving_error(target: pathlib.Path, error: BaseException) -> UserError:
         reason = f"{error}; check the folder and its permissions"
     line = " ".join(f"{target}: the checkpoint could not be written: {reason}".split())
     return UserError(line[:500])
-
-
-def rewrite_manifest(folder: pathlib.Path, totals: Totals) -> None:
-    """Adds totals to the manifest of a complete checkpoint of an older format; a damaged one stays damaged.
-
-    Args:
-      folder: of the checkpoint.
-      totals: at its step.
-    """
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.get("format_version", 0) >= 3:
-        return
-    manifest = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
-    manifest |= {"format_version": 3, "totals": dataclasses.asdict(totals)}
-    write_text_atomically(folder / MANIFEST, manifest_text(manifest))

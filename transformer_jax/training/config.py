@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from transformer_jax.errors import UserError
-from transformer_jax.layers.position_configs import Positions, parse_positions
+from transformer_jax.layers.positions.configs import Positions, parse_positions
 from transformer_jax.training.optimizers import OPTIMIZERS
 from transformer_jax.training.schedules import SCHEDULES, extends
 

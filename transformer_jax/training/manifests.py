@@ -35,12 +35,8 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
         return None
     if not isinstance(manifest, dict):
         return None
-    content = dict(manifest)
-    own = content.pop("manifest_sha256", None)
-    # Those of version 1 have no digest of their own.
-    first = manifest.get("format_version") == 1 and own is None
-    whole = text == (json.dumps(manifest, indent=1) if first else manifest_text(content))
-    return manifest if whole else None
+    content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
+    return manifest if text == manifest_text(content) else None
 
 
 def write_text_atomically(path: pathlib.Path, text: str) -> None:

@@ -92,11 +92,6 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
     path = pathlib.Path(folder) / CONFIG
     config = read_json(path)
     version = config.get("format_version")
-    if version == 1:
-        raise UserError(
-            f"{path}: a run of format 1, and this package reads {FORMAT_VERSION}: convert it with "
-            f"transformer-jax convert {folder}"
-        )
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format version {version}, and this package reads {FORMAT_VERSION}: "

@@ -16,10 +16,10 @@ import numpy as np
 
 from transformer_jax import pretrained
 from transformer_jax.errors import UserError
-from transformer_jax.models.electra import ElectraGenerator
+from transformer_jax.models.encoders.electra import ElectraGenerator
+from transformer_jax.models.encoders.encoder import TextEncoder
 from transformer_jax.models.registry import MODELS
-from transformer_jax.models.text_encoder import TextEncoder
-from transformer_jax.models.vit import ViT
+from transformer_jax.models.vision.vit import ViT
 from transformer_jax.parameter_names import map_names, named_leaves
 from transformer_jax.training.config import RunConfig, Start, as_json, field_names, from_json
 from transformer_jax.training.run_folder import RunFolder, is_run, read_config, read_run

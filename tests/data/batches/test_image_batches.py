@@ -5,7 +5,7 @@ import pytest
 
 from transformer_jax.data.batches.augmentation import OPERATIONS, Augmentation, Mixing, erased, rand_augment
 from transformer_jax.data.batches.image_batches import CropViews, ImageBatches, LabelledViews, Mixer, OneView
-from transformer_jax.tasks.image_data import Kept
+from transformer_jax.tasks.vision.data import Kept
 
 
 def pixels(count=7, size=12):

@@ -7,7 +7,7 @@ from tests.runs import train
 from transformer_jax import configure, load
 from transformer_jax.data.corpora.tfds_tables import tfds_questions, tfds_table, tfds_tags
 from transformer_jax.errors import UserError
-from transformer_jax.tasks.sequence_classification import _FEATURES
+from transformer_jax.tasks.encoders.sequence_classification import _FEATURES
 
 FEATURES = {"sentence": ("sentence", "text"), "label": ("label",)}
 

@@ -1,0 +1,1 @@
+"""Comparisons with peers and measurements of speed: `python -m experiments.benchmarks.NAME --help`."""

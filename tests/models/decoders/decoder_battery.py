@@ -1,0 +1,284 @@
+"""What every causal decoder of the zoo must do; a model's test file inherits the class."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tests.models.battery import make
+from transformer_jax.distributed.sharding import rule_of
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.decoders.language_modeling import NextToken
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.step import create_state, make_train_step
+
+
+@functools.partial(jax.jit, static_argnames="return_weights")
+def forward(model, tokens, **arguments):
+    return model(tokens, **arguments)
+
+
+@functools.partial(jax.jit, static_argnames=("return_weights", "prompt"))
+def step(model, cache, tokens, return_weights=False, prompt=False):
+    return model.step_function(return_weights=return_weights)(cache, tokens, prompt=prompt)
+
+
+@functools.cache
+def loss_and_gradient(battery, compute):
+    """Of a battery's model under compute, with dropout; what all compute are compared with is compiled once."""
+    tokens = battery().draw()
+
+    def loss(model):
+        return jnp.square(model(tokens, dropout_key=jax.random.key(5))).mean()
+
+    return jax.jit(jax.value_and_grad(loss))(battery().make(compute))
+
+
+class DecoderBattery:
+    """Inherit, and set `module`, `config` (small, sizes distinct), and `changes`: for each field of the config
+    another value under which something must change, with what else must be set for it, if anything."""
+
+    module: type
+    config = None
+    changes: dict = {}  # noqa: RUF012
+    # Whether it has weights to return.
+    attends = True
+    # What other compute are compared with.
+    default_compute = ComputeOptions(unroll=8)
+    # After the first 40, in which one batch is learned by heart.
+    further_steps = 60
+
+    B, T = 5, 13
+
+    def forward(self, model, tokens, **arguments):
+        """Logits, and the weights or None."""
+        if self.attends:
+            return forward(model, tokens, return_weights=True, **arguments)
+        return forward(model, tokens, **arguments), None
+
+    def make(self, compute=ComputeOptions(), **changes):
+        """The model, with values that initialisation leaves at 0 or 1 drawn too: zeros would hide an error."""
+        model = make(self.module, dataclasses.replace(self.config, **changes), compute)
+        key = jax.random.key(3)
+        leaves, tree = jax.tree.flatten(model)
+        noise = [jax.random.normal(jax.random.fold_in(key, n), x.shape) for n, x in enumerate(leaves)]
+        return tree.unflatten([x + 0.1 * e for x, e in zip(leaves, noise, strict=True)])
+
+    @pytest.fixture
+    def tokens(self):
+        return self.draw()
+
+    def draw(self):
+        """Tokens (B, T)."""
+        rng = np.random.default_rng(1)
+        return jnp.asarray(rng.integers(0, self.config.vocab_size, (self.B, self.T)), jnp.int32)
+
+    def test_shape_and_dtype(self, tokens):
+        logits, weights = self.forward(self.make(), tokens)
+        assert logits.shape == (self.B, self.T, self.config.vocab_size)
+        assert logits.dtype == jnp.float32
+        if weights is not None:
+            assert weights.shape == (self.B, self.config.layers, self.config.heads, self.T, self.T)
+            assert weights.dtype == jnp.float32
+        rough = forward(self.make(dtype="bfloat16"), tokens)
+        assert rough.dtype == jnp.float32
+        assert np.abs(rough - logits).max() < 0.1 * np.abs(logits).max()
+
+    def test_no_leak_from_the_future(self, tokens):
+        model = self.make()
+        changed = tokens.at[:, 3:].set((tokens[:, 3:] + 1) % self.config.vocab_size)
+        before, after = forward(model, tokens), forward(model, changed)
+        np.testing.assert_array_equal(before[:, :3], after[:, :3])
+        assert (before[:, 3:] != after[:, 3:]).any()
+
+    def test_packed_documents_equal_documents_alone(self, tokens):
+        """Two documents and padding in one row."""
+        packed = jnp.concatenate([tokens[0], tokens[1, :6], jnp.zeros(2, jnp.int32)])[None]
+        segments = jnp.array([[1] * self.T + [2] * 6 + [0] * 2])
+        logits = forward(self.make(), packed, segments=segments)
+        alone = forward(self.make(), tokens)
+        np.testing.assert_allclose(logits[0, : self.T], alone[0], atol=2e-5)
+        np.testing.assert_allclose(logits[0, self.T : self.T + 6], alone[1, :6], atol=2e-5)
+
+    def test_cached_steps_equal_the_full_pass(self, tokens):
+        model = self.make()
+        logits, weights = self.forward(model, tokens)
+        cache = model.start(self.B, max_length=self.T + 4)
+        done = 0
+        for piece in (tokens[:, :5], tokens[:, 5:6], tokens[:, 6:]):
+            output, cache = step(model, cache, piece, return_weights=self.attends)
+            size = piece.shape[1]
+            np.testing.assert_allclose(output.logits, logits[:, done : done + size], atol=2e-5)
+            if self.attends:
+                there = output.weights[..., : self.T]
+                np.testing.assert_allclose(there, weights[..., done : done + size, :], atol=1e-6)
+            done += size
+
+    def test_texts_that_begin_at_different_places(self, tokens):
+        """Prompts of unequal length stand against the end of their rows."""
+        model = self.make().for_decoding()
+        first = jnp.arange(self.B)
+        shifted = jnp.stack([jnp.roll(row, n) for n, row in enumerate(tokens)])
+        cache = model.start(self.B, max_length=self.T, first=first)
+        output, cache = step(model, cache, shifted[:, :8])
+        rest, _ = step(model, cache, shifted[:, 8:])
+        logits = jnp.concatenate([output.logits, rest.logits], axis=1)
+        alone = forward(self.make(), tokens)
+        for n in range(self.B):
+            np.testing.assert_allclose(logits[n, n:], alone[n, : self.T - n], atol=2e-5)
+        # Read as a prompt, whose tokens attend to each other without the cache.
+        cache = model.start(self.B, max_length=self.T, first=first)
+        last, cache = step(model, cache, shifted[:, :8], prompt=True)
+        rest, _ = step(model, cache, shifted[:, 8:])
+        after = jnp.concatenate([last.logits, rest.logits], axis=1)
+        np.testing.assert_allclose(after, logits[:, 7:], atol=2e-5)
+
+    def test_a_cut_cache_goes_on_from_there(self, tokens):
+        model = self.make()
+        cache = model.start(self.B, max_length=self.T)
+        _, cache = step(model, cache, tokens[:, :9])
+        output, _ = step(model, cache.cut(jnp.int32(4)), tokens[:, 4:7])
+        np.testing.assert_allclose(output.logits, forward(model, tokens)[:, 4:7], atol=2e-5)
+
+    def test_cache_follows_beams_that_part_and_die(self, tokens, rng):
+        model, beams = self.make(), 3
+        cache = model.start(self.B, max_length=self.T + 1)
+        _, cache = step(model, cache, tokens[:, :2])
+        cache, history = cache.repeat(beams), jnp.repeat(tokens[:, :2], beams, axis=0)
+        for length in range(2, 6):
+            new = jnp.asarray(rng.integers(0, self.config.vocab_size, (self.B * beams, 1)), jnp.int32)
+            output, cache = step(model, cache, new)
+            history = jnp.concatenate([history, new], axis=1)
+            if length < 5:
+                rows = np.arange(self.B)[:, None] * beams + rng.integers(0, beams, (self.B, beams))
+                cache, history = cache.reorder(rows.reshape(-1)), history[rows.reshape(-1)]
+        np.testing.assert_allclose(output.logits[:, 0], forward(model, history)[:, -1], atol=2e-5)
+
+    def test_weights_sum_to_one_and_look_back(self, tokens):
+        _, weights = self.forward(self.make(), tokens)
+        if weights is None:
+            return
+        np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
+        assert (np.asarray(weights)[..., ~np.tri(self.T, dtype=bool)] == 0).all()
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        "compute",
+        [
+            ComputeOptions(unroll=1),
+            ComputeOptions(unroll=2, remat="blocks"),
+            ComputeOptions(attention="fused"),
+            ComputeOptions(attention="chunked", remat="blocks"),
+        ],
+    )
+    def test_compute_options_change_no_result(self, compute):
+        expected, expected_gradient = loss_and_gradient(type(self), self.default_compute)
+        value, gradient = loss_and_gradient(type(self), compute)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+    def test_dropout_is_on_exactly_with_a_key(self, tokens):
+        model = self.make(dropout=0.3)
+        quiet = forward(self.make(dropout=0.0), tokens)
+        np.testing.assert_array_equal(forward(model, tokens), quiet)
+        first, again, other = (forward(model, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+        assert (first != quiet).any()
+
+    def trace(self, tokens, **changes):
+        """Initial values and forward pass with dropout as text, of the config with these changes."""
+
+        def init_and_apply(key):
+            model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
+            return model(tokens, dropout_key=key)
+
+        try:
+            # Constants by value: a changed frequency has the shape of the old one.
+            traced = jax.make_jaxpr(init_and_apply)(jax.random.key(1))
+            return str(traced) + "".join(str(np.asarray(c).tolist()) for c in traced.consts if _is_number(c))
+        except ValueError as error:
+            return str(error)
+
+    def test_every_config_field_matters(self, tokens):
+        fields = {field.name for field in dataclasses.fields(self.config)}
+        assert fields == set(self.changes), "a field without a test"
+        unread = []
+        for field, value in self.changes.items():
+            value, others = value if isinstance(value, tuple) else (value, {})
+            if self.trace(tokens, **others) == self.trace(tokens, **others, **{field: value}):
+                unread.append(field)
+        assert not unread, f"fields that nothing reads: {unread}"
+
+    def test_too_long_is_refused(self, tokens):
+        with pytest.raises(ValueError, match="a text of 13 tokens is longer than the model's max_length 6"):
+            self.make(max_length=6)(tokens)
+
+    def test_every_parameter_has_a_rule(self):
+        for name, leaf in named_leaves(self.make()).items():
+            assert len(rule_of(name).axes) == leaf.ndim, name
+
+    def test_padding_of_the_vocabulary_is_unseen(self, tokens):
+        """Same logits and count of parameters whatever the table is padded to."""
+        wide, narrow = (
+            self.make(),
+            make(self.module, dataclasses.replace(self.config, vocab_multiple=1), ComputeOptions()),
+        )
+        plain = make(self.module, self.config, ComputeOptions())
+        assert narrow.parameter_count == wide.parameter_count == sum(x.size for x in jax.tree.leaves(narrow))
+        np.testing.assert_allclose(forward(plain, tokens), forward(narrow, tokens), atol=1e-6)
+
+    def test_eight_devices_equal_one(self, tokens):
+        rows = jnp.concatenate([tokens] * 2)[:8]
+        model = self.make()
+
+        def loss(model, tokens):
+            return jnp.square(model(tokens)).mean()
+
+        expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(model, rows)
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        value, gradient = jax.jit(jax.value_and_grad(loss))(
+            jax.device_put(model, whole), jax.device_put(rows, split)
+        )
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+    def test_one_batch_is_learned_and_a_checkpoint_goes_on_bit_for_bit(self, tokens, tmp_path):
+        batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+        batch["weights"] = jnp.ones(batch["targets"].shape)
+        optimizer = optax.adam(1e-2)
+        train_step = make_train_step(NextToken(), optimizer)
+
+        def fresh():
+            return create_state(make(self.module, self.config, ComputeOptions()), optimizer, jax.random.key(0))
+
+        def train(state, steps):
+            for _ in range(steps):
+                state, metrics = train_step(state, batch)
+            return state, float(metrics["loss"])
+
+        # Copies: the step gives away what it is given.
+        state, _ = train(jax.tree.map(jnp.copy, fresh()), 40)
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(state)
+            checkpoints.wait()
+            restored, _ = checkpoints.restore(fresh())
+        state, loss = train(state, self.further_steps)
+        again, _ = train(restored, self.further_steps)
+        assert loss < 0.3
+        for ours, theirs in zip(jax.tree.leaves(state.model), jax.tree.leaves(again.model), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def _is_number(constant):
+    return jnp.issubdtype(getattr(constant, "dtype", None), jnp.number)

@@ -1,0 +1,300 @@
+"""The text encoders: what every one must do, with each task's head."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.cases import others_long
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.distributed.sharding import model_shardings, rule_of
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.models.encoders.electra import ElectraConfig, ElectraPretraining
+from transformer_jax.models.registry import MODELS
+from transformer_jax.parameter_names import named_leaves
+
+V, B, T = 53, 3, 13
+LENGTHS = (13, 5, 8)
+SIZES = dict(vocab_size=V, width=24, layers=2, heads=4, feed_forward=37, max_length=17, classes=5)
+KINDS = ("encoder", "masked_lm", "sequence_classifier", "token_classifier", "span_predictor", "replaced_token",
+         "discriminator")  # fmt: skip
+CASES = [(kind, name) for kind in KINDS for name in MODELS[kind]]
+NAMES = list(MODELS["encoder"])
+
+
+def config_of(kind, name, **changes):
+    config = MODELS[kind][name].config
+    own = {"embedding_width": 16} if name == "electra" else {}
+    return config(**(SIZES | own | changes))
+
+
+@functools.cache
+def model_of(kind, name, compute=ComputeOptions(), **changes):
+    config = config_of(kind, name, **dict(changes))
+    return jax.jit(lambda: MODELS[kind][name].module(config, rngs=nnx.Rngs(0), compute=compute))()
+
+
+@functools.partial(jax.jit, static_argnames="return_weights")
+def forward(model, tokens, **arguments):
+    return model(tokens, **arguments)
+
+
+def inputs(name):
+    rng = np.random.default_rng(1)
+    mask = np.arange(T) < np.array(LENGTHS)[:, None]
+    tokens = jnp.asarray(rng.integers(5, V, (B, T)))
+    types = jnp.asarray(rng.integers(0, 2, (B, T))) if name in ("bert", "electra") else None
+    return tokens, types, jnp.asarray(mask)
+
+
+def of_tokens(output):
+    return output.ndim >= 2 and output.shape[1] == T
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_padding_changes_nothing(kind, name):
+    model, (tokens, types, mask) = model_of(kind, name), inputs(name)
+    other = jnp.where(mask, tokens, (tokens + 3) % V)
+    before, after = (forward(model, t, types=types, mask=mask) for t in (tokens, other))
+    if of_tokens(before):
+        before, after = before[np.asarray(mask)], after[np.asarray(mask)]
+    np.testing.assert_array_equal(before, after)
+    alone = forward(model, tokens[1:2, :5], types=None if types is None else types[1:2, :5])
+    expected = forward(model, tokens, types=types, mask=mask)[1:2]
+    expected = expected[:, :5] if of_tokens(expected) else expected
+    np.testing.assert_allclose(alone, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "field"),
+    [
+        *((kind, name, "classifier_dropout") for kind in KINDS[2:4] for name in NAMES[:3]),
+        ("sequence_classifier", "distilbert", "classifier_dropout"),
+        ("token_classifier", "distilbert", "dropout"),
+        ("span_predictor", "distilbert", "reader_dropout"),
+    ],
+)
+def test_dropout_in_front_of_a_head(kind, name, field):
+    """As published: of this rate where it has one, else of `dropout`; the head alone sees it."""
+    tokens, types, mask = inputs(name)
+    key = jax.random.key(0)
+
+    def output(dropout_key, **rates):
+        model = model_of(kind, name, **({"dropout": 0.0, "attention_dropout": 0.0} | rates))
+        return forward(model, tokens, types=types, mask=mask, dropout_key=dropout_key)
+
+    known = output(None)
+    own = field if field != "dropout" else "classifier_dropout"
+    np.testing.assert_array_equal(output(key), known)
+    if field == "dropout":  # DistilBERT's rate of texts' classes is none of its tags'
+        np.testing.assert_array_equal(output(key, **{own: 0.9}), known)
+    else:
+        assert jnp.abs(output(key, **{own: 0.9}) - known).max() > 0.01
+    if kind != "sequence_classifier":
+        model = model_of(kind, name, **({"dropout": 0.0, "attention_dropout": 0.0} | {field: 0.5}))
+        dropped = model._dropped(jnp.ones((64, 64)), key)
+        assert 0.4 < (dropped == 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_rows_equal_texts_alone(name):
+    model, (tokens, types, _) = model_of("masked_lm", name), inputs(name)
+    segments = jnp.array([[1] * 5 + [2] * 6 + [0] * 2])
+    row = forward(model, tokens[:1], types=None if types is None else types[:1], segments=segments)
+    for first, last in ((0, 5), (5, 11)):
+        own = None if types is None else types[:1, first:last]
+        alone = forward(model, tokens[:1, first:last], types=own)
+        np.testing.assert_allclose(row[:, first:last], alone, atol=2e-5)
+    with pytest.raises(ValueError, match="leave mask out"):
+        model(tokens[:1], segments=segments, mask=jnp.ones((1, T), bool))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_token_sees_every_other(name):
+    """Bidirectional: the state of the first token depends on the last one, and the other way round."""
+    model, (tokens, _, _) = model_of("encoder", name), inputs(name)
+    for place in (0, T - 1):
+        changed = tokens.at[0, place].set((tokens[0, place] + 1) % V)
+        before, after = forward(model, tokens), forward(model, changed)
+        assert (np.abs(before - after)[0].max(axis=-1) > 0).all()
+        np.testing.assert_array_equal(before[1:], after[1:])
+
+
+CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, activation="relu", norm_epsilon=0.1,
+               vocab_size=200, classes=7, dtype="bfloat16", vocab_multiple=64, token_types=3,
+               padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours",
+               classifier_pooling="mean")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", others_long(NAMES))
+def test_every_field_of_a_config_matters(name):
+    """A change shows in the parameters, in the output, or for rates of dropout in the output with a key."""
+    tokens, _, mask = inputs(name)
+
+    def made(config, kind):
+        return MODELS[kind][name].module(config, rngs=nnx.Rngs(0))
+
+    def shapes(config, kind):
+        leaves = named_leaves(jax.eval_shape(lambda: made(config, kind)))
+        return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def outputs(config, kind):
+        model = made(config, kind)
+        return model(tokens, mask=mask), model(tokens, dropout_key=jax.random.key(0))
+
+    config = config_of("masked_lm", name)
+    read_by = {"reader_dropout": "span_predictor"}
+    read_by |= dict.fromkeys(("classifier_dropout", "classifier_pooling"), "sequence_classifier")
+    # The smaller kinds are enough for most fields; the last ones have the classes and the generator.
+    kinds = ("masked_lm", "sequence_classifier", *(["replaced_token"] if name == "electra" else []))
+    shapes_of = {kind: shapes(config, kind) for kind in kinds}
+    for field in dataclasses.fields(config):
+        value = not config.pooler if field.name == "pooler" else CHANGES.get(field.name, 0.5)
+        changed = dataclasses.replace(config, **{field.name: value})
+        if all(shapes(changed, kind) == shapes_of[kind] for kind in kinds):
+            kind = read_by.get(field.name, "masked_lm")
+            same = all(map(np.array_equal, outputs(changed, kind), outputs(config, kind)))
+            assert not same, f"{changed} is computed as without {field.name}"
+
+
+def test_bert_without_a_pooler_classifies_no_first_token():
+    model = model_of("sequence_classifier", "bert", pooler=False)
+    with pytest.raises(ValueError, match="no pooler"):
+        model(inputs("bert")[0])
+
+
+REDUCTIONS = {"first": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}
+DENSE = {
+    "bert": np.tanh,
+    "roberta": np.tanh,
+    "electra": functools.partial(jax.nn.gelu, approximate=False),
+    "distilbert": jax.nn.relu,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "pooling"),
+    [
+        *((name, {}, pooling) for name in NAMES for pooling in REDUCTIONS),
+        *(("bert", {"pooler": False}, pooling) for pooling in ("mean", "max")),
+    ],
+)
+def test_what_classes_are_read_from(name, own, pooling):
+    """The head by hand, on the real tokens' states alone."""
+    model = model_of("sequence_classifier", name, classifier_pooling=pooling, **own)
+    tokens, types, mask = inputs(name)
+    states = np.asarray(forward(model.encoder, tokens, types=types, mask=mask))
+    vectors = np.stack([REDUCTIONS[pooling](x[:n]) for x, n in zip(states, LENGTHS, strict=True)])
+    dense = model.encoder.pooler if name == "bert" else model.pooling
+    if dense is not None:
+        vectors = np.asarray(DENSE[name](vectors @ dense.kernel[...] + dense.bias[...]))
+    expected = vectors @ model.head.kernel[...] + model.head.bias[...]
+    found = forward(model, tokens, types=types, mask=mask)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    lengths = forward(model, tokens, types=types, mask=jnp.array(LENGTHS))
+    np.testing.assert_array_equal(lengths, found)
+    (alone,) = forward(model, tokens[1:2], types=None if types is None else types[1:2],
+                       segments=mask[1:2].astype(jnp.int32))  # fmt: skip
+    np.testing.assert_allclose(alone, found[1], atol=2e-6)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_every_parameter_has_one_rule(kind, name):
+    model = model_of(kind, name)
+    for path, leaf in named_leaves(model).items():
+        assert len(rule_of(path, model).axes) == leaf.ndim, path
+
+
+@pytest.mark.long
+def test_ways_to_compute_agree():
+    """Unrolled, rematerialised and chunked give the same loss and gradient, with dropout."""
+    name = "bert"
+    tokens, types, mask = inputs(name)
+
+    def found(compute):
+        model = model_of("masked_lm", name, compute)
+
+        def loss(model):
+            logits = model(tokens, types=types, mask=mask, dropout_key=jax.random.key(3))
+            return jnp.square(jnp.where(mask[..., None], logits, 0)).mean()
+
+        return jax.jit(jax.value_and_grad(loss))(model)
+
+    base, gradient = found(ComputeOptions())
+    for compute in (ComputeOptions(unroll=2, remat="elementwise"), ComputeOptions(remat="blocks")):
+        value, other = found(compute)
+        np.testing.assert_allclose(value, base, rtol=1e-5)
+        for path, leaf in named_leaves(other).items():
+            np.testing.assert_allclose(leaf, named_leaves(gradient)[path], atol=1e-5, err_msg=path)
+    plain, chunked = (
+        forward(model_of("masked_lm", name, ComputeOptions(attention=form)), tokens, types=types, mask=mask)
+        for form in ("plain", "chunked")
+    )
+    np.testing.assert_allclose(plain[np.asarray(mask)], chunked[np.asarray(mask)], atol=2e-5)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_the_form_for_inference_computes_the_same(kind, name):
+    if kind == "replaced_token":
+        pytest.skip("two networks that are trained together; each is used by itself")
+    model, (tokens, types, mask) = model_of(kind, name), inputs(name)
+    before, after = (forward(m, tokens, types=types, mask=mask) for m in (model, model.for_inference()))
+    np.testing.assert_allclose(before, after, atol=2e-5)
+
+
+def test_attention_weights_are_returned():
+    tokens, types, mask = inputs("bert")
+    _, weights = forward(model_of("encoder", "bert"), tokens, types=types, mask=mask, return_weights=True)
+    assert weights.shape == (B, 2, 4, T, T)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert (np.asarray(weights)[1, :, :, :, 5:] == 0).all()
+
+
+def test_dropout_on_weights_scales_what_it_keeps():
+    """The mean over many draws is the value without dropout, and a draw differs from it."""
+    from transformer_jax.layers.attention.dispatch import dot_product_attention
+
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 3))
+    plain = dot_product_attention(query, key, value)
+    draws = jax.vmap(lambda k: dot_product_attention(query, key, value, weight_dropout=0.3, dropout_key=k))(
+        jax.random.split(jax.random.key(1), 4_000)
+    )
+    assert np.abs(draws[0] - plain).max() > 0.01
+    np.testing.assert_allclose(draws.mean(axis=0), plain, atol=0.06)
+
+
+def test_electra_shares_its_embeddings():
+    """The generator has none, and the gradient of its loss reaches the discriminator's."""
+    config = ElectraConfig(**{k: v for k, v in SIZES.items() if k != "classes"}, embedding_width=16)
+    model = jax.jit(lambda: ElectraPretraining(config, rngs=nnx.Rngs(0)))()
+    names = named_leaves(model)
+    assert not [name for name in names if name.startswith("generator/encoder/embeddings")]
+    assert names["generator/encoder/projection/kernel"].shape == (16, 6)
+
+    def loss(model):
+        return model.generated(inputs("electra")[0], jnp.array([[1, 2]] * B)).std()
+
+    gradient = named_leaves(jax.jit(jax.grad(loss))(model))
+    assert np.abs(gradient["discriminator/encoder/embeddings/tokens/table/embedding"]).max() > 0
+    assert np.abs(gradient["discriminator/encoder/embeddings/norm/scale"]).max() > 0
+    assert not np.abs(gradient["discriminator/head/kernel"]).max()
+    with pytest.raises(ValueError, match="no whole number of heads"):
+        dataclasses.replace(config, generator_size=0.3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_devices_equal_one(name):
+    tokens, _, mask = inputs(name)
+    tokens, mask = (jnp.resize(x, (8, T)) for x in (tokens, mask))
+    model = model_of("masked_lm", name)
+    expected = forward(model, tokens, mask=mask)
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    with on_mesh(mesh):
+        spread = jax.device_put(model, model_shardings(model, mesh))
+        found = forward(spread, tokens, mask=mask)
+    np.testing.assert_allclose(found, expected, atol=2e-5)

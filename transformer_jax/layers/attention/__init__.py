@@ -1,0 +1,1 @@
+"""Attention: the plain formula, faster forms of the same result, and the one function that picks among them."""

@@ -1,0 +1,135 @@
+"""Multi-head attention: the projections around `dot_product_attention`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from transformer_jax.layers.attention.dispatch import dot_product_attention
+from transformer_jax.layers.attention.kernel_mask import KernelMask
+from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.compute_options import Attention
+from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.layers.named_points import HEADS, named
+from transformer_jax.layers.positions.bias import PositionBias
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self, causal or cross by its arguments.
+
+    Args:
+      width: D.
+      heads: H.
+      kv_heads: G; H must be a multiple.
+      head_width: K; None is D / H, and D must be a multiple then.
+      use_bias: biases on the four projections; the paper has none.
+      kernel_init: initialiser of the projections.
+      output_init: of the output's, where it is another.
+      dtype: compute dtype; parameters are float32.
+      implementation: see `ComputeOptions.attention`.
+      weight_dropout: rate on the attention weights.
+      rngs: source of the initial values.
+
+    Raises:
+      ValueError: sizes that do not divide.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        head_width: int | None = None,
+        use_bias: bool,
+        kernel_init: nnx.initializers.Initializer,
+        output_init: nnx.initializers.Initializer | None = None,
+        dtype: str,
+        implementation: Attention,
+        weight_dropout: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        if (head_width is None and width % heads) or heads % kv_heads:
+            raise ValueError(
+                f"width {width} must be a multiple of heads {heads}, and heads of kv_heads {kv_heads}"
+            )
+        head_width = width // heads if head_width is None else head_width
+        options: dict[str, Any] = dict(
+            use_bias=use_bias,
+            dtype=jnp.dtype(dtype),
+            dot_general=dense_dot_general,
+            rngs=rngs,
+        )
+
+        def projection(heads: int) -> nnx.LinearGeneral:
+            return nnx.LinearGeneral(width, (heads, head_width), kernel_init=kernel_init, **options)
+
+        self.query, self.key, self.value = (projection(n) for n in (heads, kv_heads, kv_heads))
+        self.output = nnx.LinearGeneral(
+            (heads, head_width), width, axis=(-2, -1), kernel_init=output_init or kernel_init, **options
+        )
+        self.implementation, self.weight_dropout = implementation, weight_dropout
+
+    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values (B, S, G, K) of the sequence (B, S, D) that is attended to."""
+        return self.key(x), self.value(x)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        mask: jax.Array | Visibility | KernelMask | None = None,
+        bias: jax.Array | PositionBias | None = None,
+        return_weights: bool = False,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
+
+        Where the queries have a multiple of the keys' rows (beams of one sentence, next to each other),
+        the rows of a group read the same keys; nothing is copied. A mask or bias is then broadcastable to
+        (B, H, W T, S), for the W beams of a row after each other.
+
+        Returns:
+          (output (B, T, D), weights (B, H, T, S) float32 or None).
+        """
+        rows, T = query.shape[:2]
+        mixed, weights = self._mixed(
+            shared_rows(query, key), key, value, mask, bias, return_weights, dropout_key
+        )
+        weights = None if weights is None else separate_rows(weights, rows)
+        return self._joined(mixed, rows, T), weights
+
+    def _joined(self, mixed: jax.Array, rows: int, tokens: int) -> jax.Array:
+        """What the heads mix together, as what attention adds to the stream (rows, tokens, D)."""
+        return self.output(named(mixed.reshape(rows, tokens, *mixed.shape[2:]), HEADS))
+
+    def _mixed(self, query, key, value, mask, bias, return_weights, dropout_key=None):
+        """(values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""
+        result = dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            return_weights=return_weights,
+            implementation=self.implementation,
+            weight_dropout=self.weight_dropout,
+            dropout_key=dropout_key,
+        )
+        return result if return_weights else (result, None)
+
+
+def shared_rows(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Queries (B W, T, H, K) of W beams as (B, W T, H, K) beside their keys (B, S, G, K)."""
+    return query.reshape(key.shape[0], -1, *query.shape[2:])
+
+
+def separate_rows(weights: jax.Array, rows: int) -> jax.Array:
+    """Weights (B, H, W T, S) of W beams as (B W, H, T, S), for B W `rows`."""
+    B, H, _, S = weights.shape
+    if rows == B:
+        return weights
+    return weights.reshape(B, H, rows // B, -1, S).swapaxes(1, 2).reshape(rows, H, -1, S)

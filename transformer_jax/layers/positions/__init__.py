@@ -1,0 +1,1 @@
+"""Positions of tokens and patches: absolute, relative and rotary."""

@@ -1,0 +1,1 @@
+"""Causal decoders: LSTM, GPT-2, Llama and today's blocks."""

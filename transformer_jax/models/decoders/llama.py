@@ -1,0 +1,169 @@
+"""Llama (Touvron et al. 2023; Grattafiori et al. 2024): RMS norms, rotary positions, SwiGLU, grouped heads."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from flax import nnx
+
+from transformer_jax.layers.attention.self_attention import SelfAttention
+from transformer_jax.layers.blocks import CausalBlock
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.layers.feed_forward import GatedFeedForward
+from transformer_jax.layers.norms import rms_norm
+from transformer_jax.layers.positions.rotary import RotaryScaling
+from transformer_jax.layers.positions.schemes import RotaryPositions
+from transformer_jax.models.config_checks import check_choices, check_sizes, head_width, make_rotary_scaling
+from transformer_jax.models.decoders.causal_decoder import CausalDecoder
+from transformer_jax.models.presets import Presets
+
+# Of the third generation's context: "llama3" slows rotary frequencies from 8,192 tokens on.
+_LONG = RotaryScaling("llama3", 8.0, original_length=8_192, low_factor=1.0, high_factor=4.0)
+_LONG_SMALL = dataclasses.replace(_LONG, factor=32.0)
+
+# The published sizes, with the generation in front; mini is for two CPU cores.
+_SIZES: dict[str, dict[str, Any]] = {
+    "mini": dict(vocab_size=32_000, width=128, layers=4, heads=4, kv_heads=2, feed_forward=352),
+    "7B": dict(
+        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, norm_epsilon=1e-6
+    ),
+    "13B": dict(
+        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, norm_epsilon=1e-6
+    ),
+    "2-7B": dict(
+        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11_008, max_length=4096
+    ),
+    "2-13B": dict(
+        vocab_size=32_000, width=5120, layers=40, heads=40, kv_heads=40, feed_forward=13_824, max_length=4096
+    ),
+    "2-70B": dict(
+        vocab_size=32_000, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=4096
+    ),
+    "3-8B": dict(
+        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336, max_length=8192,
+        rotary_theta=500_000.0,
+    ),
+    "3-70B": dict(
+        vocab_size=128_256, width=8192, layers=80, heads=64, kv_heads=8, feed_forward=28_672, max_length=8192,
+        rotary_theta=500_000.0,
+    ),
+    "3.1-8B": dict(
+        vocab_size=128_256, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG,
+    ),
+    "3.2-1B": dict(
+        vocab_size=128_256, width=2048, layers=16, heads=32, kv_heads=8, feed_forward=8_192, tie=True,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
+    ),
+    "3.2-3B": dict(
+        vocab_size=128_256, width=3072, layers=28, heads=24, kv_heads=8, feed_forward=8_192, tie=True,
+        max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig(Presets):
+    """What the model computes. Sizes default to nothing: take a preset, or name them.
+
+    Attributes:
+      vocab_size: V.
+      width: D.
+      layers: L.
+      heads: H.
+      kv_heads: G.
+      head_width: K; None is D / H.
+      feed_forward: F.
+      max_length: longest text in tokens.
+      dropout: on the embeddings and on what each sub-layer adds; 0 in the papers.
+      rotary_theta: 10,000 in the first two generations, 500,000 in the third.
+      rotary_scaling: for longer texts than were trained on, see `RotaryScaling`.
+      attention_bias, feed_forward_bias: biases on the dense layers; the papers have none.
+      tie: logits are made with the embeddings, as in the small models of the third generation.
+      norm_epsilon: of the RMS normalisations.
+      dtype: compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+
+    Raises:
+      ValueError: a value outside its choices, or sizes that do not divide.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    head_width: int | None = None
+    max_length: int = 2048
+    dropout: float = 0.0
+    rotary_theta: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    attention_bias: bool = False
+    feed_forward_bias: bool = False
+    tie: bool = False
+    norm_epsilon: float = 1e-5
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+
+    preset_fields: ClassVar = _SIZES
+
+    def __post_init__(self):
+        check_choices(self)
+        check_sizes(self, head_width=self.head_width)
+        make_rotary_scaling(self)
+
+
+class Llama(CausalDecoder):
+    """Llama: pre-norm blocks with RMS normalisation (Zhang & Sennrich 2019), SwiGLU and rotary positions.
+
+    Initial values: matrices and embeddings are normal with standard deviation 0.02, as in the published
+    code's training; normalisation scales are 1.
+
+    Args:
+      config: what it computes.
+      rngs: source of the initial values, only used here.
+      compute: how it is computed.
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
+        std = 0.02
+        dense: dict[str, Any] = dict(kernel_init=nnx.initializers.normal(std), dtype=config.dtype)
+
+        def block(rngs: nnx.Rngs) -> CausalBlock:
+            return CausalBlock(
+                attention=SelfAttention(
+                    config.width,
+                    config.heads,
+                    config.kv_heads,
+                    head_width=config.head_width,
+                    use_bias=config.attention_bias,
+                    implementation=compute.attention,
+                    rngs=rngs,
+                    **dense,
+                ),
+                feed_forward=GatedFeedForward(
+                    config.width,
+                    config.feed_forward,
+                    activation="silu",
+                    use_bias=config.feed_forward_bias,
+                    rngs=rngs,
+                    **dense,
+                ),
+                attention_norm=rms_norm(config, rngs),
+                feed_forward_norm=rms_norm(config, rngs),
+                dropout=config.dropout,
+            )
+
+        super().__init__(
+            config,
+            make_block=block,
+            positions=RotaryPositions(
+                head_width(config), theta=config.rotary_theta, scaling=config.rotary_scaling
+            ),
+            norm=rms_norm(config, rngs),
+            embedding_std=std,
+            tied=config.tie,
+            unembedding_std=std,
+            rngs=rngs,
+            compute=compute,
+        )

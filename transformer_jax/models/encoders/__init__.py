@@ -1,0 +1,1 @@
+"""Text encoders: BERT, RoBERTa, DistilBERT and ELECTRA, with their heads."""

@@ -1,0 +1,1 @@
+"""Kernel regression, the smallest model with attention."""

@@ -1,0 +1,1 @@
+"""Encoder-decoder translators, from the LSTM of 2014 to the Transformer."""

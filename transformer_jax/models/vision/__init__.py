@@ -1,0 +1,1 @@
+"""Image encoders: ViT and its compact variants, DINO, masked autoencoders."""

@@ -1,0 +1,1 @@
+"""Fitting the kernel of a kernel regression."""

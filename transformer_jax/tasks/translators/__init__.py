@@ -1,0 +1,1 @@
+"""Training and use of translators."""

@@ -1,0 +1,1 @@
+"""Pretraining, fine-tuning and use of image encoders."""
