@@ -30,7 +30,7 @@ test-accelerators: $(ACCELERATORS)/ready
 
 # Every model at its published sizes, compiled for the chips that it is meant for: a page of the site.
 accelerators: $(ACCELERATORS)/ready
-	$(ACCELERATORS)/bin/python -m experiments.accelerators --write docs/compiled_for_chips.md
+	$(ACCELERATORS)/bin/python -m experiments.accelerators --write docs/measurements/compiled_for_chips.md
 
 # On a machine that has an accelerator, with JAX for it installed: the same programs, run and timed, and the
 # commands of the page "On an accelerator" in short.

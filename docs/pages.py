@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
 # Guides that a reader wants first; the others follow by name.
-FIRST = ("data", "recipes", "runs", "translators", "decoders", "encoders", "vision")
+FIRST = ("getting_started", "translators", "decoders", "encoders", "vision", "data", "recipes", "runs")
 
 
 def write(name: str, text: str) -> None:
@@ -96,6 +96,14 @@ def with_linked_files(name: str) -> str:
     return text
 
 
+def measurements() -> list[str]:
+    """Write the records of measurements; return their pages."""
+    names = sorted(path.stem for path in (ROOT / "docs/measurements").glob("*.md"))
+    for name in names:
+        write(f"docs/measurements/{name}.md", with_linked_files(f"docs/measurements/{name}.md"))
+    return [f"docs/measurements/{name}" for name in names]
+
+
 def guides() -> list[str]:
     found = {path.stem for path in (ROOT / "docs").glob("*.md")}
     names = [name for name in FIRST if name in found] + sorted(found - set(FIRST))
@@ -109,8 +117,8 @@ def main() -> None:
     experiments()
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
         write(name, with_linked_files(name))
-    contents = toctree("Guides", guides()) + toctree("Packages", packages())
-    contents += toctree("Notebooks", notebooks())
+    contents = toctree("Guides", guides()) + toctree("API reference", packages())
+    contents += toctree("Notebooks", notebooks()) + toctree("Measurements", measurements())
     contents += toctree("More", ["experiments", "CONTRIBUTING", "CHANGELOG"])
     write("index.md", with_linked_files("README.md") + contents)
 

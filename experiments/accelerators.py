@@ -191,7 +191,7 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "",
         "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for chips "
         "that were not there. bfloat16, Adam but where Muon is named; times are a model, see "
-        "[On an accelerator](on_an_accelerator.md).",
+        "[On an accelerator](../on_an_accelerator.md).",
         "",
         HEAD,
         *(text for _, text in found if text.startswith("| ")),
@@ -203,7 +203,7 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "with its own rematerialisation (12.32 + 120.65 GiB), hence `blocks`.",
         "",
         "`make accelerators` compiles every row; `python -m experiments.accelerators --only NAME --write "
-        "docs/compiled_for_chips.md` recompiles some rows.",
+        "docs/measurements/compiled_for_chips.md` recompiles some rows.",
     ]
     path.write_text("\n".join(page) + "\n")
 

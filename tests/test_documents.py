@@ -1,50 +1,153 @@
-"""Python of README and the documents, run as it stands there."""
+"""Every snippet of the README and the guides runs as it is written, on small files with the names they use."""
 
+import gzip
+import importlib
+import pathlib
 import re
+import shlex
+import shutil
+import textwrap
 
+import numpy as np
 import pytest
+from flax import nnx
+from PIL import Image
 
+import transformer_jax
+from tests.cases import others_long
+from tests.commands.in_process import call
 from tests.conftest import ROOT
+from tests.runs import write_pairs
+from tests.tasks.encoders import test_encoder_tasks
+from transformer_jax import GPT, Bert, BertConfig, GPTConfig, Llama, LlamaConfig, pretrained, tasks
+from transformer_jax.commands import console
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+# Quick pages, whose snippets everybody runs.
+COMMON = ("docs/build_your_own.md",)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+# What a snippet may do besides calling a command; the installation is tested by test_package.py.
+INSTALLATION = ("python3 -m venv", "source ", "pip install")
+# Later flags win: every run is a few steps of a small model, whatever the page says.
+STEPS = ["--steps", "2", "--save-every", "1", "--evaluate-every", "2"]
+PHRASES = [*STEPS, "--phrases", "1300", "--vocab-size", "300", "--batch-tokens", "256", "--warmup", "1"]
+TABLE = [*STEPS, "--warmup", "1", "--examples", "40"]
+IMAGES = [*STEPS, "--warmup", "1", "--batch-size", "8"]
+TINY = {
+    "translate": PHRASES,
+    "hard_attention": PHRASES,
+    "nadaraya_watson": ["--steps", "2"],
+    "induction_heads": ["--steps", "2"],
+    "lm": [*STEPS, "--warmup", "1", "--sample-tokens", "4"],
+    "pretrain": [*STEPS, "--warmup", "1"],
+    "answer": [*STEPS, "--warmup", "1", "--examples", "20", "--batch-size", "4"],
+    "classify": TABLE,
+    "tag": TABLE,
+    "embed": TABLE,
+    "classify-images": IMAGES,
+    "self-distill": IMAGES,
+}
+# Flags of a command that uses a trained model or plans a run.
+USES = {"--stdin", "--fill", "--images", "--help", "--dry-run", "--weights", "knn"}
 
 
-def blocks(document):
-    """The Python blocks of a document, in order."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+def blocks(page, *languages):
+    """Return (language, code) of the fenced blocks of a page, in order."""
+    found = BLOCK.findall((ROOT / page).read_text())
+    return [(language, code) for _, language, code in found if language in languages]
 
 
-def run(*codes):
-    """The names after the blocks have run one after another."""
-    names = {}
-    for code in codes:
-        exec(compile(code, "document", "exec"), names)
-    return names
+def test_every_block_says_what_it_is():
+    for page in PAGES:
+        languages = {language for _, language, _ in BLOCK.findall((ROOT / page).read_text())}
+        assert languages <= {"python", "bash", "text"}, page
 
 
-def test_a_model_in_five_lines():
-    names = run(*blocks("README.md")[:2])
-    assert names["logits"].shape == (1, 2, 1500)
-    assert type(names["gradients"]) is names["Transformer"]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return a folder with a small file of each name that a snippet reads."""
+    folder = tmp_path_factory.mktemp("files")
+    write_pairs(folder, train=60, valid=8, test=8)
+    sentences = [f"The {noun} sees A {other} ." for noun in ("cat", "dog", "man") for other in ("sun", "sea")]
+    (folder / "book.txt").write_text("\n".join(sentences * 60) + "\n")
+    (folder / "more_texts").mkdir()
+    shutil.copy(folder / "book.txt", folder / "more_texts" / "second.txt")
+    (folder / "notes.txt").write_text("how to undo a change\na dog runs\nthe price of tea\n")
+    test_encoder_tasks.write_data(folder)
+    for name, file in (("text.txt", "corpus.txt"), ("label.tsv", "reviews.tsv"), ("vectors.tsv", "pairs.tsv")):
+        (folder / name).rename(folder / file)
+    with gzip.open(folder / "questions.json.gz") as questions:
+        (folder / "questions.json").write_bytes(questions.read())
+    rng = np.random.default_rng(0)
+    for name in [*(f"photos/{c}/{n}.png" for c in ("cat", "dog") for n in range(30)), "a.jpg", "b.png"]:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    save_published(folder)
+    return folder
 
 
-def test_an_encoder_alone():
-    names = run(blocks("docs/encoders.md")[2])
-    assert (names["states"].shape, names["pooled"].shape) == ((2, 4, 256), (2, 256))
+def save_published(folder):
+    """Save a tiny encoder and a tiny decoder under the names of the published ones in the guides."""
+    texts = (folder / "corpus.txt").read_text().split("\n")
+    tokenizer = EncoderTokenizer.wordpiece(texts, 140)
+    sizes = dict(width=16, layers=2, heads=2, feed_forward=32, max_length=512)
+    encoder = Bert(BertConfig(vocab_size=tokenizer.vocab_size, **sizes), rngs=nnx.Rngs(0))
+    pretrained.save(folder / "all-MiniLM-L6-v2", encoder, tokenizer)
+    tokenizer = TextTokenizer.byte_pairs(texts, 300)
+    sizes = dict(width=24, layers=3, heads=6, kv_heads=6, feed_forward=32, max_length=128)
+    decoder = Llama(LlamaConfig(vocab_size=tokenizer.vocab_size, **sizes), rngs=nnx.Rngs(0))
+    pretrained.save(folder / "stories260K", decoder, tokenizer)
+    config = GPTConfig.preset("micro", tokenizer.vocab_size, max_length=64)
+    pretrained.save(folder / "gpt2", GPT(config, rngs=nnx.Rngs(0)), tokenizer)
 
 
-def test_vectors_and_search(shared, tmp_path, monkeypatch, capsys):
-    (tmp_path / "all-MiniLM-L6-v2").symlink_to((shared / "weights/minilm-l6-v2").resolve())
-    notes = ["how to undo a change", "a dog runs", "the price of tea"]
-    (tmp_path / "notes.txt").write_text("\n".join(notes))
+def run_command_line(line):
+    """Run a line of a shell block in this process."""
+    line = line.replace("--preset 124M", "--preset micro").replace("1024", "64")
+    words = shlex.split(line, comments=True)
+    stdin = ""
+    if "<" in words:
+        stdin = pathlib.Path(words[words.index("<") + 1]).read_text()
+        words = words[: words.index("<")]
+    if words[0] == "transformer-jax":
+        name, main, arguments = words[1], console.main, words[1:]
+    else:
+        assert words[:2] == ["python", "-m"], line
+        name, arguments = words[2].rpartition(".")[2], words[3:]
+        main = importlib.import_module(words[2]).main
+    trains = not USES & set(words) and ("--text" not in words or name in ("lm", "pretrain"))
+    ended = call(main, *arguments, *(TINY.get(name, []) if trains else []), stdin=stdin)
+    assert ended.returncode == 0, f"{line}\n{ended.stderr}"
+    assert "error:" not in ended.stderr, f"{line}\n{ended.stderr}"
+
+
+@pytest.mark.parametrize("page", others_long(PAGES, *COMMON))
+def test_snippets_run_as_they_are_written(page, files, tmp_path, monkeypatch):
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    run(*blocks("docs/encoders.md")[:2])
-    assert capsys.readouterr().out.splitlines()[0].endswith(notes[0])
+    train = tasks.train
 
+    def train_a_few_steps(config, run_dir, **options):
+        changes = dict(steps=2, save_every=1, evaluate_every=2, warmup=1)
+        return train(config.with_values(**changes), run_dir, **options)
 
-@pytest.mark.long
-def test_attention_of_any_encoder(shared, tmp_path, monkeypatch):
-    (tmp_path / "RUN").symlink_to((shared / "weights/minilm-l6-v2").resolve())
-    monkeypatch.chdir(tmp_path)
-    names = run(blocks("docs/interpretability.md")[1])
-    layers, heads, length, _ = names["found"].weights.shape
-    assert (layers, heads) == (6, 12)
-    assert names["rollout"](names["found"].weights)[-1].shape == (length, length)
+    monkeypatch.setattr(transformer_jax, "train", train_a_few_steps, raising=False)
+    names = {"nnx": nnx}
+    for language, code in blocks(page, "python", "bash"):
+        code = textwrap.dedent(code)
+        if language == "python":
+            exec(compile(code, page, "exec"), names)
+            continue
+        for line in code.replace("\\\n", " ").splitlines():
+            if line.strip() and not line.startswith(INSTALLATION):
+                run_command_line(line)
+    if page == "README.md":
+        assert names["logits"].shape == (1, 2, 1500)
+        assert type(names["gradients"]) is names["Transformer"]
+    if page == "docs/build_your_own.md":
+        assert names["losses"][-1] < 0.3 < 3 < names["losses"][0]
+    if page == "docs/encoders.md":
+        assert (names["states"].shape, names["pooled"].shape) == ((2, 4, 256), (2, 256))

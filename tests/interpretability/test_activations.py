@@ -111,7 +111,7 @@ def test_names_cost_nothing(monkeypatch):
         return jax.jit(lambda model, *given: model(*given)).lower(model, *inputs(TRANSLATORS)).as_text()
 
     with_names = program()
-    for module in ("attention", "blocks", "stack"):
+    for module in ("attention.plain", "attention.multi_head", "blocks", "stack"):
         monkeypatch.setattr(f"transformer_jax.layers.{module}.named", lambda x, name: x)
     assert program() == with_names
 

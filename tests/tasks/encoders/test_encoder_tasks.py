@@ -60,8 +60,12 @@ PRETRAINING = ("bert", "roberta", "distilbert", "electra")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder of labelled files in which the labels follow from the words."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def write_data(folder):
+    """Write labelled files in which the labels follow from the words, and return their folder."""
+    rng = np.random.default_rng(0)
 
     def sentence():
         kind = int(rng.integers(2))
