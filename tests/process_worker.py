@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 
-from tests.distributed.test_mesh import spread_out_outcome, state_on
+from tests.distributed.test_mesh import sharded_outcome, state_on
 from transformer_jax.distributed.mesh import make_mesh, on_mesh, replicated
 from transformer_jax.distributed.processes import is_first, join
 from transformer_jax.distributed.sharding import state_shardings
@@ -42,7 +42,7 @@ def main():
         if name.startswith("restore:"):
             found |= restored(name.removeprefix("restore:"), cut)
             continue
-        value, gradient = spread_out_outcome(name, cut)
+        value, gradient = sharded_outcome(name, cut)
         found |= {f"{name}:loss": value} | {f"{name}:{leaf}": array for leaf, array in gradient.items()}
     if is_first():
         np.savez(out, **found)

@@ -1,4 +1,4 @@
-"""Collectives read from a program, and what the formulas say of each mode."""
+"""Collectives read from programs, and the formulas for the bytes of each mode."""
 
 import dataclasses
 
@@ -62,15 +62,15 @@ def test_collectives_of_a_program():
         ("collective-permute(%a), source_target_pairs={{0,1},{1,2}}", ((0, 1), (1, 2)), True),
     ],
 )
-def test_a_collective_goes_between_hosts_of_two_devices_if_any_group_does(operation, groups, between):
+def test_a_collective_crosses_hosts_of_two_devices_if_any_group_does(operation, groups, between):
     program = f"HloModule step\n\nENTRY %main () -> f32[] {{\n  %r = f32[2]{{0}} {operation}\n}}\n"
-    (found,) = collectives(program)
-    assert found.groups == groups
-    assert found.crosses(2) == between
+    (collective,) = collectives(program)
+    assert collective.groups == groups
+    assert collective.crosses(2) == between
 
 
-# As the compiler for a TPU writes a scan of five layers: a loop whose condition alone says how long it is,
-# layouts with tiles, an asynchronous gather in three fusions, a reduce-scatter as a fusion of an all-reduce.
+# A TPU compiler's program for a scan of five layers: a loop whose length follows only from its condition, tiled
+# layouts, an asynchronous gather in three fusions, a reduce-scatter as a fusion of an all-reduce.
 TPU = """HloModule step, is_scheduled=true, num_partitions=4
 
 %started (p.1: bf16[1,64,32]) -> (bf16[1,64,32], bf16[1,256,32], u32[]) {
@@ -162,12 +162,12 @@ def test_collectives_of_a_program_for_a_tpu():
         ({"add(%copied, %one)": "subtract(%copied, %one)", "constant(0)": "constant(9)", "=LT": "=GE"}, 5),
     ],
 )
-def test_loops_that_count(changes, times):
+def test_trips_of_loops_with_a_counter(changes, times):
     text = TPU
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    assert {one.times for one in collectives(text)} == {1, times}
+    assert {collective.times for collective in collectives(text)} == {1, times}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_loop_of_unknown_length_around_a_collective(old, new):
         collectives(TPU.replace(old, new))
 
 
-# Three slices of four devices: what leaves a slice is sent by its host, and the program is that of one slice.
+# One slice's program of three slices of four devices: hosts send between slices.
 SLICES = """HloModule step, is_scheduled=true, num_partitions=4
 
 ENTRY %main (p: bf16[16,8]) -> bf16[16,8] {
@@ -200,34 +200,34 @@ ENTRY %main (p: bf16[16,8]) -> bf16[16,8] {
 
 
 def test_collectives_between_slices():
-    found = collectives(SLICES)
-    assert found == [
+    operations = collectives(SLICES)
+    assert operations == [
         Collective("all-reduce", 16 * 8 * 128 * 2, 3, 1),
         Collective("all-gather", 2 * 16 * 512 * 2, 2, 1),
         Collective("reduce-scatter", 4 * 2 * 2, 3, 1),
         Collective("all-to-all", 6 * 4, 3, 1),
     ]
-    assert found[0].groups == ((0, 4, 8),)
-    assert all(one.crosses(4) for one in found)
+    assert operations[0].groups == ((0, 4, 8),)
+    assert all(operation.crosses(4) for operation in operations)
 
 
-def test_of_the_branches_the_one_that_sends_the_most():
+def test_a_conditional_counts_the_branch_that_sends_the_most():
     quiet = "%quiet (p: f32[2]) -> f32[2] {\n  ROOT %same = f32[2]{0} copy(%p)\n}\n\nENTRY"
     text = PROGRAM.replace("ENTRY", quiet)
     for branches in (
         "branch_computations={%quiet, %branch}",
         "true_computation=%branch, false_computation=%quiet",
     ):
-        found = collectives(text.replace("branch_computations={%branch, %branch}", branches))
-        assert found == collectives(PROGRAM)
+        changed = text.replace("branch_computations={%branch, %branch}", branches)
+        assert collectives(changed) == collectives(PROGRAM)
 
 
-def test_a_text_that_is_no_program():
+def test_a_text_without_a_program():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         collectives("module @jit_step {}")
 
 
-def test_bytes_by_the_ring():
+def test_bytes_of_the_ring_algorithm():
     assert Collective("all-reduce", 800, 8, 2).sent == 2 * 2 * 7 * 100
     assert Collective("all-gather", 800, 8, 1).sent == Collective("all-to-all", 800, 8, 1).sent == 700
     assert Collective("reduce-scatter", 100, 8, 1).sent == 700
@@ -238,20 +238,20 @@ def test_bytes_by_the_ring():
 @pytest.mark.parametrize(
     ("mode", "batch_size", "context"), [*((mode, 16, 32) for mode in MODES), ("fsdp", 64, 512)]
 )
-def test_a_step_sends_what_its_formula_says(mode, batch_size, context):
+def test_bytes_of_a_step_follow_the_formula(mode, batch_size, context):
     arguments = Arguments(devices=(8,), width=64, batch_size=batch_size, context=context)
     config = decoder(arguments)
     expected = formula(sizes_of(config, arguments), mode, 8)
-    found, memory = compiled(config, arguments, mode, 8)
-    kinds = counted(found)
-    assert kinds.keys() == expected.keys()
+    operations, memory = compiled(config, arguments, mode, 8)
+    sizes = counted(operations)
+    assert sizes.keys() == expected.keys()
     for kind, size in expected.items():
-        # The loss, its weight, the gradient's norm, and their likes.
-        assert 0 <= kinds[kind] - size < 512, kind
+        # The formula omits scalars such as the loss, its weight and the gradient's norm.
+        assert 0 <= sizes[kind] - size < 512, kind
     assert memory.temp_size_in_bytes > 0
 
 
-def test_the_formulas_at_many_devices():
+def test_formulas_for_more_devices():
     arguments = Arguments()
     sizes = sizes_of(decoder(arguments), arguments)
     by_devices = [sum(sent(k, s, n) for k, s in formula(sizes, "data", n).items()) for n in (8, 64, 512)]

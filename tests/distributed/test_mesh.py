@@ -1,4 +1,4 @@
-"""Eight devices against one: every model under every way of cutting it, and meshes that cannot be."""
+"""Eight devices against one: every model on several meshes, and invalid meshes."""
 
 import functools
 import math
@@ -31,8 +31,8 @@ from transformer_jax.distributed.sharding import (
     describe_sharding,
     gradient_shardings,
     model_shardings,
-    over_data,
     parameter_sharding,
+    shard_over_data,
     state_shardings,
 )
 from transformer_jax.errors import UserError
@@ -80,7 +80,7 @@ DECODERS = {
 }
 MODELS = TRANSLATORS | DECODERS
 COMBINED = "data=2,fsdp=2,tensor=2"
-# Each way of cutting for a model of each kind of block, and one combination for every model.
+# Every mesh for one model per type of block, and one combined mesh for every model.
 CASES = [(name, COMBINED) for name in MODELS] + [
     (name, mesh)
     for name in ("transformer", "llama", "bahdanau")
@@ -103,10 +103,9 @@ def batch_of(name):
 
 @functools.cache
 def one_device(name):
-    """(loss, gradients, model after a step) without a mesh."""
+    """Return the loss and the gradients without a mesh."""
     module, config = MODELS[name]
-    model = module(config, rngs=nnx.Rngs(0))
-    return outcome(name, model, None)
+    return outcome(name, module(config, rngs=nnx.Rngs(0)), None)
 
 
 def outcome(name, model, mesh):
@@ -125,14 +124,14 @@ def outcome(name, model, mesh):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "cut"), CASES)
-def test_a_mesh_changes_no_loss_and_no_gradient(name, cut):
-    assert_equals_one_device(name, *spread_out_outcome(name, cut))
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_a_mesh_preserves_loss_and_gradients(name, text):
+    assert_equals_one_device(name, *sharded_outcome(name, text))
 
 
-def spread_out_outcome(name, cut):
+def sharded_outcome(name, text):
     module, config = MODELS[name]
-    mesh = make_mesh(cut)
+    mesh = make_mesh(text)
 
     def make():
         return module(config, rngs=nnx.Rngs(0))
@@ -152,8 +151,8 @@ def assert_equals_one_device(name, value, gradient):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_a_state_is_made_and_kept_in_its_parts(optimizer):
-    """The optimizer's moments lie where their parameters do, before a step and after it."""
+def test_training_keeps_a_state_sharded(optimizer):
+    """The optimizer's moments are sharded like their parameters, before and after a step."""
     module, config = MODELS["llama"]
     mesh = make_mesh(COMBINED)
     with on_mesh(mesh):
@@ -162,14 +161,14 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
         model = jax.jit(make, out_shardings=shardings)()
         schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
         options = dict(weight_decay=0.1, clip=1.0, b1=0.9, b2=0.95, epsilon=1e-8)
-        chosen = make_optimizer(optimizer, schedule, model, **options)
-        create = lambda model, key: create_state(model, chosen, key, with_ema=True)  # noqa: E731
+        transformation = make_optimizer(optimizer, schedule, model, **options)
+        create = lambda model, key: create_state(model, transformation, key, with_ema=True)  # noqa: E731
         key = jax.random.key(1)
-        kept = state_shardings(jax.eval_shape(create, model, key), mesh)
-        state = jax.jit(create, out_shardings=kept)(model, key)
+        state_sharding = state_shardings(jax.eval_shape(create, model, key), mesh)
+        state = jax.jit(create, out_shardings=state_sharding)(model, key)
         before = {n: leaf.sharding for n, leaf in named_leaves(state).items()}
         lines = list(describe_sharding(state, mesh))
-        step = make_train_step(NextToken(), chosen, shardings=kept)
+        step = make_train_step(NextToken(), transformation, shardings=state_sharding)
         state, _ = step(state, place_batch(batch_of("llama"), mesh))
         state, _ = step(state, place_batch(batch_of("llama"), mesh))
     assert {n: leaf.sharding for n, leaf in named_leaves(state).items()} == before
@@ -178,19 +177,18 @@ def test_a_state_is_made_and_kept_in_its_parts(optimizer):
     assert moments
     for name in (*moments, f"ema/{expand}"):
         assert before[name].spec == before[f"trained/{expand}"].spec == jax.P(None, "fsdp", "tensor")
-    # A quarter of it is on each device.
     leaf = named_leaves(state)[f"trained/{expand}"]
     assert leaf.addressable_shards[0].data.size * 4 == leaf.size
     assert lines[0] == "mesh of 8 device(s): data 2, fsdp 2, tensor 2"
     assert any(line.startswith("  parameters, axis 1 fsdp x 2 tensor: ") for line in lines)
     assert not any("sequence" in line for line in lines)
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    told = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
-    assert whole / 8e6 < told < whole / 3e6
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    reported = float(lines[-1].split("state: ")[1].split(" MB")[0].replace(",", ""))
+    assert size / 8e6 < reported < size / 3e6
 
 
-def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
-    """(losses of three steps, the collectives of their program)."""
+def learned(text, model="modern_gpt", shard_optimizer=False, **changes):
+    """Train for three steps and return the losses and the collectives of the program."""
     sizes = dict(width=32, hidden=32, layers=2) if model == "lstm" else dict(
         width=32, heads=4, feed_forward=64, layers=2
     )  # fmt: skip
@@ -198,7 +196,7 @@ def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
         "language_modeling", "text", model=model, context=16, batch_size=8, vocab_size=64, learning_rate=1e-2,
         **sizes | changes,
     )  # fmt: skip
-    mesh, objective = None if cut is None else make_mesh(cut), NextToken()
+    mesh, objective = None if text is None else make_mesh(text), NextToken()
     with on_mesh(mesh):
         network = make_model(
             DECODERS["lstm_lm" if model == "lstm" else model][0],
@@ -207,9 +205,9 @@ def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
             compute=ComputeOptions(),
             mesh=mesh,
         )
-        state, chosen, kept = begin(objective, config, network, mesh, shard_optimizer=shard_optimizer)
+        state, optimizer, shardings = begin(objective, config, network, mesh, shard_optimizer=shard_optimizer)
         step = make_train_step(
-            objective, chosen, shardings=kept, accumulation=config.optimization.accumulation,
+            objective, optimizer, shardings=shardings, accumulation=config.optimization.accumulation,
             of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
         )  # fmt: skip
         batch = place_batch(batch_of("modern_gpt"), mesh)
@@ -222,24 +220,24 @@ def learned(cut, model="modern_gpt", shard_optimizer=False, **changes):
 
 
 @pytest.mark.parametrize(
-    ("cut", "axes", "layers"),
+    ("mesh", "axes", "layers"),
     others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]),
 )
-def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
-    """And learns what it learns on one device, where the mesh divides the layers and where it does not."""
+def test_muon_gathers_matrices_outside_its_iterations(mesh, axes, layers):
+    """The losses equal those of one device, whether or not the mesh divides the layers."""
 
-    def count(found):
-        return sum(one.times for one in found)
+    def count(operations):
+        return sum(operation.times for operation in operations)
 
-    losses, found = learned(cut, optimizer="muon", layers=layers)
+    losses, operations = learned(mesh, optimizer="muon", layers=layers)
     np.testing.assert_allclose(losses, learned(None, optimizer="muon", layers=layers)[0], rtol=1e-5)
-    # Of six kinds of matrices gradient, momentum and parameter come, momentum and update go.
-    assert count(found) <= count(learned(cut, optimizer="adam", layers=layers)[1]) + 6 * 5 * axes
+    # For six types of matrices, gradient, momentum and parameter arrive, and momentum and update leave.
+    assert count(operations) <= count(learned(mesh, optimizer="adam", layers=layers)[1]) + 6 * 5 * axes
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "others",
+    "options",
     [
         dict(layer_decay=0.5),
         dict(trainable="(blocks|unembedding)/.*"),
@@ -249,61 +247,63 @@ def test_muon_gathers_no_matrix_in_each_of_its_iterations(cut, axes, layers):
     ],
     ids=str,
 )
-def test_muon_on_a_mesh_with_what_else_a_run_may_have(others):
-    """Rates by depth, frozen parameters, state sharded over data too, matrices that are in no stack."""
-    alone = {name: value for name, value in others.items() if name != "shard_optimizer"}
-    expected, _ = learned(None, optimizer="muon", **alone)
-    assert len(set(expected)) == 3, "it learns"
-    found, _ = learned("data=2,fsdp=2", optimizer="muon", **others)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+def test_muon_on_a_mesh_with_further_options(options):
+    """Learning rates by depth, frozen parameters, state sharded over data, and unstacked matrices."""
+    unsharded = {name: value for name, value in options.items() if name != "shard_optimizer"}
+    expected, _ = learned(None, optimizer="muon", **unsharded)
+    assert len(set(expected)) == 3, "the model learns"
+    losses, _ = learned("data=2,fsdp=2", optimizer="muon", **options)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("cut", "optimizer", "moments"),
+    ("text", "optimizer", "moments"),
     others_long(
         [("data=4", "adam", 2), ("data=2,fsdp=2", "adam", 2), ("data=4", "muon", 1)],
         ("data=2,fsdp=2", "adam", 2),
     ),
 )
-def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut, optimizer, moments):
-    def losses(cut, shard_optimizer):
-        mesh = None if cut is None else make_mesh(cut)
+def test_sharding_the_optimizer_over_data_preserves_losses(text, optimizer, moments):
+    def train_on(text, shard_optimizer):
+        mesh = None if text is None else make_mesh(text)
         config = configure(
             "language_modeling", "text", model="llama", context=8, batch_size=8, vocab_size=64,
             optimizer=optimizer, ema=0.9, steps=3,
         )  # fmt: skip
-        found = []
+        losses = []
         with on_mesh(mesh):
             model = make_model(MODELS["llama"][0], config.model, seed=0, compute=ComputeOptions(), mesh=mesh)
             objective = NextToken()
-            state, chosen, kept = begin(objective, config, model, mesh, shard_optimizer=shard_optimizer)
+            state, transformation, shardings = begin(
+                objective, config, model, mesh, shard_optimizer=shard_optimizer
+            )
             step = make_train_step(
                 objective,
-                chosen,
+                transformation,
                 ema_decay=0.9,
-                shardings=kept,
+                shardings=shardings,
                 of_gradients=gradient_shardings(state, mesh) if shard_optimizer else None,
             )
             for number in range(3):
                 tokens = np.random.default_rng(number).integers(0, 64, (8, 9))
                 batch = dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=np.ones((8, 8), np.float32))
                 state, metrics = step(state, place_batch(batch, mesh))
-                found.append(float(metrics["loss"]))
-        return found, state
+                losses.append(float(metrics["loss"]))
+        return losses, state
 
-    expected, _ = losses(None, False)
-    found, state = losses(cut, True)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    expected, _ = train_on(None, False)
+    losses, state = train_on(text, True)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
     leaves = named_leaves(state)
     expand = "blocks/feed_forward/expand/kernel"
-    own = [name for name in leaves if name.startswith("optimizer_state") and name.endswith(expand)]
-    assert len(own) == moments
-    for name in (*own, f"ema/{expand}"):
+    names = [name for name in leaves if name.startswith("optimizer_state") and name.endswith(expand)]
+    assert len(names) == moments
+    for name in (*names, f"ema/{expand}"):
         assert leaves[name].addressable_shards[0].data.size * 4 == leaves[name].size, name
-    assert "data" not in leaves[f"trained/{expand}"].sharding.spec, "parameters stay as they are"
+    assert "data" not in leaves[f"trained/{expand}"].sharding.spec, "parameters are not sharded over data"
 
 
-@pytest.mark.parametrize("cut", ["data=8", "data=4,fsdp=2", "data=2,tensor=4"])
+@pytest.mark.parametrize("text", ["data=8", "data=4,fsdp=2", "data=2,tensor=4"])
 @pytest.mark.parametrize(
     ("task", "recipe", "changes"),
     [
@@ -311,48 +311,48 @@ def test_an_optimizer_that_is_sharded_over_data_learns_the_same(cut, optimizer, 
         ("translation", "phrases", dict(model="transformer", preset="big", vocab_size=32_000)),
     ],
 )
-def test_a_sharded_optimizer_has_a_share_of_its_state_on_each_device(task, recipe, changes, cut):
-    config, mesh = configure(task, recipe, **changes), planned_mesh(cut)
+def test_each_device_holds_a_share_of_a_sharded_optimizer(task, recipe, changes, text):
+    config, mesh = configure(task, recipe, **changes), planned_mesh(text)
     state = abstract_state(TASKS[task], config)
     shardings = named_leaves(state_shardings(state, mesh, shard_optimizer=True))
-    whole = own = 0
+    size = share = 0
     for name, leaf in named_leaves(state).items():
         if name.startswith("optimizer_state"):
-            whole += leaf.size
-            own += math.prod(shardings[name].shard_shape(leaf.shape))
-    assert own < 1.02 * whole / 8
+            size += leaf.size
+            share += math.prod(shardings[name].shard_shape(leaf.shape))
+    assert share < 1.02 * size / 8
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cut", ["data=8", "data=2,fsdp=2,tensor=2"])
-def test_recurrent_gradients_over_data_are_those_of_one_device(cut):
-    """Sharded both ways, the gradients of a loop over time came out wrong once: see `parameter_sharding`."""
-    mesh, (module, config) = make_mesh(cut), MODELS["lstm_lm"]
+@pytest.mark.parametrize("text", ["data=8", "data=2,fsdp=2,tensor=2"])
+def test_recurrent_gradients_over_data_equal_one_device(text):
+    """XLA computed wrong gradients for a loop over time sharded on both axes: see `parameter_sharding`."""
+    mesh, (module, config) = make_mesh(text), MODELS["lstm_lm"]
     with on_mesh(mesh):
         model = make_model(module, config, seed=0, compute=ComputeOptions(), mesh=mesh)
-        places = {
-            name: over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
+        shardings = {
+            name: shard_over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
             for name, leaf in named_leaves(model).items()
         }
 
         def gradient(model, batch):
             loss = lambda m: NextToken().loss(m, None, batch, jax.random.key(1))[0]["loss"]  # noqa: E731
-            own = named_leaves(jax.grad(loss)(model))
-            return {n: jax.lax.with_sharding_constraint(g, places[n]) for n, g in own.items()}
+            leaves = named_leaves(jax.grad(loss)(model))
+            return {n: jax.lax.with_sharding_constraint(g, shardings[n]) for n, g in leaves.items()}
 
-        found = jax.jit(gradient)(model, place_batch(batch_of("lstm_lm"), mesh))
+        gradients = jax.jit(gradient)(model, place_batch(batch_of("lstm_lm"), mesh))
     model = module(config, rngs=nnx.Rngs(0))
     loss = lambda m: NextToken().loss(m, None, batch_of("lstm_lm"), jax.random.key(1))[0]["loss"]  # noqa: E731
     for name, expected in named_leaves(jax.jit(jax.grad(loss))(model)).items():
         np.testing.assert_allclose(
-            found[name], expected, atol=1e-5 * np.abs(expected).max() + 1e-6, err_msg=name
+            gradients[name], expected, atol=1e-5 * np.abs(expected).max() + 1e-6, err_msg=name
         )
 
 
-def state_on(cut):
-    """An Adam state of a small llama on a mesh, or on one device."""
+def state_on(text):
+    """Return the Adam state of a small Llama after one step, on a mesh or on one device."""
     module, config = MODELS["llama"]
-    mesh = None if cut is None else make_mesh(cut)
+    mesh = None if text is None else make_mesh(text)
     schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=4)
     model = module(config, rngs=nnx.Rngs(0))
     options = dict(weight_decay=0.0, clip=0.0, b1=0.9, b2=0.95, epsilon=1e-8)
@@ -363,13 +363,13 @@ def state_on(cut):
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
+def test_a_checkpoint_of_eight_devices_is_restored_on_other_meshes(tmp_path):
     saved = state_on(COMBINED)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved)
         checkpoints.wait()
-        for cut in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
-            target = state_on(cut)
+        for text in (None, "fsdp=2", "tensor=2,data=2", "fsdp=8"):
+            target = state_on(text)
             restored, _ = checkpoints.restore(
                 jax.tree.map(lambda x: x if x.dtype == jax.random.key(0).dtype else 0 * x, target)
             )
@@ -383,7 +383,7 @@ def test_a_checkpoint_of_eight_devices_is_read_on_any_others(tmp_path):
             jax.tree.map(np.testing.assert_array_equal, mean, saved.model)
 
 
-def test_rows_that_are_missing_are_added_empty():
+def test_batches_are_padded_with_empty_rows():
     mesh = make_mesh("data=4,fsdp=2")
     batch = {"tokens": np.arange(1, 22, dtype=np.int32).reshape(7, 3), "weights": np.ones(7, np.float32)}
     with on_mesh(mesh):
@@ -392,7 +392,7 @@ def test_rows_that_are_missing_are_added_empty():
     np.testing.assert_array_equal(placed["weights"], [1] * 7 + [0])
     assert placed["tokens"].addressable_shards[0].data.shape == (1, 3)
     assert place_batch(batch, None) is batch
-    # Of micro-batches each gets its own, so that every row stays in its micro-batch and place.
+    # Each micro-batch is padded, so that every row stays in its micro-batch.
     rows = {"weights": np.arange(1, 7, dtype=np.float32)}
     placed = place_batch(rows, make_mesh("data=2"), micro_batches=2)
     np.testing.assert_array_equal(placed["weights"], [1, 2, 3, 0, 4, 5, 6, 0])
@@ -415,16 +415,16 @@ def test_meshes():
         ("data=-2", "data=-2 must be a number"),
         ("data=two", "data=two must be a number"),
         ("data=2,data=4", "data is named twice"),
-        ("data=3", "is of 3 devices, which does not divide the 8 that exist"),
-        ("data=16", "is of 16 devices, which does not divide the 8"),
+        ("data=3", "has 3 devices, which does not divide the 8 available"),
+        ("data=16", "has 16 devices, which does not divide the 8"),
     ],
 )
-def test_meshes_that_cannot_be(text, message):
+def test_invalid_meshes(text, message):
     with pytest.raises(UserError, match=message):
         make_mesh(text)
 
 
-def test_what_does_not_divide_is_said():
+def test_a_mesh_that_does_not_divide_model_or_batch():
     mesh = make_mesh("tensor=4,data=2")
     check_model(MODELS["gpt"][1], mesh)
     check_model(MODELS["lstm"][1], mesh)
@@ -438,11 +438,11 @@ def test_what_does_not_divide_is_said():
     check_tokens(16, make_mesh("sequence=8"), "`context`")
     with pytest.raises(UserError, match="sequence=8 of `mesh` does not divide `context` 100"):
         check_tokens(100, make_mesh("sequence=8"), "`context`")
-    with pytest.raises(UserError, match="sequence of `mesh` is for models of attention alone"):
+    with pytest.raises(UserError, match="sequence=2 of `mesh` needs an attention model"):
         check_model(MODELS["lstm"][1], make_mesh("sequence=2"))
 
 
-def test_a_program_without_a_mesh_is_left_alone():
+def test_constraints_need_a_mesh():
     from transformer_jax.layers.named_points import RESIDUAL, named
 
     text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((2, 4, 4))))
@@ -450,14 +450,14 @@ def test_a_program_without_a_mesh_is_left_alone():
     with on_mesh(make_mesh("data=2,fsdp=4")):
         text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((8, 4, 4))))
         assert "sharding_constraint" in text
-        # One row cannot be cut.
+        # One row cannot be sharded.
         text = str(jax.make_jaxpr(lambda x: named(x, RESIDUAL))(jnp.ones((1, 4, 4))))
         assert "P(None, 'sequence', None)" in text
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("axes", "kind"), [(("batch", "model"), "Auto"), (("fsdp", "tensor"), "Auto")])
-def test_a_mesh_of_another_make_is_left_alone(axes, kind):
+def test_a_mesh_with_other_axes_is_ignored(axes, kind):
     mesh = jax.make_mesh((2, 2), axes, axis_types=(jax.sharding.AxisType[kind],) * 2, devices=jax.devices()[:4])
     module, config = MODELS["gpt"]
     with jax.set_mesh(mesh):
@@ -466,8 +466,8 @@ def test_a_mesh_of_another_make_is_left_alone(axes, kind):
 
 
 @pytest.mark.long
-def test_a_translator_goes_on_over_another_mesh(tmp_path):
-    """The commands' own path: two steps over data and fsdp with micro-batches, two over tensor, a beam."""
+def test_a_translator_resumes_on_another_mesh(tmp_path):
+    """Two steps over data and fsdp with micro-batches, two over tensor, and beam search, as in the commands."""
     files = write_pairs(tmp_path, train=300, valid=8, test=8)
     config = configure(
         "translation", "files", **files, preset="mini", vocab_size=270, max_length=32, batch_tokens=1_280,
@@ -476,9 +476,9 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
     )  # fmt: skip
     expected = train(config.with_values(steps=4), tmp_path / "one")
     train(config.with_values(steps=2), tmp_path / "many", mesh="data=2,fsdp=2")
-    found = train(config.with_values(steps=4), tmp_path / "many", mesh="tensor=2")
-    assert found["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2, "sequence": 1}
-    assert (expected["mesh"], found["processes"]) == (None, 1)
+    results = train(config.with_values(steps=4), tmp_path / "many", mesh="tensor=2")
+    assert results["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2, "sequence": 1}
+    assert (expected["mesh"], results["processes"]) == (None, 1)
     losses = [
         [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("one", "many")
     ]
@@ -486,32 +486,32 @@ def test_a_translator_goes_on_over_another_mesh(tmp_path):
     text = ["a dog sees a cat", "big", "red dog"] * 3
     mesh = make_mesh("fsdp=2,tensor=2")
     with on_mesh(mesh):
-        spread_out = load(tmp_path / "many", mesh=mesh)
-        assert len(jax.tree.leaves(spread_out.model)[0].sharding.device_set) == 4
-        assert spread_out.translate(text) == load(tmp_path / "many").translate(text)
+        sharded = load(tmp_path / "many", mesh=mesh)
+        assert len(jax.tree.leaves(sharded.model)[0].sharding.device_set) == 4
+        assert sharded.translate(text) == load(tmp_path / "many").translate(text)
 
 
 @pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "data=1"])
-def test_a_plan_of_decoding_shards_what_decoding_shards(axes):
-    """Blocks one by one as their stack was, with the same names; on a mesh of one device, joined and whole."""
+def test_planned_shardings_equal_those_of_decoding(axes):
+    """Blocks are unstacked and sharded as in their stack; on one device they are joined and replicated."""
     config = llama.LlamaConfig.preset("mini", vocab_size=50, layers=2)
     mesh = make_mesh(axes)
     model = make_model(llama.Llama, config, mesh=mesh)
     with on_mesh(mesh):
-        found = named_leaves(for_decoding(model))
+        leaves = named_leaves(for_decoding(model))
         programs = abstract_programs(
             config, rows=4, prompt=8, length=16, mesh=mesh, dtype="bfloat16", parameters="float32",
             compute=ComputeOptions(),
         )  # fmt: skip
     planned = named_leaves(programs["prefill"][1][0])
-    assert {name: leaf.shape for name, leaf in found.items()} == {n: leaf.shape for n, leaf in planned.items()}
-    for name, leaf in found.items():
+    assert {name: leaf.shape for name, leaf in leaves.items()} == {n: leaf.shape for n, leaf in planned.items()}
+    for name, leaf in leaves.items():
         assert leaf.sharding.is_equivalent_to(planned[name].sharding, leaf.ndim), name
-        assert leaf.dtype == planned[name].dtype, "a run computes in bfloat16 and keeps its parameters"
+        assert leaf.dtype == planned[name].dtype, "a run computes in bfloat16 with float32 parameters"
 
 
 @pytest.mark.long
-def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
+def test_a_language_model_on_a_mesh_equals_one_device(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log\n" * 200)
     config = configure(
@@ -529,8 +529,8 @@ def test_a_language_model_on_a_mesh_learns_the_same(tmp_path):
     assert samples[0] == samples[1] != []
     mesh, options = make_mesh("tensor=2,fsdp=2"), dict(max_new_tokens=8, temperature=0.0)
     with on_mesh(mesh):
-        spread_out = load(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **options)
-    assert spread_out == load(tmp_path / "many").generate(["the cat", "a dog"], **options)
+        texts = load(tmp_path / "many", mesh=mesh).generate(["the cat", "a dog"], **options)
+    assert texts == load(tmp_path / "many").generate(["the cat", "a dog"], **options)
     for mesh, message in (
         ("data=8", "into 8 parts, which does not divide its 4 rows: set `batch_size`"),
         ("tensor=8", "tensor=8 of `mesh` does not divide"),

@@ -1,4 +1,4 @@
-"""Several processes on one machine: they learn what one learns, agree, stop together, say what is wrong."""
+"""Runs of several processes on one machine: equal results, agreement, stopping and errors."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from transformer_jax import configure, load
 from transformer_jax.data.batches.pair_batches import Bucket, TranslationBatches
 from transformer_jax.distributed.mesh import make_mesh, rows_here
 from transformer_jax.distributed.processes import (
-    _launched,
+    _launcher,
     broadcast_from_first,
     check_same,
     gather,
@@ -49,7 +49,7 @@ def start(module, arguments, *, process, devices):
 
 
 def ends(processes, timeout=500):
-    """(status, standard output, standard error) of each."""
+    """Return (status, standard output, standard error) of each process."""
     try:
         texts = [process.communicate(timeout=timeout) for process in processes]
         return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
@@ -59,14 +59,14 @@ def ends(processes, timeout=500):
 
 
 def command(count, devices, *arguments, module="experiments.translate", last=()):
-    """Processes of one command, `last` for the last of them alone."""
+    """Start the processes of one command; only the last gets the arguments `last`."""
     port = free_port()
 
-    def of(process):
-        own = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", count, "--process-id", process)
-        return (*arguments, *own, *(last if process == count - 1 else ()))
+    def process_arguments(process):
+        join_flags = ("--coordinator", f"127.0.0.1:{port}", "--num-processes", count, "--process-id", process)
+        return (*arguments, *join_flags, *(last if process == count - 1 else ()))
 
-    return [start(module, of, process=process, devices=devices) for process in range(count)]
+    return [start(module, process_arguments, process=process, devices=devices) for process in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def config(tmp_path_factory):
     return configure("translation", "files", **files, **SMALL)
 
 
-# GELU: next to the kink of a ReLU, sums in another order send a whole gradient another way (losses of 20 steps
-# 4e-4 apart, where GELU's are 1e-6).
+# GELU, because at the kink of a ReLU another order of summation changes a gradient (losses differ by 4e-4 after
+# 20 steps; by 1e-6 with GELU).
 SMALL = dict(
     preset="mini", activation="gelu", vocab_size=270, batch_tokens=256, batching="packed", max_length=32,
     steps=20, save_every=5, evaluate_every=20, average=2, dropout=0.1, bpe_dropout=0.1,
@@ -100,15 +100,15 @@ def losses(folder):
 
 
 @pytest.fixture(scope="module")
-def two(config, tmp_path_factory):
-    """(folder, ends) of a run of 20 steps over two processes."""
+def two_processes(config, tmp_path_factory):
+    """Return the folder and the ends of a run of 20 steps over two processes."""
     folder = tmp_path_factory.mktemp("two") / "run"
     return folder, ends(command(2, 2, *flags(config), "--mesh", "data=2,fsdp=2", "--run-dir", folder))
 
 
 @pytest.mark.long
-def test_two_processes_learn_what_one_learns(config, two, tmp_path):
-    folder, ended = two
+def test_two_processes_equal_one(config, two_processes, tmp_path):
+    folder, ended = two_processes
     for status, _, errors in ended:
         assert status == 0, errors[-2000:]
     assert "BLEU" in ended[0][1]
@@ -118,15 +118,14 @@ def test_two_processes_learn_what_one_learns(config, two, tmp_path):
     results = json.loads((folder / "results.json").read_text())
     assert (results["processes"], results["mesh"]["fsdp"]) == (2, 2)
     assert results["bleu"] == pytest.approx(expected["bleu"], abs=1e-6)
-    # Read in one process, the averaged parameters translate alike.
     texts = ["a dog sees a cat", "big red cat"]
     assert load(folder).translate(texts) == load(tmp_path / "one").translate(texts)
     assert not list(folder.glob("*.draft"))
 
 
 @pytest.mark.long
-def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
-    folder, _ = two
+def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_path):
+    folder, _ = two_processes
     more = config.with_values(steps=24)
     for name in ("one", "four"):
         shutil.copytree(folder, tmp_path / name)
@@ -143,7 +142,7 @@ def test_one_process_and_four_go_on_from_two(config, two, tmp_path):
 
 
 @pytest.mark.long
-def test_a_language_model_is_trained_and_continues_texts_over_two_processes(tmp_path):
+def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
     folder = tmp_path / "run"
     ended = ends(
@@ -173,9 +172,9 @@ def test_a_language_model_is_trained_and_continues_texts_over_two_processes(tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
-def test_gradients_over_processes_are_those_of_one_device(tmp_path, count):
+def test_gradients_over_processes_equal_one_device(tmp_path, count):
     names, port = ("transformer", "llama")[: 4 // count], free_port()
-    out = tmp_path / "found.npz"
+    out = tmp_path / "outputs.npz"
 
     def arguments(process):
         return (port, count, process, "data=2,fsdp=2,tensor=2", out, *names)
@@ -184,18 +183,18 @@ def test_gradients_over_processes_are_those_of_one_device(tmp_path, count):
         [start("tests.process_worker", arguments, process=p, devices=8 // count) for p in range(count)]
     ):
         assert status == 0, errors[-2000:]
-    with np.load(out) as found:
+    with np.load(out) as outputs:
         for name in names:
-            own = {key.split(":")[1]: found[key] for key in found if key.startswith(f"{name}:")}
-            assert_equals_one_device(name, float(own.pop("loss")), own)
+            gradient = {key.split(":")[1]: outputs[key] for key in outputs if key.startswith(f"{name}:")}
+            assert_equals_one_device(name, float(gradient.pop("loss")), gradient)
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_eight_devices_is_read_by_two_processes(tmp_path):
+def test_two_processes_restore_a_checkpoint_of_eight_devices(tmp_path):
     saved = state_on("data=2,fsdp=2,tensor=2")
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(saved)
-    port, out = free_port(), tmp_path / "found.npz"
+    port, out = free_port(), tmp_path / "outputs.npz"
 
     def arguments(process):
         return (port, 2, process, "fsdp=2,tensor=2", out, f"restore:{tmp_path / 'checkpoints'}")
@@ -206,16 +205,16 @@ def test_a_checkpoint_of_eight_devices_is_read_by_two_processes(tmp_path):
         assert status == 0, errors[-2000:]
     expected = {f"state:{name}": leaf for name, leaf in named_leaves(saved).items() if name != "key"}
     expected |= {f"mean:{name}": leaf for name, leaf in named_leaves(saved.model).items()}
-    with np.load(out) as found:
-        assert set(found) == expected.keys()
+    with np.load(out) as outputs:
+        assert set(outputs) == expected.keys()
         for name, leaf in expected.items():
-            np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+            np.testing.assert_array_equal(outputs[name], leaf, err_msg=name)
 
 
 @pytest.mark.long
 def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
     processes = command(2, 1, *flags(config, steps=5_000, save_every=5_000), "--run-dir", tmp_path / "run")
-    until(lambda: read_metrics(tmp_path / "run"), processes)
+    wait_until(lambda: read_metrics(tmp_path / "run"), processes)
     processes[1].send_signal(signal.SIGTERM)
     ended = ends(processes)
     assert [status for status, _, _ in ended] == [130, 130]
@@ -234,7 +233,7 @@ def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp
         limit = ("--step-timeout", 8 if kill == signal.SIGSTOP else 300)
         changes = dict(steps=5_000, save_every=5_000, evaluate_every=5_000)
         processes = command(2, 1, *flags(config, **changes), *limit, "--run-dir", folder)
-        until(lambda folder=folder: read_metrics(folder), processes)
+        wait_until(lambda folder=folder: read_metrics(folder), processes)
         processes[1].send_signal(kill)
         try:
             _, errors = processes[0].communicate(timeout=200)
@@ -247,30 +246,27 @@ def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp
         processes[1].communicate()
 
 
-def until(there, processes):
+def wait_until(condition, processes):
     end = time.monotonic() + 300
-    while not there():
+    while not condition():
         assert time.monotonic() < end
         assert all(process.poll() is None for process in processes), ends(processes)
         time.sleep(0.2)
 
 
 @pytest.mark.long
-def test_processes_of_different_configs_are_refused(config, tmp_path):
+def test_processes_with_different_configs_are_refused(config, tmp_path):
     processes = command(2, 1, *flags(config), "--run-dir", tmp_path / "run", last=("--seed", 3))
     ended = ends(processes)
     assert [status for status, _, _ in ended] == [2, 2]
-    assert "error: process 1 has another config than process 0 (seed is 3 there, not 0)" in ended[0][2]
+    assert "error: process 1 has a different config from process 0 (seed is 3, not 0)" in ended[0][2]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
-        (
-            ("127.0.0.1:9876", None, None),
-            "`process_id` must be set together with `coordinator`",
-        ),
+        (("127.0.0.1:9876", None, None), "`process_id` must be set together with `coordinator`"),
         ((None, 2, 1), "`coordinator` must be set together with `num_processes` and `process_id`"),
         (("nowhere", 2, 1), "`coordinator` nowhere is not HOST:PORT"),
         (("host:port", 2, 1), "is not HOST:PORT"),
@@ -279,19 +275,19 @@ def test_processes_of_different_configs_are_refused(config, tmp_path):
         (("127.0.0.1:1", 2, 1), "cannot be reached for 1 s .*: is process 0 running there"),
     ],
 )
-def test_what_cannot_come_together(given, message):
+def test_invalid_process_settings(arguments, message):
     with pytest.raises(UserError, match=message):
-        join(*given, timeout=1, environment={})
+        join(*arguments, timeout=1, environment={})
 
 
-def test_who_started_several():
+def test_launchers_are_detected():
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-    assert _launched(slurm) == "SLURM"
-    assert _launched(slurm | {"SLURM_STEP_NUM_TASKS": "1"}) is None
-    assert _launched({"OMPI_COMM_WORLD_SIZE": "4"}) == "Open MPI"
-    assert _launched({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}) == "Kubernetes"
-    assert _launched({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
-    assert _launched({}) is None
+    assert _launcher(slurm) == "SLURM"
+    assert _launcher(slurm | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert _launcher({"OMPI_COMM_WORLD_SIZE": "4"}) == "Open MPI"
+    assert _launcher({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}) == "Kubernetes"
+    assert _launcher({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
+    assert _launcher({}) is None
 
 
 def test_one_process_agrees_with_itself():
@@ -300,7 +296,7 @@ def test_one_process_agrees_with_itself():
     check_same({"seed": 0})
 
 
-def test_shares_make_up_the_batch():
+def test_shares_sum_to_the_batch():
     class Numbers:
         lengths = np.full((40, 2), 3)
 
@@ -312,16 +308,16 @@ def test_shares_make_up_the_batch():
     first = np.arange(8) < 3
     shares = [batches.share(lambda rows: first), batches.share(lambda rows: ~first)]
     for step in range(7):
-        whole, parts = batches[step], [share[step] for share in shares]
-        for name, array in whole.items():
+        parts = [share[step] for share in shares]
+        for name, array in batches[step].items():
             np.testing.assert_array_equal(sum(part[name] for part in parts), array)
         assert not parts[0]["source"][3:].any()
     assert rows_here(6, make_mesh("data=4"), micro_batches=2).all()
 
 
-def test_what_is_said_of_a_late_process():
-    places = {"0": "12 alpha", "1": "12 beta", "2": "10 gamma"}
-    assert late(12, 600, places, 3) == (
+def test_messages_about_a_late_process():
+    positions = {"0": "12 alpha", "1": "12 beta", "2": "10 gamma"}
+    assert late(12, 600, positions, 3) == (
         "step 12 takes longer than 600 s: process 2 (gamma) is at step 10, the others at 12"
     )
     assert "all 2 processes have begun it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"}, 2)
@@ -331,15 +327,15 @@ def test_what_is_said_of_a_late_process():
 
 
 def test_a_step_that_hangs_ends_the_process():
-    said = []
-    with StepWatch(0.2, said.append) as watch:
-        watch.began(7)  # may take ten times as long
+    messages = []
+    with StepWatch(0.2, messages.append) as watch:
+        watch.began(7)  # the first step may take ten times the limit
         time.sleep(0.5)
         watch.does_more()
         time.sleep(0.5)
-        assert said == []
+        assert messages == []
         watch.began(8)
         time.sleep(0.7)
-    assert said == ["step 8 takes longer than 0.2 s"]
-    with StepWatch(None, said.append) as watch:
+    assert messages == ["step 8 takes longer than 0.2 s"]
+    with StepWatch(None, messages.append) as watch:
         assert watch.limit is None

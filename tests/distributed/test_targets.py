@@ -1,10 +1,10 @@
-"""Names of topologies, the description of a GPU, and what is said where no compiler is installed."""
+"""Topologies, GPU descriptions, program reports and the errors for missing compilers."""
 
 import pytest
 
 from transformer_jax.distributed import targets
 from transformer_jax.distributed.collectives import collectives
-from transformer_jax.distributed.program_report import _needed, _report
+from transformer_jax.distributed.program_report import _needed_bytes, _report
 from transformer_jax.distributed.targets import CHIPS, Topology, chip_of, target_mesh, topology_of
 from transformer_jax.errors import UserError
 
@@ -13,20 +13,20 @@ from transformer_jax.errors import UserError
     ("text", "message"),
     [
         ("x100:8", "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
-        ("h100", "none that is known"),
-        ("h100:8x", "none that is known"),
-        ("v5e:4 x 4", "none that is known"),
+        ("h100", "unknown `topology`"),
+        ("h100:8x", "unknown `topology`"),
+        ("v5e:4 x 4", "unknown `topology`"),
         ("h100:0", "has no device"),
         ("0*v5e:2x2", "has no device"),
     ],
 )
-def test_what_is_no_topology(text, message):
+def test_invalid_topologies(text, message):
     with pytest.raises(UserError, match=message):
         topology_of(text)
 
 
 @pytest.mark.parametrize(("text", "extra"), [("2*v5e:4x4", "tpu-compiler"), ("h100:4x8", "gpu-compiler")])
-def test_a_compiler_that_is_not_installed_is_named(text, extra, monkeypatch):
+def test_a_missing_compiler_names_the_extra(text, extra, monkeypatch):
     monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"pip install 'transformer_jax\[{extra}\]'"):
         topology_of(text)
@@ -65,7 +65,7 @@ ENTRY %main (p: f32[8,4]) -> f32[64,4] {
         ("mesh['a'=4,'b'=2] {'b'}", (0, 1)),
     ],
 )
-def test_members_of_a_group_say_which_links_it_uses(groups, devices):
+def test_groups_determine_which_links_are_used(groups, devices):
     reduced, gathered = collectives(PROGRAM.replace("GROUPS", groups))
     assert reduced.groups[0] == devices
     assert reduced.crosses(4) == (max(devices) >= 4)
@@ -85,10 +85,10 @@ def test_a_permutation_between_hosts_crosses():
 
 def test_the_time_is_the_largest_of_three():
     topology = Topology("h100:8", CHIPS["h100"], tuple(range(8)), 8)
-    found = collectives(PROGRAM.replace("GROUPS", "[2,4]<=[8]"))
+    operations = collectives(PROGRAM.replace("GROUPS", "[2,4]<=[8]"))
 
     def report(arguments, temporaries, flops, accessed=None):
-        return _report(topology, object(), arguments, temporaries, flops, accessed, found, [])
+        return _report(topology, object(), arguments, temporaries, flops, accessed, operations, [])
 
     compute = report(10, 10, 989e12)
     assert (compute.limit, compute.seconds_modelled, compute.utilisation_modelled) == ("compute", 1.0, 1.0)
@@ -105,7 +105,7 @@ def test_the_time_is_the_largest_of_three():
     assert "program" not in compute.as_json()
 
 
-def test_what_a_refusal_says_is_read():
-    said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 22.31G of 15.75G hbm. Exceeded"
-    assert _needed(said) == int(22.31 * 2**30)
-    assert _needed("INTERNAL: something else") is None
+def test_memory_is_read_from_a_refusal():
+    message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 22.31G of 15.75G hbm. Exceeded"
+    assert _needed_bytes(message) == int(22.31 * 2**30)
+    assert _needed_bytes("INTERNAL: something else") is None

@@ -1,7 +1,7 @@
 """The mesh of devices that a run is sharded over, and how batches are placed on it.
 
-`data=2,fsdp=2,tensor=2,sequence=1`: rows of a batch are sharded over `data` and `fsdp`, parameters and
-optimizer state over `fsdp` and `tensor` (see `sharding`), the tokens of a row over `sequence`.
+On a mesh such as `data=2,fsdp=2,tensor=2,sequence=1`, the rows of a batch are sharded over `data` and `fsdp`,
+its tokens over `sequence`, and parameters and optimizer state over `fsdp` and `tensor` (see `sharding`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ROWS = (DATA, FSDP)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The size of every axis from "data=2,tensor=4"; those that are not named have 1.
+    """Parse the size of every axis from "data=2,tensor=4"; omitted axes have size 1.
 
     Raises:
-      UserError: an unknown axis, one twice, or a size below 1.
+      UserError: An axis is unknown or repeated, or a size is below 1.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -44,11 +44,10 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(text: str | None) -> Mesh | None:
-    """The mesh that a run is sharded over: that of `make_mesh`; if none is named, the devices of several
-    processes each take rows, and one process uses one device.
+    """Return the mesh of a run; without a text, `data` over all devices of several processes, else None.
 
     Raises:
-      UserError: see `make_mesh`.
+      UserError: See `make_mesh`.
     """
     if text is None and jax.process_count() > 1:
         text = f"{DATA}={jax.device_count()}"
@@ -56,19 +55,19 @@ def mesh_of(text: str | None) -> Mesh | None:
 
 
 def make_mesh(text: str) -> Mesh:
-    """The mesh of "data=2,tensor=4" over the devices of all processes.
+    """Build the mesh of "data=2,tensor=4" over the devices of all processes.
 
-    One process may name fewer devices than it has; the first ones are taken.
+    A run of one process may use fewer devices than it has; it takes the first ones.
 
     Raises:
-      UserError: see `parse_mesh`; or a mesh that the devices cannot be divided into.
+      UserError: The text is invalid, see `parse_mesh`, or its size does not divide the number of devices.
     """
     sizes = parse_mesh(text)
     count, devices = math.prod(sizes.values()), jax.devices()
     if len(devices) % count or (jax.process_count() > 1 and count != len(devices)):
         raise UserError(
-            f"`mesh` {text} is of {count} devices, which does not divide the {len(devices)} that exist "
-            f"({jax.process_count()} process(es)): name axes whose product is {len(devices)}"
+            f"`mesh` {text} has {count} devices, which does not divide the {len(devices)} available "
+            f"({jax.process_count()} process(es)): set axes whose product is {len(devices)}"
         )
     return jax.make_mesh(
         tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:count]
@@ -76,17 +75,17 @@ def make_mesh(text: str) -> Mesh:
 
 
 def planned_mesh(text: str) -> AbstractMesh:
-    """The mesh of "data=64,fsdp=8" without its devices, for working out a run that is made elsewhere.
+    """Build the mesh of "data=64,fsdp=8" without devices, for planning a run on another machine.
 
     Raises:
-      UserError: see `parse_mesh`.
+      UserError: The text is invalid, see `parse_mesh`.
     """
     return AbstractMesh(tuple(parse_mesh(text).values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Programs that are made within are sharded over the mesh; None changes nothing."""
+    """Shard the programs compiled in this context over the mesh; None changes nothing."""
     if mesh is None:
         yield
         return
@@ -95,49 +94,56 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
 
 
 def platform() -> str:
-    """The platform that the program is compiled for: "cpu", "gpu" or "tpu".
+    """Return the platform that the program is compiled for: "cpu", "gpu" or "tpu".
 
-    That of the mesh's devices, which need not be here; without a mesh that of the default device.
+    The mesh's devices determine it, which may be on another machine; without a mesh, the default device does.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
-    """x sharded over these axes of the mesh that the program is made for, those that divide it.
+    """Constrain x to be sharded over axes of the current mesh, as far as they divide its dimensions.
 
-    Without a mesh, on a mesh of other axes, and within `jax.shard_map`, x itself.
+    Without a mesh, on a mesh with other axes, and within `jax.shard_map`, return x unchanged.
 
     Args:
-      x: any array.
-      axes: for each dimension the name of a mesh axis, several, or None.
+      x: Any array.
+      axes: The name of a mesh axis, several names, or None for each dimension.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    ours = set(AXES) <= set(mesh.axis_names) and all(kind == AxisType.Auto for kind in mesh.axis_types)
-    if mesh.empty or mesh.size == 1 or mesh.manual_axes or not ours or x.ndim != len(axes):
+    has_axes = set(AXES) <= set(mesh.axis_names) and all(
+        axis_type == AxisType.Auto for axis_type in mesh.axis_types
+    )
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes or not has_axes or x.ndim != len(axes):
         return x
 
     def fits(size: int, names: Any) -> bool:
         names = (names,) if isinstance(names, str) else names or ()
         return size % math.prod(mesh.shape[name] for name in names) == 0
 
-    spec = PartitionSpec(*(own if fits(size, own) else None for size, own in zip(x.shape, axes, strict=True)))
+    spec = PartitionSpec(
+        *(axis if fits(size, axis) else None for size, axis in zip(x.shape, axes, strict=True))
+    )
     return jax.lax.with_sharding_constraint(x, spec)
 
 
 def replicated(tree: Any) -> Any:
-    """The arrays of a tree as every device of the mesh has them, so that any process can read them."""
+    """Replicate the arrays of a tree over the mesh, so that every process can read them."""
     return jax.tree.map(lambda x: constrained(x, (None,) * x.ndim), tree)
 
 
 def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Checks that the heads of a model can be sharded over `tensor`, and its tokens over `sequence`.
+    """Check that the heads of a model can be sharded over `tensor`, and its tokens over `sequence`.
 
     Raises:
-      UserError: they cannot.
+      UserError: They cannot.
     """
-    if mesh.shape.get(SEQUENCE, 1) > 1 and not hasattr(config, "heads"):
-        raise UserError("sequence of `mesh` is for models of attention alone: a recurrent one reads in order")
+    sequence = mesh.shape.get(SEQUENCE, 1)
+    if sequence > 1 and not hasattr(config, "heads"):
+        raise UserError(
+            f"sequence={sequence} of `mesh` needs an attention model: set it to 1 for a recurrent one"
+        )
     tensor = mesh.shape.get(TENSOR, 1)
     for field in ("heads", "kv_heads"):
         heads = getattr(config, field, tensor)
@@ -146,35 +152,36 @@ def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
 
 
 def row_shards(mesh: Mesh | AbstractMesh | None) -> int:
-    """The number of shards of a batch's rows."""
+    """Return the number of shards of a batch's rows."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole: bool) -> None:
-    """Checks that a batch can be sharded over the mesh.
+    """Check that a batch can be sharded over the mesh.
 
     Args:
-      rows: of the batch.
-      mesh: None is one device.
-      flag: that sets the number of rows.
-      whole: rows must divide; otherwise the batch is padded with empty rows, and each shard needs one.
+      rows: Number of rows of the batch.
+      mesh: The run's mesh; None means one device.
+      flag: The setting that determines the number of rows.
+      whole: Require that the shards divide the rows. Otherwise the batch is padded with empty rows, and each
+        shard needs at least one row.
 
     Raises:
-      UserError: it cannot.
+      UserError: It cannot.
     """
     parts = row_shards(mesh)
     if rows < parts or (whole and rows % parts):
         raise UserError(
-            f"data and fsdp of `mesh` cut a batch into {parts} parts, which does not divide its {rows} rows: "
-            f"set {flag} to a multiple, or name another `mesh`"
+            f"data and fsdp of `mesh` split a batch into {parts} parts, which does not divide its {rows} rows: "
+            f"set {flag} to a multiple, or choose another `mesh`"
         )
 
 
 def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
-    """Checks that rows of so many tokens can be sharded over `sequence`.
+    """Check that rows of `length` tokens can be sharded over `sequence`.
 
     Raises:
-      UserError: they cannot.
+      UserError: They cannot.
     """
     parts = mesh.shape[SEQUENCE]
     if length % parts:
@@ -182,44 +189,45 @@ def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
 
 
 def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.ndarray:
-    """(rows,) bool: the rows of a batch that `place_batch` puts on this process's devices.
+    """Return a mask (rows,) of the batch rows that `place_batch` puts on this process's devices.
 
     Args:
-      rows: of the batch.
-      mesh: None is one device.
-      micro_batches: see `place_batch`.
+      rows: Number of rows of the batch.
+      mesh: The run's mesh; None means one device.
+      micro_batches: See `place_batch`.
     """
     if mesh is None or jax.process_count() == 1:
         return np.ones(rows, bool)
     size = rows // micro_batches
-    filled = micro_batches * (size + -size % row_shards(mesh))
-    here = np.zeros(filled, bool)
-    parts = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((filled,))
+    padded = micro_batches * (size + -size % row_shards(mesh))
+    here = np.zeros(padded, bool)
+    parts = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((padded,))
     for index in parts.values():
-        assert index is not None, "a part of this process"
+        assert index is not None, "addressable devices have an index"
         here[index[0]] = True
     return here.reshape(micro_batches, -1)[:, :size].reshape(-1)
 
 
 def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """The sharding of an array (B, ...) of a batch: rows over `data` and `fsdp`, tokens over `sequence` if
-    it divides them."""
+    """Return the sharding of a batch's array (B, ...).
+
+    Rows are sharded over `data` and `fsdp`, and tokens over `sequence` if it divides them.
+    """
     if len(shape) < 2:
         return NamedSharding(mesh, PartitionSpec(ROWS))
     return NamedSharding(mesh, PartitionSpec(ROWS, SEQUENCE if shape[1] % mesh.shape[SEQUENCE] == 0 else None))
 
 
 def place_batch(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
-    """A global batch of NumPy arrays on the devices, its rows over `data` and `fsdp`.
+    """Place a global batch of NumPy arrays on the devices, sharded as by `rows_sharding`.
 
-    Every process has a batch of the global shape, of which it needs the rows of `rows_here` alone. Each
-    micro-batch is padded to equal shards with rows of zeros, which have no weight. Tokens are sharded over
-    `sequence` if it divides them.
+    Every process passes arrays of the global shape; only the rows of `rows_here` are read. Each micro-batch is
+    padded to equal shards with rows of zeros, which have no weight.
 
     Args:
-      batch: arrays (B, ...).
-      mesh: None leaves the batch as it is.
-      micro_batches: parts that a step takes one after another; they divide B.
+      batch: Tree of arrays (B, ...).
+      mesh: The run's mesh; None returns the batch unchanged.
+      micro_batches: Number of parts that a step processes one after another; it divides B.
     """
     if mesh is None:
         return batch

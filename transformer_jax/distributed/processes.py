@@ -1,9 +1,9 @@
-"""One run over many processes: how they find each other, and how they agree.
+"""Start-up and agreement of the processes of one run.
 
-Each process runs the same command and holds its part of the arrays (see `mesh`). What is no array, they agree
-on through the key-value store of JAX's coordination service, which the first process keeps: what is in the
-run's folder, whether to stop, which checkpoint to take. All processes call `gather` and what is made of it in
-the same order; one process alone calls them for nothing.
+Each process runs the same command and holds its part of the arrays (see `mesh`). The processes agree on
+everything else (contents of the run's folder, whether to stop, which checkpoint to read) through the key-value
+store of JAX's coordination service, which the first process hosts. All processes must call `gather` and the
+functions built on it in the same order; in a run of one process they return at once.
 """
 
 from __future__ import annotations
@@ -27,93 +27,87 @@ from transformer_jax.errors import UserError
 
 T = TypeVar("T")
 
-# Seconds that one process waits for another's answer: learning a vocabulary takes minutes.
+# Seconds to wait for another process's answer; training a tokenizer takes minutes.
 PATIENCE = 3600
-_PART = 1_000_000  # bytes of one value of the store; a message of gRPC has 4 MB at most
+_PART = 1_000_000  # bytes of one value in the store; gRPC limits a message to 4 MB
 _rounds = itertools.count()
 
 
 class SharedError(UserError):
-    """An error that every process raises, and the first one reports."""
+    """Error that every process raises and only the first reports."""
 
 
 class ProcessLost(UserError):
-    """Another process is gone: this one has to end as well, without waiting for it."""
+    """Error after another process has died: this one must end too, without waiting for it."""
 
 
-# How the errors of collectives and of the coordination service begin when the other side is gone.
-_GONE = (
-    "UNKNOWN",
-    "UNAVAILABLE",
-    "INTERNAL",
-    "ABORTED",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "FAILED_PRECONDITION",
-)
+# Status codes that start the errors of collectives and the coordination service when a process has died.
+_LOST = (
+    "UNKNOWN", "UNAVAILABLE", "INTERNAL", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def reporting_lost_process() -> Iterator[None]:
-    """Raises `ProcessLost` in place of what a program or an answer that waits for a lost process fails with."""
+    """Raise `ProcessLost` instead of the errors of programs and calls that wait for a lost process."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if jax.process_count() == 1 or not str(error).startswith(_GONE):
+        if jax.process_count() == 1 or not str(error).startswith(_LOST):
             raise
         line = " ".join(str(error).split())[:200]
         raise ProcessLost(
-            f"process {jax.process_index()} lost the connection to another ({line}): see its output, start "
-            "all again to go on from the last checkpoint"
+            f"process {jax.process_index()} lost the connection to another one ({line}): read its output, and "
+            "start all processes again to resume from the last checkpoint"
         ) from error
 
 
 def own_number() -> int:
-    """The number of this process, 0 where it is alone; unlike `jax.process_index` it needs no devices."""
+    """Return the number of this process, 0 in a single process, without initializing devices."""
     return _state().process_id
 
 
 def connected() -> bool:
-    """Whether this process is one of several that have come together."""
+    """Return whether this process has joined a run of several processes."""
     return _store() is not None
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes what one process writes."""
+    """Return whether this is the process that writes files and results."""
     return own_number() == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Several processes of one run, each started with the same command."""
+    """Settings for a run of several processes, each started with the same command."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0, for a run over several processes. SLURM, Open MPI, Kubernetes and TPU pods are
     detected and need none of these three flags."""
     num_processes: int | None = None
-    """Number of processes, with --coordinator."""
+    """Number of processes; set it with --coordinator."""
     process_id: int | None = None
-    """Number of this process, from 0, with --coordinator."""
+    """Number of this process, from 0; set it with --coordinator."""
     join_timeout: float = 300.0
-    """Seconds to wait for the other processes at the start."""
+    """Seconds to wait for the other processes at start-up."""
 
     def join(self) -> None:
-        """Makes this process one of several if it is one; the first one alone prints results.
+        """Join the run's processes, if there are several; only the first then prints results.
 
         Raises:
-          UserError: see `join`.
+          UserError: See the function `join`.
         """
         join(self.coordinator, self.num_processes, self.process_id, timeout=self.join_timeout)
         if jax.process_count() == 1:
             return
-        # Libraries below Python report their connections on standard output, which is for results.
+        # C++ libraries report their connections on standard output, which is reserved for results.
         results = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
         os.dup2(2, 1)
         sys.stdout = open(results, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
 
-def _launched(environment: Mapping[str, str]) -> str | None:
-    """What has started this process as one of several, as far as its environment says."""
+def _launcher(environment: Mapping[str, str]) -> str | None:
+    """Return the launcher that started several processes, judged by the environment, or None."""
 
     def number(name: str) -> int:
         value = environment.get(name, "")
@@ -139,28 +133,28 @@ def join(
     timeout: float = 300,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Makes this process one of several, before any device is used; one process alone stays as it is.
+    """Join the processes of a run, before any device is used; do nothing in a run of one process.
 
     Args:
-      coordinator: HOST:PORT of process 0, where all can reach it. None: as SLURM, Open MPI, Kubernetes or a TPU
-        pod say, where one of them has started several processes, else a run of one process.
-      num_processes: in all.
-      process_id: of this one, from 0.
-      timeout: seconds to wait for the others.
-      environment: of this process.
+      coordinator: HOST:PORT of process 0, reachable by all processes. None uses the settings of SLURM, Open
+        MPI, Kubernetes or a TPU pod if they started several processes.
+      num_processes: Number of processes.
+      process_id: Number of this process, from 0.
+      timeout: Seconds to wait for the other processes.
+      environment: Environment variables of this process.
 
     Raises:
-      UserError: some of the three but not all, a malformed value, a coordinator that cannot be reached, or
-        processes that do not come.
+      UserError: Only some of the first three arguments are set, a value is malformed, the coordinator cannot be
+        reached, or a process does not join in time.
     """
-    given = {"`coordinator`": coordinator, "`num_processes`": num_processes, "`process_id`": process_id}
-    missing = [flag for flag, value in given.items() if value is None]
-    launcher = _launched(environment) if missing else None
+    values = {"`coordinator`": coordinator, "`num_processes`": num_processes, "`process_id`": process_id}
+    missing = [flag for flag, value in values.items() if value is None]
+    launcher = _launcher(environment) if missing else None
     if len(missing) == 3 and launcher is None:
         return
     if missing and launcher is None:
         raise UserError(
-            f"{', '.join(missing)} must be set together with {' and '.join(sorted(set(given) - set(missing)))}"
+            f"{', '.join(missing)} must be set together with {' and '.join(sorted(set(values) - set(missing)))}"
         )
     if num_processes is not None and num_processes < 1:
         raise UserError(f"`num_processes` {num_processes} is below 1")
@@ -170,31 +164,31 @@ def join(
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise UserError(f"`coordinator` {coordinator} is not HOST:PORT, as in 10.0.0.1:9876")
-        began = time.monotonic()
+        start_time = time.monotonic()
         if process_id == 0:
             _check_free(coordinator, int(port))
         elif process_id is not None:
             _reach(coordinator, host, int(port), timeout)
-        timeout -= time.monotonic() - began
-    # Its handler of SIGTERM would hide the signal from Python until training begins.
+        timeout -= time.monotonic() - start_time
+    # JAX's preemption service would hide SIGTERM from Python until training starts.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator, num_processes, process_id, initialization_timeout=max(1, int(timeout))
         )
     except (RuntimeError, ValueError) as error:
-        line = " ".join(str(error).split())[:200]
-        how = f"as {launcher} started them: " if launcher else ""
-        raise UserError(f"the processes of the run did not come together {how}({line})") from None
-    # Two programs in flight could meet each other's messages on a CPU: they run one after another.
+        reason = " ".join(str(error).split())[:200]
+        started = f" as started by {launcher}" if launcher else ""
+        raise UserError(f"the processes of the run could not connect{started} ({reason})") from None
+    # On CPUs, two programs in flight could receive each other's messages.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _check_free(coordinator: str, port: int) -> None:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind(("", port))
+            probe.bind(("", port))
         except OSError as error:
             raise UserError(
                 f"`coordinator` {coordinator}: port {port} cannot be used ({error.strerror})"
@@ -202,7 +196,7 @@ def _check_free(coordinator: str, port: int) -> None:
 
 
 def _reach(coordinator: str, host: str, port: int, timeout: float) -> None:
-    """Waits until process 0 listens. JAX itself would end the process with a stack of C++ lines."""
+    """Wait until process 0 listens; JAX itself would abort with a C++ stack trace."""
     end = time.monotonic() + timeout
     while True:
         try:
@@ -219,7 +213,7 @@ def _reach(coordinator: str, host: str, port: int, timeout: float) -> None:
 
 
 def _state() -> Any:
-    # The one way to it; Orbax goes it too.
+    # JAX has no public interface to the coordination client; Orbax imports it in this way too.
     from jax._src import distributed
 
     return distributed.global_state
@@ -231,7 +225,7 @@ def _store() -> Any:
 
 def _put(key: str, text: str) -> None:
     packed = zlib.compress(text.encode("utf-8"))
-    parts = [packed[at : at + _PART] for at in range(0, len(packed), _PART)]
+    parts = [packed[start : start + _PART] for start in range(0, len(packed), _PART)]
     for number, part in enumerate(parts):
         _store().key_value_set_bytes(f"transformer_jax/{key}/{number}", part)
     _store().key_value_set_bytes(f"transformer_jax/{key}/parts", str(len(parts)).encode())
@@ -246,7 +240,7 @@ def _get(key: str) -> str:
 
 
 def gather(text: str) -> list[str]:
-    """The text that each process gives, by its number."""
+    """Return the texts of all processes, in the order of their numbers."""
     if jax.process_count() == 1:
         return [text]
     number = next(_rounds)
@@ -255,10 +249,10 @@ def gather(text: str) -> list[str]:
 
 
 def broadcast_from_first(make: Callable[[], T]) -> T:
-    """What `make` gives in the first process, where alone it is called: a value that JSON can hold.
+    """Call `make` in the first process and return its value, which must be JSON, in all processes.
 
     Raises:
-      UserError: what it raised there, in all processes.
+      UserError: `make` raised it; all processes raise the same error.
     """
     if jax.process_count() == 1:
         return make()
@@ -281,10 +275,10 @@ def broadcast_from_first(make: Callable[[], T]) -> T:
 
 
 def on_every_process(make: Callable[[], T]) -> T:
-    """What `make` gives here, once it has given something in every process.
+    """Call `make` in every process and return its value here, after it has succeeded in all of them.
 
     Raises:
-      UserError: what it raised in one of them, in all.
+      UserError: `make` raised it in any process; all processes raise the error.
     """
     if jax.process_count() == 1:
         return make()
@@ -304,10 +298,10 @@ def on_every_process(make: Callable[[], T]) -> T:
 
 
 def on_first_then_every_process(make: Callable[[], T]) -> T:
-    """What `make` gives here, called in the first process before the others: it downloads what they then find.
+    """Call `make` in the first process, for example to download files, and then in every process.
 
     Raises:
-      UserError: what it raised in one of them, in all.
+      UserError: `make` raised it in any process; all processes raise the error.
     """
     if jax.process_count() > 1:
         broadcast_from_first(lambda: make() is None)
@@ -315,35 +309,35 @@ def on_first_then_every_process(make: Callable[[], T]) -> T:
 
 
 def check_same(described: Mapping[str, Any]) -> None:
-    """Checks that every process has the same description of the run, values by name.
+    """Check that every process describes the run by the same values.
 
     Raises:
-      UserError: one has another, with what differs.
+      UserError: A process has a different value; the message names it.
     """
     texts = gather(json.dumps(described))
     first = json.loads(texts[0])
-    for process, other in enumerate(map(json.loads, texts)):
-        differ = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-        if differ:
-            name = differ[0]
+    for process, peer in enumerate(map(json.loads, texts)):
+        different = [name for name in {**first, **peer} if first.get(name) != peer.get(name)]
+        if different:
+            name = different[0]
             raise SharedError(
-                f"process {process} has another config than process 0 ({name.replace('_', '-')} is "
-                f"{other.get(name)!r} there, not {first.get(name)!r}): start all with the same command"
+                f"process {process} has a different config from process 0 ({name.replace('_', '-')} is "
+                f"{peer.get(name)!r}, not {first.get(name)!r}): start all processes with the same command"
             )
 
 
 def new_name(kind: str) -> str:
-    """A name for `publish` that was not used before, the same in every process."""
+    """Return an unused name for `publish`, the same in every process."""
     return f"{kind}-{next(_rounds)}"
 
 
 def publish(name: str, value: str, *, overwrite: bool = True) -> None:
-    """Leaves a value that every process can look up; any thread, at any time.
+    """Store a value that every process can look up, from any thread at any time.
 
     Args:
       name: "kind-3/part", see `new_name`.
-      value: any text.
-      overwrite: replace an existing value; otherwise the existing one stays.
+      value: Any text.
+      overwrite: Replace an existing value; otherwise keep it.
     """
     try:
         _store().key_value_set(f"transformer_jax/{name}", value, allow_overwrite=overwrite)
@@ -353,7 +347,7 @@ def publish(name: str, value: str, *, overwrite: bool = True) -> None:
 
 
 def published(name: str) -> dict[str, str]:
-    """What was left so far below a name of `new_name`, by part."""
+    """Return the values published so far under a name of `new_name`, by part."""
     return {
         key.rsplit("/", 1)[-1]: value for key, value in _store().key_value_dir_get(f"transformer_jax/{name}/")
     }

@@ -1,7 +1,7 @@
-"""Floating-point operations of a traced program: its products, times the trips of the loops around them.
+"""Count of a traced program's floating-point operations: matrix products times the trips of their loops.
 
-XLA's own count takes a loop's body once and a kernel as nothing. This one reads the program that JAX hands to
-the compiler, after differentiation and rematerialisation. Elementwise work is left out, as in the usual 6 N D.
+XLA's own count takes a loop's body once and ignores kernels. This one reads the program that JAX hands to the
+compiler, after differentiation and rematerialization. It omits elementwise work, as does the usual 6 N D.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-# Products of (T, S) logits or weights with (S, K) that a kernel computes. A backward pass makes the weights
-# again.
+# The number of products between (T, S) and (S, K) in a kernel. A backward pass recomputes the weights.
 _CUDNN = {
     "dot_product_attention_fwd_wrapper": 2, "dot_product_attention_fwd": 2,
     "dot_product_attention_bwd_wrapper": 5, "dot_product_attention_bwd": 5,
@@ -25,36 +24,38 @@ _SPLASH = {"_fwd": 2, "_dq": 3, "_dkv": 4}
 
 
 def program_flops(program: ClosedJaxpr) -> float:
-    """Operations of all devices together; of a `cond` the branch with the most.
+    """Count the operations of all devices together; a `cond` counts its most expensive branch.
 
     Args:
       program: `jax.make_jaxpr(f)(*arguments)` or `jitted.trace(*arguments).jaxpr`.
 
     Raises:
-      ValueError: a product in a loop of unknown length.
+      ValueError: A product is in a loop of unknown length.
     """
-    return _of(program.jaxpr, "")
+    return _flops(program.jaxpr, "")
 
 
-def _of(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> float:
-    """Of the equations that the outputs need, of which `read` says which are read; None is all.
+def _flops(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> float:
+    """Count the equations that the outputs need; `read` marks the outputs that are used, None means all.
 
-    Rematerialisation leaves equations behind whose results nothing reads, and the compiler drops them.
+    Rematerialization leaves equations behind whose results are unused; the compiler drops them.
     """
-    outputs = jaxpr.outvars if read is None else [x for x, own in zip(jaxpr.outvars, read, strict=True) if own]
+    outputs = (
+        jaxpr.outvars if read is None else [x for x, used in zip(jaxpr.outvars, read, strict=True) if used]
+    )
     needed = {x for x in outputs if not isinstance(x, Literal)}
     total = 0.0
     for equation in reversed(jaxpr.eqns):
-        own = [x in needed for x in equation.outvars]
-        if not any(own) and not equation.effects:
+        used = [x in needed for x in equation.outvars]
+        if not any(used) and not equation.effects:
             continue
-        total += _of_equation(equation, scope, own)
+        total += _equation_flops(equation, scope, used)
         needed |= {x for x in equation.invars if not isinstance(x, Literal)}
     return total
 
 
-def _of_equation(equation: Any, around: str, read: Sequence[bool]) -> float:
-    scope = f"{around}/{equation.source_info.name_stack}"
+def _equation_flops(equation: Any, outer_scope: str, read: Sequence[bool]) -> float:
+    scope = f"{outer_scope}/{equation.source_info.name_stack}"
     name, params = equation.primitive.name, equation.params
     shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
     if name == "dot_general":
@@ -65,10 +66,10 @@ def _of_equation(equation: Any, around: str, read: Sequence[bool]) -> float:
         outputs = shapes[1][numbers.rhs_spec[0]]
         return 2.0 * equation.outvars[0].aval.size * math.prod(shapes[1]) / outputs
     if name in _CUDNN or name == "pallas_call":
-        return _of_kernel(equation, scope)
-    programs = [_jaxpr(value) for value in _programs(params)]
-    whole = len(programs) == 1 and name not in ("scan", "while") and len(programs[0].outvars) == len(read)
-    inner = [_of(program, scope, read if whole else None) for program in programs]
+        return _kernel_flops(equation, scope)
+    programs = _inner_programs(params)
+    is_call = len(programs) == 1 and name not in ("scan", "while") and len(programs[0].outvars) == len(read)
+    inner = [_flops(program, scope, read if is_call else None) for program in programs]
     if not inner:
         return 0.0
     if name == "scan":
@@ -86,8 +87,8 @@ def _of_equation(equation: Any, around: str, read: Sequence[bool]) -> float:
     return sum(inner)
 
 
-def _of_kernel(equation: Any, scope: str) -> float:
-    """An attention kernel by formula; of splash attention forward, dq, and dk with dv."""
+def _kernel_flops(equation: Any, scope: str) -> float:
+    """Compute an attention kernel's operations; splash attention has one for forward, dq, and dk with dv."""
     name = equation.primitive.name
     if name in _CUDNN:
         products, (query, key) = _CUDNN[name], [x.aval.shape for x in equation.invars[:2]]
@@ -109,30 +110,26 @@ def _of_kernel(equation: Any, scope: str) -> float:
 
 
 def band_scope(lowest: int | None, highest: int | None) -> str:
-    """The name of the scope around a kernel whose mask shows keys at key - query within these limits."""
+    """Return the name scope of a kernel whose mask allows `lowest` <= key - query <= `highest`."""
     return f"attention_kernel({lowest},{highest})"
 
 
 def _visible(scope: str, queries: int, keys: int) -> float:
-    """The share of pairs of a query and a key within the band that the scope names."""
-    found = re.search(r"attention_kernel\((None|-?\d+),(None|-?\d+)\)", scope)
-    if found is None:
+    """Return the share of (query, key) pairs within the band that the scope names."""
+    match = re.search(r"attention_kernel\((None|-?\d+),(None|-?\d+)\)", scope)
+    if match is None:
         return 1.0
-    lowest, highest = (None if limit == "None" else int(limit) for limit in found.groups())
+    lowest, highest = (None if limit == "None" else int(limit) for limit in match.groups())
     query = np.arange(queries)
     first = np.zeros(queries, int) if lowest is None else np.maximum(query + lowest, 0)
     last = np.full(queries, keys - 1) if highest is None else np.minimum(query + highest, keys - 1)
     return float(np.maximum(last - first + 1, 0).sum()) / (queries * keys)
 
 
-def _programs(params: Any) -> list[Any]:
-    found = []
-    for value in params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, (Jaxpr, ClosedJaxpr)):
-                found.append(one)
-    return found
-
-
-def _jaxpr(program: Any) -> Jaxpr:
-    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+def _inner_programs(params: Any) -> list[Jaxpr]:
+    return [
+        item.jaxpr if isinstance(item, ClosedJaxpr) else item
+        for value in params.values()
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(item, (Jaxpr, ClosedJaxpr))
+    ]

@@ -1,5 +1,4 @@
-"""What a program compiled for an accelerator needs and does: memory, operations, traffic, a time by
-roofline."""
+"""The memory, operations, traffic and roofline time of a program compiled for an accelerator."""
 
 from __future__ import annotations
 
@@ -23,25 +22,25 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class ProgramReport:
-    """A program as one of its devices sees it.
+    """Resources and modelled time of a compiled program, per device.
 
     Attributes:
-      device: name of the chip.
-      devices: that run the program together.
-      fits: whether arguments and temporaries fit into a device's memory.
-      device_memory_bytes: of a device.
-      argument_bytes: that lie there before and after; the state of a training step is updated in place.
-      temporary_bytes: in addition while the program runs.
-      flops: of the products of matrices on one device, see `program_flops`.
-      bytes_accessed: as the compiler counts them, the body of a loop once; None if it does not say.
-      collective_bytes: sent by one device, by kind; None without a program.
-      link_bytes: sent by one device "within" a slice or host and "between" them; None without a program.
-      seconds_modelled: the largest of `flops` / peak, memory traffic / bandwidth, and the time of the links.
-        Memory traffic is at least arguments once and temporaries twice, written and read.
-      utilisation_modelled: share of the peak that `flops` are in that time.
-      attention: which kernels are in the program; None without one.
-      limit: which of the three the time is: "compute", "memory" or "links".
-      program: the compiled program, or None if the compiler refused it for its memory.
+      device: Name of the chip.
+      devices: Number of devices that run the program.
+      fits: Whether arguments and temporaries fit into a device's memory.
+      device_memory_bytes: Memory of one device.
+      argument_bytes: Size of the arguments; a training step updates its state in place.
+      temporary_bytes: Additional memory while the program runs.
+      flops: Operations of the matrix products on one device, see `program_flops`.
+      bytes_accessed: Memory traffic by the compiler's count, each loop body once; None if it reports none.
+      collective_bytes: Bytes sent by one device, by type of collective; None without a program.
+      link_bytes: Bytes sent by one device "within" a slice or host and "between" them; None without a program.
+      seconds_modelled: The largest of `flops` / peak, memory traffic / bandwidth, and the time on the links.
+        Memory traffic is at least the arguments once and the temporaries twice (written and read).
+      utilisation_modelled: `flops` divided by what the peak allows in that time.
+      attention: Attention kernels in the program; None without a program.
+      limit: What determines the time: "compute", "memory" or "links".
+      program: The compiled program; None if the compiler refused it for lack of memory.
     """
 
     device: str
@@ -61,38 +60,38 @@ class ProgramReport:
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures, without the program."""
+        """Return all fields except the program."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "program"}
 
 
 def _compiled(lowered: Any) -> Any:
-    """The program of a lowered function."""
+    """Compile a lowered function."""
     with warnings.catch_warnings():
-        # A program for devices that are not here is written to JAX's cache, but cannot be read from it.
+        # JAX writes a program for absent devices to its cache, but cannot read it back.
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
         try:
             return lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             if "Couldn't find output tile sizes" not in str(error):
                 raise
-            # On a GPU XLA tries which of its kernels computes a product. Without one it may settle on Triton's,
-            # which do not have every shape: rows of 197 patches and tokens, for one.
+            # Without a GPU, XLA cannot time its kernels for a product and may choose Triton's, which do not
+            # support every shape, such as the 197 rows of a ViT.
             return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
 def reported(
     function: Any, arguments: tuple[Any, ...], topology: Topology, *, copies: int = 1
 ) -> ProgramReport:
-    """Compiles a function for the devices of a topology.
+    """Compile a function for the devices of a topology and report what the program needs.
 
     Args:
-      function: jitted; traced on the mesh of the topology's devices that is entered.
-      arguments: values of `jax.ShapeDtypeStruct` with shardings on that mesh.
-      topology: whose devices the mesh has.
-      copies: how many devices do the same work, as those of an axis that rows do not divide.
+      function: A jitted function, traced on the current mesh, which has the topology's devices.
+      arguments: Trees of `jax.ShapeDtypeStruct` with shardings on that mesh.
+      topology: The devices to compile for.
+      copies: Number of devices that repeat the same work, as on an axis that does not divide the rows.
 
     Raises:
-      CompilerError: it refuses the program for another reason than its memory.
+      CompilerError: The compiler refuses the program for another reason than memory.
     """
     traced = function.trace(*arguments)
     flops = program_flops(traced.jaxpr) * copies / len(topology.devices)
@@ -100,41 +99,31 @@ def reported(
     try:
         program = _compiled(lowered)
     except jax.errors.JaxRuntimeError as error:
-        needed = _needed(str(error))
+        needed = _needed_bytes(str(error))
         if needed is None:
-            first = next(iter(str(error).strip().splitlines()), "")[:200]
-            raise CompilerError(
-                f"the compiler for {topology.chip.name} refuses the program: {first}"
-            ) from error
-        own = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
-        return _report(topology, None, own, max(0, needed - own), flops, None, None, None)
-    needs = program.memory_analysis()
+            line = next(iter(str(error).strip().splitlines()), "")[:200]
+            raise CompilerError(f"the compiler for {topology.chip.name} refuses the program: {line}") from error
+        size = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
+        return _report(topology, None, size, max(0, needed - size), flops, None, None, None)
+    memory = program.memory_analysis()
     text = program.as_text()
     cost = program.cost_analysis()
     accessed = cost.get("bytes accessed") if isinstance(cost, dict) else None
-    kernels = [name for name, part in _KERNELS.items() if part in text]
-    # Outputs that are no argument's place are in addition, as the metrics are.
-    outputs = needs.output_size_in_bytes - needs.alias_size_in_bytes
-    temporaries = needs.temp_size_in_bytes + max(0, outputs)
-    return _report(
-        topology,
-        program,
-        needs.argument_size_in_bytes,
-        temporaries,
-        flops,
-        accessed,
-        collectives(text),
-        kernels,
-    )
+    kernels = [name for name, marker in _KERNELS.items() if marker in text]
+    # Outputs that reuse no argument's memory, such as the metrics, need memory of their own.
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporaries = memory.temp_size_in_bytes + max(0, outputs)
+    size = memory.argument_size_in_bytes
+    return _report(topology, program, size, temporaries, flops, accessed, collectives(text), kernels)
 
 
-def _report(topology, program, arguments, temporaries, flops, accessed, found, kernels) -> ProgramReport:
+def _report(topology, program, arguments, temporaries, flops, accessed, operations, kernels) -> ProgramReport:
     chip = topology.chip
     by_kind: dict[str, float] = {}
     links = {"within": 0.0, "between": 0.0}
-    for one in found or ():
-        by_kind[one.kind] = by_kind.get(one.kind, 0.0) + one.sent
-        links["between" if one.crosses(topology.group) else "within"] += one.sent
+    for operation in operations or ():
+        by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + operation.sent
+        links["between" if operation.crosses(topology.group) else "within"] += operation.sent
     traffic = max(accessed or 0.0, arguments + 2.0 * temporaries)
     seconds = {
         "compute": flops / chip.peak,
@@ -152,8 +141,8 @@ def _report(topology, program, arguments, temporaries, flops, accessed, found, k
         temporary_bytes=temporaries,
         flops=flops,
         bytes_accessed=accessed,
-        collective_bytes=None if found is None else by_kind,
-        link_bytes=None if found is None else links,
+        collective_bytes=None if operations is None else by_kind,
+        link_bytes=None if operations is None else links,
         seconds_modelled=slowest,
         utilisation_modelled=flops / chip.peak / slowest,
         attention=kernels,
@@ -162,14 +151,14 @@ def _report(topology, program, arguments, temporaries, flops, accessed, found, k
     )
 
 
-def _needed(message: str) -> int | None:
-    """Bytes that a TPU's compiler says a program that it refuses would use."""
-    found = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+def _needed_bytes(message: str) -> int | None:
+    """Return the memory use in a TPU compiler's out-of-memory message, or None for another message."""
+    match = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def shard_bytes(leaf: Any) -> int:
-    """Bytes of an argument on one device."""
+    """Return the bytes of an abstract array on one device."""
     shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
     size = 4 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
     return math.prod(shape) * size

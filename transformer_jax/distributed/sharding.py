@@ -1,7 +1,7 @@
-"""The one table of what each parameter is: its axes, whether it decays, whether Muon may take it.
+"""The table of parameter rules (axes, weight decay, Muon) and the shardings that follow from it.
 
-What a parameter is follows from its name, never from its rank: stacked blocks give every leaf a leading
-`layers` axis, which fools rules such as "everything with two axes is a matrix".
+Rules go by a parameter's name, never by its rank: stacked blocks give every leaf a leading `layers` axis, which
+breaks rules such as "everything with two axes is a matrix".
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from transformer_jax.parameter_names import map_names, named_leaves
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What the parameters of a name pattern are.
+    """Rule for the parameters whose name matches a pattern.
 
     Attributes:
-      pattern: regular expression that the complete name matches.
-      axes: logical name of each axis.
-      decays: weight decay applies.
-      inputs, outputs: names of the axes of the matrix that Muon orthogonalises; empty where Muon does
-        not apply (embeddings, biases, normalisation scales).
+      pattern: Regular expression for the complete name.
+      axes: Logical name of each axis.
+      decays: Whether weight decay applies.
+      inputs, outputs: Axes of the matrix that Muon orthogonalizes; empty for parameters that Adam updates
+        (embeddings, biases, normalization scales).
     """
 
     pattern: str
@@ -47,7 +47,7 @@ def _unstacked(pattern: str) -> Rule:
 
 
 def _recurrent(cells: str) -> tuple[Rule, ...]:
-    """Of recurrent cells: matrices and biases of all gates side by side."""
+    """Return the rules for recurrent cells, which concatenate the weights of all gates."""
     return (
         _unstacked(rf"({cells})/dense_[ih]/kernel"),
         Rule(rf"({cells})/dense_[ih]/bias", ("outputs",)),
@@ -98,43 +98,39 @@ RULES = (
         r"|next_sentence|projector/\d+|bottleneck)/bias",
         ("outputs",),
     ),
-    # Rows of the last layer keep length 1: they do not decay.
+    # Prototypes are normalized to length 1, so they do not decay.
     Rule(r"prototypes/kernel", ("inputs", "outputs")),
     Rule(r"direction", ("alignment",)),
     Rule(r"log_width", ("coordinates",)),
 )
 
 
-def own_name(name: str, model: Any) -> str:
-    """The name of a parameter in the innermost model that it is part of.
-
-    A model made of models declares them as `children = ("encoder", ...)`, names of attributes; exactly these
-    prefixes are taken off.
-    """
+def _innermost_name(name: str, model: Any) -> str:
+    """Strip the prefixes of submodels, which a composite model declares as `children = ("encoder", ...)`."""
     first, _, rest = name.partition("/")
     if first in getattr(model, "children", ()):
-        return own_name(rest, getattr(model, first))
+        return _innermost_name(rest, getattr(model, first))
     return name
 
 
 def rule_of(name: str, model: Any = None) -> Rule:
-    """The one rule that a parameter's name matches.
+    """Return the one rule that a parameter's name matches.
 
     Args:
-      name: canonical name of the parameter.
-      model: that the name is of, see `own_name`; None for a model that has no children.
+      name: Canonical name of the parameter.
+      model: The parameter's model; None for a model without `children`.
 
     Raises:
-      ValueError: no rule, or more than one: correct the table.
+      ValueError: No rule matches, or more than one; correct the table.
     """
-    name = own_name(name, model)
+    name = _innermost_name(name, model)
     matching = [rule for rule in RULES if re.fullmatch(rule.pattern, name)]
     if len(matching) != 1:
         raise ValueError(f"parameter {name} matches {len(matching)} rules of the table, not 1")
     return matching[0]
 
 
-# Which axis of a mesh each logical axis may be sharded over.
+# The mesh axis that each logical axis may be sharded over.
 _MESH_AXES = {
     "vocab": "tensor",
     "heads": "tensor",
@@ -149,13 +145,13 @@ _MESH_AXES = {
 def parameter_sharding(
     name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None, model: Any = None
 ) -> jax.sharding.Sharding:
-    """The sharding of a parameter: over the mesh's axes "tensor" and "fsdp" if they divide it.
+    """Return the sharding of a parameter, over "tensor" and "fsdp" if they divide its axes.
 
     Args:
-      name: canonical name of the parameter.
-      shape: of the parameter.
-      mesh: None is the default device.
-      model: see `rule_of`.
+      name: Canonical name of the parameter.
+      shape: Shape of the parameter.
+      mesh: The run's mesh; None means the default device.
+      model: The parameter's model, see `rule_of`.
     """
     if mesh is None:
         return SingleDeviceSharding(jax.local_devices()[0])
@@ -163,8 +159,8 @@ def parameter_sharding(
     for axis, size in zip(rule_of(name, model).axes, shape, strict=True):
         target = _MESH_AXES.get(axis)
         if axis == "outputs" and mesh.shape.get("fsdp", 1) > 1:
-            # Cut both ways, matrices of a loop over time have gradients that are wrong by their own size on a
-            # mesh of `data` as well: XLA of jax 0.10.
+            # XLA of jax 0.10 computes wrong gradients for matrices in a loop over time that are sharded on
+            # both axes when rows are sharded over `data`.
             target = None
         fits = target in mesh.shape and target not in parts and size % mesh.shape[target] == 0
         parts.append(target if fits else None)
@@ -179,24 +175,27 @@ def matrix_stages(
     *,
     shard_optimizer: bool = False,
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """How a parameter comes to have complete matrices on each device: in stages, each a sharding of its axes.
+    """Plan the shardings that bring the complete matrices of a parameter to the devices, stage by stage.
 
-    One axis of the mesh after the other goes from the matrices to their layers, by an exchange between its
-    devices each (a compiler that is to move two at once gathers everything). A matrix without layers is
-    gathered.
+    Each stage moves one mesh axis from the matrices to their layers, because XLA gathers everything when two
+    axes move at once. A matrix without layers is gathered.
 
     Args:
-      name, shape, mesh, model: see `parameter_sharding`.
-      shard_optimizer: the layers are sharded over `data` too, from the first stage.
+      name: See `parameter_sharding`.
+      shape: See `parameter_sharding`.
+      mesh: See `parameter_sharding`.
+      model: See `parameter_sharding`.
+      shard_optimizer: Shard the layers over `data` too, from the first stage.
 
     Returns:
-      The stages, the first as the parameter lies; and what the number of layers must be a multiple of.
+      (the mesh axes of each dimension at every stage, first as the parameter is stored; the divisor that the
+      number of layers must have).
     """
-    ours = set(_MESH_AXES.values()) <= set(mesh.shape)
-    own = parameter_sharding(name, shape, mesh, model) if ours else None
-    parts: list[Any] = [*own.spec] if isinstance(own, NamedSharding) else [None] * len(shape)
+    has_axes = set(_MESH_AXES.values()) <= set(mesh.shape)
+    sharding = parameter_sharding(name, shape, mesh, model) if has_axes else None
+    parts: list[Any] = [*sharding.spec] if isinstance(sharding, NamedSharding) else [None] * len(shape)
     stacked = rule_of(name, model).axes[0] == "layers"
-    layers = ("data",) if ours and stacked and shard_optimizer else ()
+    layers = ("data",) if has_axes and stacked and shard_optimizer else ()
     stages: list[tuple[Any, ...]] = [(layers or parts[0], *parts[1:])]
     for axis, part in enumerate(parts):
         if part is not None:
@@ -206,77 +205,71 @@ def matrix_stages(
     return stages, math.prod(mesh.shape[axis] for axis in layers)
 
 
-def over_data(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> NamedSharding:
-    """The same with one axis sharded over `data` as well (Rajbhandari et al. 2020, ZeRO).
-
-    The first that is whole and that `data` divides; else one that is sharded already.
-    """
-    assert isinstance(sharding, NamedSharding), "there is a mesh"
+def shard_over_data(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Shard an axis over `data` too (ZeRO, Rajbhandari et al. 2020), preferably an unsharded one."""
+    assert isinstance(sharding, NamedSharding), "a mesh is set"
     mesh = sharding.mesh
     parts: list[Any] = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
 
-    def cut(part: Any) -> tuple[str, ...]:
+    def axes_of(part: Any) -> tuple[str, ...]:
         names = (part,) if isinstance(part, str) else part or ()
         return tuple(name for name in names if mesh.shape[name] > 1)
 
     size = mesh.shape.get("data", 1)
-    for axis in sorted(range(len(shape)), key=lambda axis: len(cut(parts[axis]))):
-        own = cut(parts[axis])
-        if size > 1 and shape[axis] % (size * math.prod(mesh.shape[name] for name in own)) == 0:
-            parts[axis] = (*own, "data") if own else "data"
+    for axis in sorted(range(len(shape)), key=lambda axis: len(axes_of(parts[axis]))):
+        names = axes_of(parts[axis])
+        if size > 1 and shape[axis] % (size * math.prod(mesh.shape[name] for name in names)) == 0:
+            parts[axis] = (*names, "data") if names else "data"
             break
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
 def gradient_shardings(state: Any, mesh: Mesh | AbstractMesh) -> dict[str, NamedSharding]:
-    """By name, the shardings of gradients where optimizer state is sharded over `data` too."""
+    """Return the shardings of gradients by name, if the optimizer's state is sharded over `data` too."""
     model = state.model
     return {
-        name: over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
+        name: shard_over_data(parameter_sharding(name, leaf.shape, mesh, model), leaf.shape)
         for name, leaf in state.trained.items()
     }
 
 
 def state_shardings(state: Any, mesh: Mesh | AbstractMesh, *, shard_optimizer: bool = False) -> Any:
-    """The sharding of each leaf of a training state: what belongs to a parameter is sharded like it.
+    """Return the sharding of each leaf of a training state, in a tree like the state.
+
+    A leaf is sharded like the parameter whose name its own name ends with, if they have the same shape (models,
+    moments, averages). All other leaves, such as counters and keys, are replicated.
 
     Args:
-      state: a `TrainState`, or its abstract shape.
-      mesh: of the run.
-      shard_optimizer: the optimizer's moments and a moving average are sharded over `data` too.
-
-    Returns:
-      A tree of shardings like `state`. A leaf belongs to the parameter whose name its own ends with, if it
-      has the shape (a model, an optimizer's moments, an average); others, such as counters and keys, are on
-      every device.
+      state: A `TrainState` or its abstract shape.
+      mesh: The run's mesh.
+      shard_optimizer: Shard the optimizer's moments and the moving average over `data` too.
     """
-
     model = state.model
     parameters = {name: leaf.shape for name, leaf in named_leaves(model).items()}
 
     def sharding(name: str, leaf: Any) -> NamedSharding:
         parts = name.split("/")
         for first in range(len(parts)):
-            own = "/".join(parts[first:])
-            if parameters.get(own) == leaf.shape:
-                found = parameter_sharding(own, leaf.shape, mesh, model)
-                assert isinstance(found, NamedSharding), "there is a mesh"
-                beside = shard_optimizer and parts[0] in ("optimizer_state", "ema")
-                return over_data(found, leaf.shape) if beside else found
+            parameter = "/".join(parts[first:])
+            if parameters.get(parameter) == leaf.shape:
+                placement = parameter_sharding(parameter, leaf.shape, mesh, model)
+                assert isinstance(placement, NamedSharding), "a mesh is set"
+                over_data = shard_optimizer and parts[0] in ("optimizer_state", "ema")
+                return shard_over_data(placement, leaf.shape) if over_data else placement
         return NamedSharding(mesh, PartitionSpec())
 
     return map_names(sharding, state)
 
 
 def model_shardings(model: Any, mesh: Mesh) -> Any:
-    """`parameter_sharding` of each leaf, in a tree like the model or its abstract shape."""
+    """Return `parameter_sharding` of each leaf of a model or of its abstract shape."""
     return map_names(lambda name, leaf: parameter_sharding(name, leaf.shape, mesh, model), model)
 
 
 def decoding_shardings(model: Any, mesh: Mesh) -> Any:
-    """`model_shardings` of a model as its `for_decoding` gives it: a block has what its part of the stack had.
+    """Return the shardings of a model prepared by `for_decoding`: blocks are sharded as in their stack.
 
-    On one device, where projections are joined, all is replicated.
+    On one device, where `for_decoding` joins projections, everything is replicated.
     """
 
     def sharding(name: str, leaf: Any) -> jax.sharding.Sharding:
@@ -285,59 +278,57 @@ def decoding_shardings(model: Any, mesh: Mesh) -> Any:
         in_stack = re.sub(r"^blocks/\d+/", "blocks/", name)
         if in_stack == name:
             return parameter_sharding(name, leaf.shape, mesh, model)
-        own = parameter_sharding(in_stack, (1, *leaf.shape), mesh, model)
-        assert isinstance(own, NamedSharding), "there is a mesh"
-        return NamedSharding(mesh, PartitionSpec(*own.spec[1:]))
+        stacked = parameter_sharding(in_stack, (1, *leaf.shape), mesh, model)
+        assert isinstance(stacked, NamedSharding), "a mesh is set"
+        return NamedSharding(mesh, PartitionSpec(*stacked.spec[1:]))
 
     return map_names(sharding, model)
 
 
 def placed_shapes(tree: Any, shardings: Any) -> Any:
-    """The abstract tree with its shardings: what a checkpoint is restored into."""
+    """Return the abstract tree with shardings, as the target of restoring a checkpoint."""
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
     )
 
 
 def describe_sharding(state: Any, mesh: Mesh | AbstractMesh | None) -> Iterator[str]:
-    """Lines on the sharding of a training state: kinds of leaves, and bytes per device.
+    """Yield lines on the sharding of a training state, with the bytes on each device.
 
     Args:
-      state: a state, or its abstract shape with shardings.
-      mesh: None yields nothing.
+      state: A state, or its abstract shape with shardings.
+      mesh: The run's mesh; None yields nothing.
     """
     if mesh is None:
         return
     sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
     yield f"mesh of {mesh.size} device(s): {sizes}"
-    kinds: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
     for name, leaf in named_leaves(state).items():
-        cuts = [
+        sharded = [
             (number, axis)
             for number, axes in enumerate(leaf.sharding.spec)
             for axis in ((axes,) if isinstance(axes, str) else axes or ())
             if mesh.shape[axis] > 1
         ]
-        cut = " x ".join(f"{number} {axis}" for number, axis in cuts)
+        layout = " x ".join(f"{number} {axis}" for number, axis in sharded)
         part = "parameters" if name.startswith(("trained/", "frozen/")) else "optimizer and others"
-        own = kinds.setdefault(f"{part}, {'axis ' + cut if cut else 'replicated'}", [0, 0, 0])
-        whole = leaf.size * leaf.dtype.itemsize
-        own[0] += 1
-        own[1] += whole
-        own[2] += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for kind, (count, whole, shard) in sorted(kinds.items()):
-        yield f"  {kind}: {count} arrays, {whole / 1e6:,.2f} MB, {shard / 1e6:,.2f} MB on each device"
-    total = sum(shard for _, _, shard in kinds.values())
-    yield f"  state: {total / 1e6:,.2f} MB on each device"
+        total = totals.setdefault(f"{part}, {'axis ' + layout if layout else 'replicated'}", [0, 0, 0])
+        total[0] += 1
+        total[1] += leaf.size * leaf.dtype.itemsize
+        total[2] += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for group, (count, size, shard) in sorted(totals.items()):
+        yield f"  {group}: {count} arrays, {size / 1e6:,.2f} MB, {shard / 1e6:,.2f} MB on each device"
+    yield f"  state: {sum(shard for *_, shard in totals.values()) / 1e6:,.2f} MB on each device"
 
 
 def decay_mask(model: Any) -> dict[str, bool]:
-    """By canonical name, True for parameters that weight decay applies to."""
+    """Return by parameter name whether weight decay applies."""
     return {name: rule_of(name, model).decays for name in named_leaves(model)}
 
 
 def muon_dimensions(model: Any) -> dict[str, MuonDimensionNumbers | None]:
-    """By canonical name, the matrix axes that Muon orthogonalises; None for parameters that Adam updates."""
+    """Return by parameter name the matrix axes for Muon; None for parameters that Adam updates."""
 
     def dimensions(rule: Rule) -> MuonDimensionNumbers | None:
         if not rule.inputs:

@@ -1,6 +1,6 @@
-"""Accelerators that programs are compiled for without being here: their data sheets, and their devices.
+"""Accelerators to compile for on a machine without them: their data sheets and devices.
 
-The compilers of JAX's plugins run on any x86 machine. A topology is named as "v5e:4x4" (chips along each axis
+The compilers in JAX's plugins run on any x86 machine. A topology is written as "v5e:4x4" (chips along each axis
 of a TPU slice), "2*v5e:4x4" (two slices), "h100:8" (devices of a host) or "h100:4x8" (hosts x devices).
 """
 
@@ -23,17 +23,17 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a maker states of one device.
+    """Data sheet of one device.
 
     Attributes:
       kind: "tpu" or "gpu".
-      name: of the product.
-      peak: dense bfloat16 operations a second.
-      memory: bytes that programs may use.
-      bandwidth: of the memory, bytes a second.
-      within: bytes a second that a device sends over the links of its slice or host, in one direction.
-      between: the same to other slices or hosts. A TPU host's network is an assumption: 200 Gbit/s.
-      gpu: fields of XLA's description of a GPU.
+      name: Name of the product.
+      peak: Dense bfloat16 operations per second.
+      memory: Bytes that programs may use.
+      bandwidth: Memory bandwidth in bytes per second.
+      within: Bytes per second that a device sends over the links of its slice or host, in one direction.
+      between: Bytes per second that it sends to other slices or hosts; 200 Gbit/s are assumed for a TPU host.
+      gpu: Fields of XLA's description of a GPU.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True)
 class _Gpu:
-    """Fields of a GPU that XLA's compiler asks for: cores, lanes of each, clock in GHz, caches in bytes."""
+    """GPU fields for XLA's compiler: cores, lanes per core, clock in GHz, caches in bytes."""
 
     major: int
     cores: int
@@ -67,10 +67,9 @@ _H100 = _Gpu(
     cores=132, clock=1.98, l2=50 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_HOPPER
 )
 
-# Sources: Google Cloud's pages on the architecture of TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links
-# of a slice; the compiler keeps a quarter of a GiB for itself, of a v6e three quarters); NVIDIA's data sheets
-# of the A100 SXM4 40 GB, the H100 SXM5 80 GB and the H200 SXM (dense rates; NVLink of both directions halved;
-# InfiniBand of 200 and 400 Gbit/s for each GPU).
+# Sources: Google Cloud's pages on TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links in a slice; the
+# compiler reserves 0.25 GiB, on a v6e 0.75); NVIDIA's data sheets of the A100 SXM4 40 GB, H100 SXM5 80 GB and
+# H200 SXM (dense rates; half of the bidirectional NVLink; InfiniBand of 200 and 400 Gbit/s per GPU).
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
     "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
@@ -83,7 +82,7 @@ CHIPS = {
 _EXAMPLES = (
     "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
 )
-# A plugin looks for its driver when it is loaded; without this it is left out where there is none.
+# Without this variable JAX does not load its CUDA plugin on a machine without a driver.
 _NO_DRIVER = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 _EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc", "nvidia.cudnn")}
@@ -91,13 +90,13 @@ _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "nvidia.cuda_nvcc", 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices of one kind.
+    """Devices of one type of chip.
 
     Attributes:
-      text: its name.
-      chip: of which all are.
-      devices: XLA's, which can be compiled for and hold no array.
-      group: devices that are joined by the links of one slice or host; the others are reached over a network.
+      text: The topology as written, such as "v5e:4x4".
+      chip: The type of all devices.
+      devices: XLA's device descriptions, which programs can be compiled for but which hold no arrays.
+      group: Number of devices in a slice or host; groups communicate over a network.
     """
 
     text: str
@@ -106,39 +105,31 @@ class Topology:
     group: int
 
 
-def _parsed(text: str) -> tuple[str, str, str]:
-    """(number of slices or "", name of the chip, sizes) of a topology.
-
-    Raises:
-      UserError: none that is known.
-    """
-    found = re.fullmatch(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)", text)
-    if found is None or found[2] not in CHIPS:
-        raise UserError(
-            f"`topology` {text!r} is none that is known: chips are {', '.join(CHIPS)}, as in {_EXAMPLES}"
-        )
-    return found[1] or "", found[2], found[3]
+def _parse(text: str) -> tuple[int, str, list[int]]:
+    """Split a topology into the number of slices, the name of the chip, and the sizes."""
+    match = re.fullmatch(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)", text)
+    if match is None or match[2] not in CHIPS:
+        raise UserError(f"unknown `topology` {text!r}: chips are {', '.join(CHIPS)}, written as in {_EXAMPLES}")
+    return int(match[1] or 1), match[2], [int(size) for size in match[3].split("x")]
 
 
 def chip_of(text: str) -> Chip:
-    """The chip of a topology, whether or not its compiler is installed.
+    """Return the chip of a topology, whether or not its compiler is installed.
 
     Raises:
-      UserError: none that is known.
+      UserError: The topology is unknown.
     """
-    return CHIPS[_parsed(text)[1]]
+    return CHIPS[_parse(text)[1]]
 
 
 def topology_of(text: str) -> Topology:
-    """The devices of a topology.
+    """Return the devices of a topology.
 
     Raises:
-      UserError: none that is known, or its compiler is not installed.
+      UserError: The topology is unknown, or its compiler is not installed.
     """
-    many, name, shape = _parsed(text)
+    slices, name, sizes = _parse(text)
     chip = CHIPS[name]
-    sizes = [int(size) for size in shape.split("x")]
-    slices = int(many or 1)
     if min(*sizes, slices, 1) < 1:
         raise UserError(f"`topology` {text!r} has no device")
     if reason := missing_compiler(chip.kind):
@@ -146,21 +137,21 @@ def topology_of(text: str) -> Topology:
     try:
         devices = (_tpu if chip.kind == "tpu" else _gpu)(name, chip, sizes, slices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        first = str(error).splitlines()[0][:160]
-        if "not implemented for cuda" in first:
+        line = str(error).splitlines()[0][:160]
+        if "not implemented for cuda" in line:
             raise UserError(
-                f"`topology` {text!r}: JAX was used before and left its CUDA plugin out, since there is no "
-                f"driver: set {_NO_DRIVER}=1 in the environment"
+                f"`topology` {text!r}: JAX has started without its CUDA plugin because there is no driver: "
+                f"set {_NO_DRIVER}=1 in the environment"
             ) from None
         raise UserError(
-            f"`topology` {text!r}: the compiler knows none such ({first}); write {_EXAMPLES}"
+            f"`topology` {text!r} is not supported by the compiler ({line}); write {_EXAMPLES}"
         ) from None
     group = len(devices) // slices if chip.kind == "tpu" else sizes[-1]
     return Topology(text, chip, tuple(devices), group)
 
 
 def missing_compiler(kind: str) -> str | None:
-    """What to install for compiling for "tpu" or "gpu", or None if it is installed."""
+    """Return what to install to compile for "tpu" or "gpu", or None if it is installed."""
 
     def absent(name: str) -> bool:
         try:
@@ -174,7 +165,7 @@ def missing_compiler(kind: str) -> str | None:
 
 
 def _tpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
-    # libtpu asks a cloud machine's metadata which chips it has, and locks them for one process.
+    # By default libtpu queries a cloud machine's metadata for its chips and locks them for one process.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options: dict[str, Any] = {}
@@ -190,7 +181,7 @@ def _tpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
 
 def _gpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
     if len(sizes) > 2 or slices > 1:
-        raise ValueError("GPUs are DEVICES or HOSTSxDEVICES")
+        raise ValueError("the sizes of GPUs are DEVICES or HOSTSxDEVICES")
     os.environ.setdefault(_NO_DRIVER, "1")
     hosts, devices = (1, *sizes) if len(sizes) == 1 else sizes
     return topologies.get_topology_desc(
@@ -199,13 +190,13 @@ def _gpu(name: str, chip: Chip, sizes: list[int], slices: int) -> list[Any]:
 
 
 def _description(chip: Chip) -> str:
-    """A GPU as XLA's GpuTargetConfigProto, in text form."""
+    """Return a GPU as XLA's GpuTargetConfigProto, in text form."""
     gpu: _Gpu = chip.gpu
     info = dict(
         core_count=gpu.cores, fpus_per_core=gpu.lanes, clock_rate_ghz=gpu.clock, l2_cache_size=gpu.l2,
         memory_bandwidth=int(chip.bandwidth), device_memory_size=chip.memory,
         shared_memory_per_core=gpu.shared_by_core, shared_memory_per_block_optin=gpu.shared_by_block,
-        # The same of every GPU since Ampere (CUDA C++ Programming Guide, table of compute capabilities).
+        # Equal for every GPU since Ampere (CUDA C++ Programming Guide, table of compute capabilities).
         shared_memory_per_block=48 * 1024, threads_per_block_limit=1024, threads_per_warp=32,
         threads_per_core_limit=2048, registers_per_core_limit=2**16, registers_per_block_limit=2**16,
         block_dim_limit_x=2**31 - 1, block_dim_limit_y=2**16 - 1, block_dim_limit_z=2**16 - 1,
@@ -219,10 +210,10 @@ def _description(chip: Chip) -> str:
 
 
 def target_mesh(topology: Topology, text: str | None) -> Mesh:
-    """The mesh of "data=2,tensor=4" over the devices of a topology; None: rows over all of them.
+    """Build the mesh of "data=2,tensor=4" over a topology's devices; None shards rows over all of them.
 
     Raises:
-      UserError: a mesh that is not of all devices.
+      UserError: The mesh does not use all devices.
     """
     count = len(topology.devices)
     sizes = parse_mesh(f"{DATA}={count}" if text is None else text)
@@ -233,10 +224,7 @@ def target_mesh(topology: Topology, text: str | None) -> Mesh:
 
 
 def without_plugins() -> None:
-    """Has JAX use the CPU alone, although plugins for devices that are not here are installed.
-
-    To be called before any device is used.
-    """
+    """Restrict JAX to the CPU although plugins for absent devices are installed, before any device is used."""
     os.environ.setdefault(_NO_DRIVER, "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")
