@@ -48,10 +48,7 @@ def _unstacked(pattern: str) -> Rule:
 
 def _recurrent(cells: str) -> tuple[Rule, ...]:
     """Return the rules for recurrent cells, which concatenate the weights of all gates."""
-    return (
-        _unstacked(rf"({cells})/dense_[ih]/kernel"),
-        Rule(rf"({cells})/dense_[ih]/bias", ("outputs",)),
-    )
+    return (_unstacked(rf"({cells})/dense_[ih]/kernel"), Rule(rf"({cells})/dense_[ih]/bias", ("outputs",)))
 
 
 _STACK = r"(encoder|decoder|blocks)/"
