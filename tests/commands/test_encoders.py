@@ -453,7 +453,7 @@ def test_classes_are_read_from_the_mean_of_the_states(runs, data, tmp_path):
     assert (run.model.config.classifier_pooling, run.model.encoder.pooler) == ("mean", None)
     alone, *_, beside = run.classify(["a film", "the film number 7 is good " * 3, "a film"])
     assert alone.probabilities == pytest.approx(beside.probabilities, abs=1e-6)
-    with pytest.raises(UserError, match="reads the mean of a text's states has no published format"):
+    with pytest.raises(UserError, match="a classifier with mean pooling has no published format"):
         pretrained.save(tmp_path / "folder", run.model, run.processor)
     assert "--pooler off, or choose another --classifier-pooling" in refused(classify, *train)
     # A start goes on as it was, and so does its head for the same classes alone.

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of weights is one clear line, before anything is compiled."""
+"""Errors of folders of weights: one clear line, before anything is compiled."""
 
 import json
 import shutil
@@ -32,20 +32,20 @@ def small(tokenizer):
 
 @pytest.fixture(scope="module")
 def good(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("good")
-    pretrained.save(folder / "one", small(tokenizer), tokenizer)
-    pretrained.save(folder / "several", small(tokenizer), tokenizer, largest_file=4_000)
-    return folder
+    folders = tmp_path_factory.mktemp("good")
+    pretrained.save(folders / "single", small(tokenizer), tokenizer)
+    pretrained.save(folders / "sharded", small(tokenizer), tokenizer, largest_file=4_000)
+    return folders
 
 
 @pytest.fixture
 def folder(good, tmp_path):
-    return shutil.copytree(good / "one", tmp_path / "model")
+    return shutil.copytree(good / "single", tmp_path / "model")
 
 
 @pytest.fixture
 def sharded(good, tmp_path):
-    return shutil.copytree(good / "several", tmp_path / "model")
+    return shutil.copytree(good / "sharded", tmp_path / "model")
 
 
 def change_config(folder, **changes):
@@ -68,8 +68,8 @@ def test_a_missing_folder_or_config(folder, tmp_path):
     ("changes", "message"),
     [
         (dict(model_type="mamba"), "unknown architecture, model_type is 'mamba': known are gpt2, llama"),
-        (dict(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is computed here"),
-        (dict(rope_parameters={"rope_type": "longrope"}), "rope scaling 'longrope' is not computed here"),
+        (dict(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is supported"),
+        (dict(rope_parameters={"rope_type": "longrope"}), "rope scaling 'longrope' is not supported"),
         (dict(num_attention_heads=3, head_dim=None), "width 16 must be a multiple of heads 3"),
         (
             dict(hidden_size=32),
@@ -77,13 +77,13 @@ def test_a_missing_folder_or_config(folder, tmp_path):
         ),
     ],
 )
-def test_configs_that_are_not_computed(folder, changes, message):
+def test_unsupported_configs(folder, changes, message):
     change_config(folder, **changes)
     with pytest.raises(UserError, match=message):
         pretrained.load(folder)
 
 
-def test_every_tensor_is_accounted_for(folder):
+def test_missing_unknown_and_misshapen_tensors_are_listed(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     tensors["model.layers.2.mlp.up_proj.weight"] = np.zeros((3, 3), np.float32)
@@ -100,7 +100,7 @@ def test_every_tensor_is_accounted_for(folder):
         assert part in str(error.value)
 
 
-def test_buffers_and_a_tied_head_are_passed_over(folder):
+def test_buffers_and_a_tied_head_are_ignored(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
     save_file(tensors, folder / "model.safetensors")
@@ -114,7 +114,7 @@ def test_quantised_weights(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = np.zeros(16, np.int8)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"model\.norm\.weight is of I8; read are F32"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight is I8; supported are F32"):
         pretrained.load(folder)
 
 
@@ -122,7 +122,7 @@ def test_a_truncated_file(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(
-        UserError, match=r"model\.safetensors: cannot be read .*; the file is cut short or damaged"
+        UserError, match=r"model\.safetensors: cannot be read .*; the file is truncated or damaged"
     ):
         pretrained.load(folder)
     path.unlink()
@@ -138,7 +138,7 @@ def test_a_missing_shard(sharded):
         pretrained.load(sharded)
 
 
-def test_an_index_that_names_what_is_not_there(sharded):
+def test_an_index_with_a_missing_tensor_or_without_a_map(sharded):
     index = sharded / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     content["weight_map"]["model.ghost"] = next(iter(content["weight_map"].values()))
@@ -146,7 +146,7 @@ def test_an_index_that_names_what_is_not_there(sharded):
     with pytest.raises(UserError, match=r"names tensors that no file holds: model\.ghost"):
         pretrained.load(sharded)
     index.write_text("{}")
-    with pytest.raises(UserError, match="no weight_map in it"):
+    with pytest.raises(UserError, match="the file has no weight_map"):
         pretrained.load(sharded)
 
 
@@ -156,9 +156,9 @@ def test_a_tokenizer_of_another_vocabulary(folder):
         pretrained.load(folder)
 
 
-def test_what_is_not_written(tokenizer, good, tmp_path):
+def test_models_and_folders_that_save_refuses(tokenizer, good, tmp_path):
     with pytest.raises(UserError, match="exists and is not empty: name another folder"):
-        pretrained.save(good / "one", small(tokenizer), tokenizer)
+        pretrained.save(good / "single", small(tokenizer), tokenizer)
     config = modern_gpt.ModernGPTConfig.preset(
         "mini", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, layers=1
     )
@@ -171,7 +171,7 @@ def test_what_is_not_written(tokenizer, good, tmp_path):
         "mini", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, layers=1, positions="rotary"
     )
     model = jax.jit(lambda: GPT(rotary, rngs=nnx.Rngs(0)))()
-    with pytest.raises(UserError, match="is no GPT-2 that others could read"):
+    with pytest.raises(UserError, match="GPT-2's format needs learned positions"):
         pretrained.save(tmp_path / "rotary", model, tokenizer)
     assert not list(tmp_path.iterdir())
 
@@ -189,12 +189,12 @@ def test_what_is_not_written(tokenizer, good, tmp_path):
         (None, False),
     ],
 )
-def test_a_published_folder_is_no_run(tmp_path, content, published):
+def test_published_folders_and_runs_are_told_apart(tmp_path, content, published):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     assert pretrained.is_published(tmp_path) is published
 
 
-def test_what_save_writes_is_published(good, tmp_path):
-    assert pretrained.is_published(good / "one")
+def test_a_saved_folder_is_published(good, tmp_path):
+    assert pretrained.is_published(good / "single")
     assert not pretrained.is_published(tmp_path / "missing")

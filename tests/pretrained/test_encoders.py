@@ -1,4 +1,4 @@
-"""Published text encoders both ways, against `transformers` on PyTorch, and two real trained models."""
+"""Published text encoders against `transformers` on PyTorch, read and written, and two real trained models."""
 
 import json
 
@@ -45,7 +45,7 @@ ENCODERS = [f for name in ("bert", "roberta", "electra", "distilbert") for f in 
 
 
 @pytest.fixture(scope="module")
-def theirs():
+def transformers():
     pytest.importorskip("torch", reason="parity needs torch")
     return pytest.importorskip("transformers", reason="parity needs transformers")
 
@@ -57,49 +57,49 @@ def tokenizer():
 
 
 def small_tokenizer(classes=()):
-    """A tokenizer with fewer tokens than V."""
+    """Build a tokenizer with fewer tokens than V."""
     from tokenizers import Tokenizer, models
 
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
-    own = Tokenizer(models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
-    return EncoderTokenizer(own, labels=classes)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    tokenizer = Tokenizer(models.WordPiece({name: n for n, name in enumerate(tokens)}, unk_token="[UNK]"))
+    return EncoderTokenizer(tokenizer, labels=classes)
 
 
 def their_output(model, tokens, types, mask):
     import torch
 
-    given = dict(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask).long())
+    inputs = dict(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask).long())
     if types is not None:
-        given["token_type_ids"] = torch.tensor(types)
+        inputs["token_type_ids"] = torch.tensor(types)
     with torch.no_grad():
-        found = model(**given)
-    return [x.numpy() for x in found.to_tuple() if hasattr(x, "numpy")]
+        output = model(**inputs)
+    return [x.numpy() for x in output.to_tuple() if hasattr(x, "numpy")]
 
 
 def our_output(model, architecture, tokens, types, mask):
-    where = dict(types=None if types is None else jnp.asarray(types), mask=jnp.asarray(mask))
+    options = dict(types=None if types is None else jnp.asarray(types), mask=jnp.asarray(mask))
     if architecture in ("BertForPreTraining",):
-        states = model.hidden_states(jnp.asarray(tokens), **where)
+        states = model.hidden_states(jnp.asarray(tokens), **options)
         return [model.logits(states), model.sentence_logits(states[:, 0])]
-    found = model(jnp.asarray(tokens), **where)
+    output = model(jnp.asarray(tokens), **options)
     if architecture.endswith("QuestionAnswering"):
-        return [found[..., 0], found[..., 1]]
+        return [output[..., 0], output[..., 1]]
     if architecture.endswith("Model") and model.pooler is not None:
-        return [found, model.pooled(found[:, 0])]
-    return [found]
+        return [output, model.pooled(output[:, 0])]
+    return [output]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.architecture)
-def test_an_encoder_both_ways(theirs, family, tmp_path, rng):
-    """Padding and token types in use; ours written again is what they read, with their own class."""
+def test_an_encoder_is_read_and_written(transformers, family, tmp_path, rng):
+    """The inputs have padding and token types; `transformers` reads what we write."""
     name = family.architecture
     sizes = DISTIL if family.model_type == "distilbert" else SIZES
-    config_class = getattr(theirs, name.split("For")[0].removesuffix("Model") + "Config")
+    config_class = getattr(transformers, name.split("For")[0].removesuffix("Model") + "Config")
     config = config_class(**(sizes | CHANGES.get(name, {})))
     config.architectures = [name]
-    model = noisy(getattr(theirs, name)(config))
-    model.save_pretrained(tmp_path / "theirs")
+    torch_model = noisy(getattr(transformers, name)(config))
+    torch_model.save_pretrained(tmp_path / "theirs")
     small_tokenizer().save(tmp_path / "theirs/tokenizer.json")
     pad = config.pad_token_id
     mask = np.arange(T) < np.array(LENGTHS)[:, None]
@@ -108,25 +108,25 @@ def test_an_encoder_both_ways(theirs, family, tmp_path, rng):
     if getattr(config, "type_vocab_size", 0) > 1:
         types = (np.arange(T) >= 3).astype(int) * mask
 
-    ours, processor = pretrained.load(tmp_path / "theirs")
-    assert isinstance(ours, family.module)
-    expected = their_output(model, tokens, types, mask)
-    found = our_output(ours, name, tokens, types, mask)
-    assert len(expected) == len(found)
-    for want, got in zip(expected, found, strict=True):
-        got = np.asarray(got)
-        if want.ndim > 1 and want.shape[:2] == mask.shape:
-            want, got = want[mask], got[mask]
-        np.testing.assert_allclose(got, want, atol=1e-4)
+    model, processor = pretrained.load(tmp_path / "theirs")
+    assert isinstance(model, family.module)
+    expected = their_output(torch_model, tokens, types, mask)
+    outputs = our_output(model, name, tokens, types, mask)
+    assert len(expected) == len(outputs)
+    for reference, output in zip(expected, outputs, strict=True):
+        output = np.asarray(output)
+        if reference.ndim > 1 and reference.shape[:2] == mask.shape:
+            reference, output = reference[mask], output[mask]
+        np.testing.assert_allclose(output, reference, atol=1e-4)
 
-    pretrained.save(tmp_path / "ours", ours, processor)
-    again, report = getattr(theirs, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    pretrained.save(tmp_path / "ours", model, processor)
+    reloaded, report = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not [key for key in report["missing_keys"] if "position_ids" not in key]
     assert not report["unexpected_keys"]
-    for want, got in zip(expected, their_output(again.eval(), tokens, types, mask), strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-6)
+    for reference, output in zip(expected, their_output(reloaded.eval(), tokens, types, mask), strict=True):
+        np.testing.assert_allclose(output, reference, atol=1e-6)
     reread, _ = pretrained.load(tmp_path / "ours")
-    for path, leaf in named_leaves(ours).items():
+    for path, leaf in named_leaves(model).items():
         np.testing.assert_array_equal(leaf, named_leaves(reread)[path], err_msg=path)
 
 
@@ -140,41 +140,33 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "preset", "count"), PUBLISHED)
 def test_presets_have_the_published_numbers_of_parameters(name, preset, count):
-    """As `transformers` counts BertModel, RobertaModel (with its pooler), ElectraModel and DistilBertModel."""
-    from flax import nnx
-
-    from transformer_jax.models.registry import MODELS
-
+    """The models are BertModel, RobertaModel with its pooler, ElectraModel and DistilBertModel."""
     entry = MODELS["encoder"][name]
     config = entry.preset(preset, **({"pooler": True} if name == "roberta" else {}))
     assert jax.eval_shape(lambda: entry.module(config, rngs=nnx.Rngs(0))).parameter_count == count
 
 
 def test_electra_small_has_the_published_number_of_parameters():
-    """The small discriminator is counted with its dense layer and head: 13.5 million."""
-    from flax import nnx
-
-    from transformer_jax.models.encoders.electra import ElectraConfig
-
+    """The published 13.5 million include the discriminator's dense layer and head."""
     config = ElectraConfig.preset("small")
     model = jax.eval_shape(lambda: ElectraDiscriminator(config, rngs=nnx.Rngs(0)))
     assert model.parameter_count == 13_548_800 + 257
 
 
-@pytest.mark.filterwarnings("default:.* were cut")  # one of the texts is longer than the folder's limit
+@pytest.mark.filterwarnings("default:.* were cut")  # one text exceeds the folder's limit
 def test_vectors_of_a_real_sentence_encoder(shared):
-    """all-MiniLM-L6-v2: eight texts, as torch computes them."""
-    given = json.loads((shared / "weights/minilm-l6-v2/expected.json").read_text())
+    """The embeddings of eight texts by all-MiniLM-L6-v2 equal torch's."""
+    record = json.loads((shared / "weights/minilm-l6-v2/expected.json").read_text())
     run = transformer_jax.load(shared / "weights/minilm-l6-v2")
-    found = run.embed([example["text"] for example in given["examples"]])
-    assert found.dtype == np.float32
-    expected = np.array([example["embedding"] for example in given["examples"]])
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    embeddings = run.embed([example["text"] for example in record["examples"]])
+    assert embeddings.dtype == np.float32
+    expected = np.array([example["embedding"] for example in record["examples"]])
+    np.testing.assert_allclose(embeddings, expected, atol=1e-6)
 
 
 @pytest.mark.long
-def test_similarity_of_sentences_is_that_of_torch(shared):
-    """Spearman's correlation on STS-B's dev, which torch gave on the same file."""
+def test_sentence_similarity_equals_torch(shared):
+    """Spearman's correlation on the development set of STS-B equals torch's."""
     table = read_table(str(shared / "data/tasks/stsb/dev.tsv.gz"), ("sentence1", "sentence2", "score"))
     run = transformer_jax.load(shared / "weights/minilm-l6-v2")
     first, second = (run.embed(table.columns[name]) for name in ("sentence1", "sentence2"))
@@ -184,16 +176,16 @@ def test_similarity_of_sentences_is_that_of_torch(shared):
 
 @pytest.mark.long
 def test_logits_of_a_real_roberta(shared):
-    given = json.loads((shared / "weights/sapiens-vl/expected.json").read_text())
+    record = json.loads((shared / "weights/sapiens-vl/expected.json").read_text())
     model, tokenizer = pretrained.load(shared / "weights/sapiens-vl")
-    for example in given["examples"]:
+    for example in record["examples"]:
         (encoded,) = tokenizer.encode_batch([example["text"]], max_length=128)
         assert encoded.ids.tolist() == example["input_ids"]
         np.testing.assert_allclose(model(jnp.array([encoded.ids]))[0], example["logits"], atol=1e-4)
 
 
 def test_old_names_and_buffers_are_read(tmp_path, shared):
-    """TensorFlow's gamma and beta, a buffer of positions, and no prefix."""
+    """The file has TensorFlow's gamma and beta, a buffer of positions, and no pooler."""
     source = shared / "weights/minilm-l6-v2"
     tensors = safetensors.numpy.load_file(source / "model.safetensors")
     old = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
@@ -225,13 +217,13 @@ def test_old_names_and_buffers_are_read(tmp_path, shared):
         (RobertaTagger, RobertaConfig, "roberta."),
     ],
 )
-def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, config, prefix):
-    """As checkpoints of older releases hold it; BERT's taggers hold the head for next sentences too."""
+def test_an_unused_pooler_is_ignored(tmp_path, module, config, prefix):
+    """Older checkpoints contain it, and BERT's taggers the next-sentence head too."""
     extra = {} if config is RobertaConfig else {"pooler": False}
-    own = config.preset(
+    model_config = config.preset(
         "mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19, classes=2, **extra
     )
-    model = module(own, rngs=nnx.Rngs(0))
+    model = module(model_config, rngs=nnx.Rngs(0))
     pretrained.save(tmp_path, model, small_tokenizer(("x", "y")))
     path = tmp_path / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
@@ -241,32 +233,32 @@ def test_a_pooler_under_a_head_without_one_is_passed_over(tmp_path, module, conf
         tensors["cls.seq_relationship.weight"] = np.ones((2, 24), np.float32)
         tensors["cls.seq_relationship.bias"] = np.ones(2, np.float32)
     safetensors.numpy.save_file(tensors, path)
-    found, _ = pretrained.load(tmp_path)
+    loaded, _ = pretrained.load(tmp_path)
     for (name, expected), (_, leaf) in zip(
-        named_leaves(model).items(), named_leaves(found).items(), strict=True
+        named_leaves(model).items(), named_leaves(loaded).items(), strict=True
     ):
         np.testing.assert_array_equal(leaf, expected, err_msg=name)
 
 
-def test_all_that_was_pretrained_is_read_under_the_name_of_a_masked_lm(tmp_path):
-    """As bert-base-uncased is published: its pooler is what a classifier begins with."""
-    own = BertConfig.preset("mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19)
-    model = BertMaskedLM(own, rngs=nnx.Rngs(0))
+def test_a_masked_lm_with_pooler_and_next_sentence_head_is_read_completely(tmp_path):
+    """bert-base-uncased is published as a masked LM, and classifiers start from its pooler."""
+    config = BertConfig.preset("mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19)
+    model = BertMaskedLM(config, rngs=nnx.Rngs(0))
     pretrained.save(tmp_path, model, small_tokenizer(("x", "y")))
     path = tmp_path / "config.json"
-    described = json.loads(path.read_text())
-    assert described["architectures"] == ["BertForPreTraining"]
-    path.write_text(json.dumps(described | {"architectures": ["BertForMaskedLM"]}))
-    found, _ = pretrained.load(tmp_path)
-    expected, given = named_leaves(model), named_leaves(found)
+    hf_config = json.loads(path.read_text())
+    assert hf_config["architectures"] == ["BertForPreTraining"]
+    path.write_text(json.dumps(hf_config | {"architectures": ["BertForMaskedLM"]}))
+    loaded, _ = pretrained.load(tmp_path)
+    expected, leaves = named_leaves(model), named_leaves(loaded)
     assert "encoder/pooler/kernel" in expected
-    assert given.keys() == expected.keys()
-    for name, leaf in given.items():
+    assert leaves.keys() == expected.keys()
+    for name, leaf in leaves.items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "module", "fields"),
+    ("published_field", "module", "fields"),
     [
         ("classifier_dropout", BertTagger, {"classifier_dropout": 0.3}),
         ("classifier_dropout", RobertaTagger, {"classifier_dropout": 0.3}),
@@ -274,21 +266,21 @@ def test_all_that_was_pretrained_is_read_under_the_name_of_a_masked_lm(tmp_path)
         ("qa_dropout", DistilBertReader, {"reader_dropout": 0.3}),
     ],
 )
-def test_dropout_in_front_of_a_head_is_read_and_written(tmp_path, theirs, module, fields):
-    kind = {BertTagger: BertConfig, RobertaTagger: RobertaConfig}.get(module, DistilBertConfig)
-    own = dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
-    given = kind(**own, **fields)
-    pretrained.save(tmp_path, module(given, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
+def test_dropout_of_a_head_is_read_and_written(tmp_path, published_field, module, fields):
+    config_class = {BertTagger: BertConfig, RobertaTagger: RobertaConfig}.get(module, DistilBertConfig)
+    sizes = dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
+    config = config_class(**sizes, **fields)
+    pretrained.save(tmp_path, module(config, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
     path = tmp_path / "config.json"
-    described = json.loads(path.read_text())
-    assert described[theirs] == 0.3
+    hf_config = json.loads(path.read_text())
+    assert hf_config[published_field] == 0.3
     (field,) = fields
     assert getattr(pretrained.load(tmp_path)[0].config, field) == 0.3
-    del described[theirs]
-    path.write_text(json.dumps(described))
-    # What `transformers` takes for a config without the field.
-    published = {"seq_classif_dropout": 0.2}.get(theirs)  # qa_dropout is 0.1, as `dropout` is
-    assert getattr(pretrained.load(tmp_path)[0].config, field) == published
+    del hf_config[published_field]
+    path.write_text(json.dumps(hf_config))
+    # The default of `transformers` for a config without the field.
+    expected = {"seq_classif_dropout": 0.2}.get(published_field)  # qa_dropout is 0.1, as `dropout` is
+    assert getattr(pretrained.load(tmp_path)[0].config, field) == expected
 
 
 @pytest.mark.parametrize(
@@ -300,32 +292,32 @@ def test_dropout_in_front_of_a_head_is_read_and_written(tmp_path, theirs, module
         (ElectraDiscriminator, {"embedding_width": 8, "generator_size": 1.0}),
     ],
 )
-def test_a_config_that_names_no_class_is_of_the_head_in_its_files(tmp_path, module, fields):
-    kind = ElectraConfig if module is ElectraDiscriminator else BertConfig
-    config = kind(**dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8) | fields)
+def test_tensors_determine_the_class_of_a_config_without_architectures(tmp_path, module, fields):
+    config_class = ElectraConfig if module is ElectraDiscriminator else BertConfig
+    config = config_class(**dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8) | fields)
     model = module(config, rngs=nnx.Rngs(0))
     pretrained.save(tmp_path, model, small_tokenizer(("no", "yes")))
     path = tmp_path / "config.json"
-    described = json.loads(path.read_text())
-    del described["architectures"]
-    path.write_text(json.dumps(described))
-    found, _ = pretrained.load(tmp_path)
-    assert type(found) is module
-    expected, given = named_leaves(model), named_leaves(found)
-    assert given.keys() == expected.keys()
-    for name, leaf in given.items():
+    hf_config = json.loads(path.read_text())
+    del hf_config["architectures"]
+    path.write_text(json.dumps(hf_config))
+    loaded, _ = pretrained.load(tmp_path)
+    assert type(loaded) is module
+    expected, leaves = named_leaves(model), named_leaves(loaded)
+    assert leaves.keys() == expected.keys()
+    for name, leaf in leaves.items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
-def test_a_config_that_names_no_class_of_two_heads_with_the_same_tensors_is_refused(tmp_path):
-    """BERT's classifier, and a tagger with a pooler that nothing reads."""
+def test_tensors_that_fit_two_classes_are_refused(tmp_path):
+    """BERT's classifier has the tensors of a tagger with an unused pooler."""
     config = BertConfig(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
     pretrained.save(tmp_path, BertClassifier(config, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
     path = tmp_path / "config.json"
-    described = json.loads(path.read_text())
-    del described["architectures"]
-    path.write_text(json.dumps(described))
-    message = "which it is, BertForSequenceClassification or BertForTokenClassification"
+    hf_config = json.loads(path.read_text())
+    del hf_config["architectures"]
+    path.write_text(json.dumps(hf_config))
+    message = "the weights fit BertForSequenceClassification or BertForTokenClassification"
     with pytest.raises(UserError, match=message):
         pretrained.load(tmp_path)
 
@@ -341,26 +333,26 @@ def test_an_unknown_head_is_refused(tmp_path, shared):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "roberta", "distilbert"])
-def test_transformers_reads_pairs_as_we_do(theirs, tokenizer, family, tmp_path):
-    """The tokenizer of a saved folder gives a pair its types if the model has some, and cuts at its limit."""
+def test_transformers_encodes_pairs_like_our_tokenizer(transformers, tokenizer, family, tmp_path):
+    """The saved tokenizer returns token types if the model has them, and truncates at its limit."""
     sizes = dict(vocab_size=100, width=16, layers=1, heads=2, feed_forward=24, max_length=12, classes=2)
-    own = dict(embedding_width=8, generator_size=0.5) if family == "electra" else {}
-    config = MODELS["sequence_classifier"][family].config(**sizes, **own)
+    options = dict(embedding_width=8, generator_size=0.5) if family == "electra" else {}
+    config = MODELS["sequence_classifier"][family].config(**sizes, **options)
     run_tokenizer = tokenizer.with_labels(("no", "yes"))
     model = module_of(config, "sequence_classifier")(config, rngs=nnx.Rngs(0))
     pretrained.save(tmp_path / "folder", model, run_tokenizer)
-    other = theirs.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     (ours,) = run_tokenizer.encode_batch([("aa ab", "ac")], max_length=12)
-    found = other("aa ab", "ac")
-    assert found["input_ids"] == ours.ids.tolist()
-    assert ("token_type_ids" in found) == (family in ("bert", "electra"))
-    if "token_type_ids" in found:
-        assert found["token_type_ids"] == ours.types.tolist()
-    assert len(other("aa " * 40, truncation=True)["input_ids"]) == 12
+    output = reference("aa ab", "ac")
+    assert output["input_ids"] == ours.ids.tolist()
+    assert ("token_type_ids" in output) == (family in ("bert", "electra"))
+    if "token_type_ids" in output:
+        assert output["token_type_ids"] == ours.types.tolist()
+    assert len(reference("aa " * 40, truncation=True)["input_ids"]) == 12
 
 
 @pytest.mark.parametrize(
-    ("described", "expected"),
+    ("module_config", "expected"),
     [
         ({"pooling_mode": "cls"}, "first"),
         ({"pooling_mode": ["max"]}, "max"),
@@ -369,14 +361,14 @@ def test_transformers_reads_pairs_as_we_do(theirs, tokenizer, family, tmp_path):
         ({"pooling_mode": "lasttoken"}, None),
     ],
 )
-def test_poolings_of_every_version_of_sentence_transformers(described, expected, tmp_path):
+def test_pooling_of_every_version_of_sentence_transformers(module_config, expected, tmp_path):
     modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 16, **described}))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 16, **module_config}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 99}))
     if expected is None:
-        with pytest.raises(UserError, match="is not computed here"):
+        with pytest.raises(UserError, match="is not supported"):
             sentence_settings(tmp_path)
         return
     assert sentence_settings(tmp_path) == {"normalise": False, "pooling": expected, "max_length": 99}

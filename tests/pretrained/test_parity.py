@@ -1,4 +1,4 @@
-"""Published weights both ways, against `transformers` on PyTorch, and a real trained model."""
+"""Published decoders against `transformers` on PyTorch, read and written, and a real trained model."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def theirs():
+def transformers():
     pytest.importorskip("torch", reason="parity needs torch")
     return pytest.importorskip("transformers", reason="parity needs transformers")
 
@@ -64,7 +64,7 @@ CASES = {
 
 
 def noisy(model):
-    """Values that initialisation leaves at 0 or 1 drawn too: they would hide an error."""
+    """Add noise to all parameters, because initial values of 0 and 1 would hide errors."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -84,17 +84,17 @@ def their_logits(model, tokens):
 def their_greedy(model, prompt, count):
     import torch
 
-    found = model.generate(
+    tokens = model.generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
         max_new_tokens=count, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    return found[0, len(prompt) :].tolist()
+    return tokens[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_greedy_tokens_both_ways(theirs, tokenizer, tmp_path, rng, case):
+def test_logits_and_greedy_tokens_both_ways(transformers, tokenizer, tmp_path, rng, case):
     make, changes = CASES[case]
-    model = noisy(make(theirs, **changes))
+    model = noisy(make(transformers, **changes))
     model.save_pretrained(tmp_path / "theirs")
     tokenizer.save(tmp_path / "theirs" / "tokenizer.json")
     tokens = rng.integers(0, V, (B, T)).astype(np.int32)
@@ -105,29 +105,28 @@ def test_logits_and_greedy_tokens_both_ways(theirs, tokenizer, tmp_path, rng, ca
     generator = Generator(ours, sampling=Sampling(temperature=0))
     greedy = generator(prompts, 30, [jax.random.key(0)] * 2)
     assert greedy == [their_greedy(model, prompt, 30) for prompt in prompts]
-    # And back: written by us, in one file and in several.
-    for name, size in (("one", 5_000_000_000), ("several", 50_000)):
+    # Written by us, to one file and to several.
+    for name, size in (("single", 5_000_000_000), ("sharded", 50_000)):
         pretrained.save(tmp_path / name, ours, tokenizer, largest_file=size)
-        again = theirs.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="float32").eval()
-        assert type(again) is type(model)
-        np.testing.assert_allclose(their_logits(again, tokens), expected, atol=1e-4)
+        reloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="float32").eval()
+        assert type(reloaded) is type(model)
+        np.testing.assert_allclose(their_logits(reloaded, tokens), expected, atol=1e-4)
         reread, _ = pretrained.load(tmp_path / name)
         assert reread.config == ours.config
-        for a, b in zip(jax.tree.leaves(reread), jax.tree.leaves(ours), strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert len(list((tmp_path / "several").glob("*.safetensors"))) > 2
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(reread), jax.tree.leaves(ours))
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
 
 
-def test_their_tokenizer_reads_ours(theirs, tmp_path, shared):
+def test_transformers_reads_our_tokenizer(transformers, tmp_path, shared):
     model, tokenizer = pretrained.load(shared / "weights/stories260K")
     pretrained.save(tmp_path / "out", model, tokenizer)
-    again = theirs.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert again("Once upon a time")["input_ids"] == tokenizer.encode_prompts(["Once upon a time"])[0]
+    reloaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert reloaded("Once upon a time")["input_ids"] == tokenizer.encode_prompts(["Once upon a time"])[0]
 
 
-def test_rotary_scaling_as_version_4_wrote_it(theirs, tokenizer, tmp_path, rng):
-    """`rope_theta` and `rope_scaling` at the top, "type" for "rope_type"."""
-    model = noisy(tiny_llama(theirs, rope_parameters=LLAMA3))
+def test_rotary_scaling_in_the_format_of_version_4(transformers, tokenizer, tmp_path, rng):
+    """Version 4 has `rope_theta` and `rope_scaling` at the top level, and "type" instead of "rope_type"."""
+    model = noisy(tiny_llama(transformers, rope_parameters=LLAMA3))
     model.save_pretrained(tmp_path)
     tokenizer.save(tmp_path / "tokenizer.json")
     expected, _ = pretrained.load(tmp_path)
@@ -144,10 +143,10 @@ def test_rotary_scaling_as_version_4_wrote_it(theirs, tokenizer, tmp_path, rng):
     assert plain.config == dataclasses.replace(expected.config, rotary_scaling=None, rotary_theta=5e5)
 
 
-def test_older_gpt2_files_keep_a_mask_and_no_prefix(theirs, tokenizer, tmp_path):
+def test_older_gpt2_files_with_a_mask_and_without_prefix(transformers, tokenizer, tmp_path):
     from safetensors.numpy import load_file, save_file
 
-    model = noisy(tiny_gpt2(theirs))
+    model = noisy(tiny_gpt2(transformers))
     model.save_pretrained(tmp_path)
     tokenizer.save(tmp_path / "tokenizer.json")
     expected, _ = pretrained.load(tmp_path)
@@ -156,31 +155,30 @@ def test_older_gpt2_files_keep_a_mask_and_no_prefix(theirs, tokenizer, tmp_path)
         tensors[f"h.{layer}.attn.bias"] = np.tril(np.ones((1, 1, 64, 64), np.float32))
     save_file(tensors, tmp_path / "model.safetensors")
     ours, _ = pretrained.load(tmp_path)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(ours), jax.tree.leaves(expected))
 
 
-def test_stories260k_continues_exactly(shared):
+def test_stories260k_continues_a_prompt_exactly(shared):
     folder = shared / "weights/stories260K"
     expected = json.loads((folder / "expected_greedy.json").read_text())
     model, tokenizer = pretrained.load(folder)
     assert model.parameter_count == 260_032
     generate = TextGenerator(model, tokenizer, sampling=Sampling(temperature=0))
-    ((found,),) = generate([expected["prompt"]], max_new_tokens=expected["new_tokens"])
-    assert found.token_ids == expected["token_ids"]
-    assert found.text == expected["text"]
+    ((output,),) = generate([expected["prompt"]], max_new_tokens=expected["new_tokens"])
+    assert output.token_ids == expected["token_ids"]
+    assert output.text == expected["text"]
 
 
-def test_stories260k_from_other_prompts(theirs, shared):
+def test_stories260k_from_other_prompts(transformers, shared):
     folder = shared / "weights/stories260K"
     model, tokenizer = pretrained.load(folder)
-    torch_model = theirs.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    torch_model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     prompts = ["The dog", "Lily and Tom went to the", '"No!" said the', "One day, a big bear", "é"]
     generate = TextGenerator(model, tokenizer, sampling=Sampling(temperature=0), ends=())
-    found = generate(prompts, max_new_tokens=60)
-    for prompt, (one,) in zip(prompts, found, strict=True):
+    outputs = generate(prompts, max_new_tokens=60)
+    for prompt, (output,) in zip(prompts, outputs, strict=True):
         ids = tokenizer.encode_prompts([prompt])[0]
-        assert one.token_ids == ids + their_greedy(torch_model, ids, 60)
+        assert output.token_ids == ids + their_greedy(torch_model, ids, 60)
 
 
 def test_bfloat16_and_a_mesh(shared):
@@ -188,22 +186,20 @@ def test_bfloat16_and_a_mesh(shared):
     model, _ = pretrained.load(folder)
     tokens = np.arange(16, dtype=np.int32)[None]
     expected = jax.jit(lambda m, x: m(x))(model, tokens)
-    rough, _ = pretrained.load(folder, dtype="bfloat16")
+    low_precision, _ = pretrained.load(folder, dtype="bfloat16")
     assert (
-        rough.blocks.attention.query.kernel[...].dtype
-        == rough.embedding.table.embedding[...].dtype
+        low_precision.blocks.attention.query.kernel[...].dtype
+        == low_precision.embedding.table.embedding[...].dtype
         == "bfloat16"
     )
-    assert rough.norm.scale[...].dtype == "float32"
-    logits = jax.jit(lambda m, x: m(x))(rough, tokens)
+    assert low_precision.norm.scale[...].dtype == "float32"
+    logits = jax.jit(lambda m, x: m(x))(low_precision, tokens)
     assert logits.dtype == "float32"
     assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=auto)
-    spread, _ = pretrained.load(folder, mesh=mesh)
-    kernel = spread.blocks.attention.query.kernel[...]  # (layers, width, heads, head width)
+    mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    sharded, _ = pretrained.load(folder, mesh=mesh)
+    kernel = sharded.blocks.attention.query.kernel[...]  # (layers, width, heads, head width)
     assert kernel.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor", None)
     assert kernel.addressable_shards[0].data.shape == (5, 32, 2, 8)
-    for a, b in zip(jax.tree.leaves(spread), jax.tree.leaves(model), strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(jax.jit(lambda m, x: m(x))(spread, tokens), expected, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(sharded), jax.tree.leaves(model))
+    np.testing.assert_allclose(jax.jit(lambda m, x: m(x))(sharded, tokens), expected, atol=1e-4)

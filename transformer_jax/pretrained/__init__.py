@@ -1,4 +1,4 @@
-"""Published folders of weights: `load` one, `save` one that `transformers` loads, recognise one."""
+"""Published folders of weights: `load`, `save` in the format of `transformers`, and `is_published`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["is_published", "load", "save"]
 
 
 def is_published(folder: str | pathlib.Path) -> bool:
-    """Whether a folder holds a published model, as `load` reads, and not a run or anything else.
+    """Return whether a path is a published model rather than a run or something else.
 
-    Reads `config.json` alone: a published one names its `model_type`, its `architectures` or, of timm, its
-    `architecture`; that of a run has a `format_version`. The architecture may still be one that `load` does not
-    know. A file that ends in .npz is the original of a vision transformer.
+    This reads only `config.json`: a published one has a `model_type`, `architectures` or, from timm, an
+    `architecture`; that of a run has a `format_version`. `load` may not support the architecture. An .npz file
+    counts as the original weights of a vision transformer.
 
     Args:
-      folder: may be missing.
+      folder: Path that may be missing.
     """
     if pathlib.Path(folder).suffix == ".npz":
         return pathlib.Path(folder).is_file()
@@ -34,7 +34,7 @@ def is_published(folder: str | pathlib.Path) -> bool:
 
 
 def __getattr__(name: str):
-    # Reading weights needs safetensors and a tokenizer library; asking what a folder is needs neither.
+    # Reading weights imports safetensors and a tokenizer library, which `is_published` does not need.
     if name in ("load", "save"):
         from transformer_jax.pretrained import folder
 

@@ -16,15 +16,15 @@ from transformer_jax.models.encoders.distilbert import (
 )
 from transformer_jax.models.encoders.heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
+    ANSWER_HEAD,
+    CLASS_HEAD,
+    activation_name,
     activation_of,
     labels_of,
-    linear,
-    norm,
     read_encoder_tokenizer,
-    their_activation,
     written_settings,
 )
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
 
 
 def _describe(config: DistilBertConfig) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _describe(config: DistilBertConfig) -> dict[str, Any]:
         "attention_dropout": config.attention_dropout,
         "seq_classif_dropout": rate_of_classes(config),
         "qa_dropout": rate_of_answers(config),
-        "activation": their_activation(config.activation),
+        "activation": activation_name(config.activation),
         **({"num_labels": config.classes} if config.classes else {}),
     }
 
@@ -62,24 +62,24 @@ def _body(ours: str) -> tuple[Tensor, ...]:
 
 
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
-    def config(described: Mapping[str, Any]) -> DistilBertConfig:
-        check_supported(described, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
-        rate = described.get("dropout", 0.1)
-        # None where they are alike, so that a change of `dropout` changes all.
-        of_classes, of_answers = described.get("seq_classif_dropout", 0.2), described.get("qa_dropout", 0.1)
+    def config(hf_config: Mapping[str, Any]) -> DistilBertConfig:
+        check_supported(hf_config, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
+        dropout = hf_config.get("dropout", 0.1)
+        # None if the rates are equal, so that a change of `dropout` changes all of them.
+        classifier, reader = hf_config.get("seq_classif_dropout", 0.2), hf_config.get("qa_dropout", 0.1)
         return DistilBertConfig(
-            vocab_size=required(described, "vocab_size"),
-            width=required(described, "dim"),
-            layers=required(described, "n_layers"),
-            heads=required(described, "n_heads"),
-            feed_forward=required(described, "hidden_dim"),
-            max_length=described.get("max_position_embeddings", 512),
-            dropout=rate,
-            attention_dropout=described.get("attention_dropout", 0.1),
-            classifier_dropout=None if of_classes == rate else of_classes,
-            reader_dropout=None if of_answers == rate else of_answers,
-            activation=activation_of(described, "activation"),
-            classes=len(labels_of(described)) if classes else 0,
+            vocab_size=required(hf_config, "vocab_size"),
+            width=required(hf_config, "dim"),
+            layers=required(hf_config, "n_layers"),
+            heads=required(hf_config, "n_heads"),
+            feed_forward=required(hf_config, "hidden_dim"),
+            max_length=hf_config.get("max_position_embeddings", 512),
+            dropout=dropout,
+            attention_dropout=hf_config.get("attention_dropout", 0.1),
+            classifier_dropout=None if classifier == dropout else classifier,
+            reader_dropout=None if reader == dropout else reader,
+            activation=activation_of(hf_config, "activation"),
+            classes=len(labels_of(hf_config)) if classes else 0,
         )
 
     return Family(
@@ -90,8 +90,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         describe=_describe,
         table=(*_body("" if module is DistilBert else "encoder/"), *heads),
         prefix="distilbert.",
-        head=None,
-        passed_over=r"embeddings\.position_ids|vocab_projector\.weight",
+        ignored=r"embeddings\.position_ids|vocab_projector\.weight",
         processor=read_encoder_tokenizer,
         settings=written_settings,
     )
@@ -102,22 +101,17 @@ DISTILBERT = (
     _family(
         "DistilBertForMaskedLM",
         DistilBertMaskedLM,
-        *linear("vocab_transform", "transform", outside=True),
-        *norm("vocab_layer_norm", "transform_norm", outside=True),
-        Tensor("vocab_projector.bias", ("vocab_bias",), outside=True),
+        *linear("vocab_transform", "transform", unprefixed=True),
+        *norm("vocab_layer_norm", "transform_norm", unprefixed=True),
+        Tensor("vocab_projector.bias", ("vocab_bias",), unprefixed=True),
     ),
     _family(
         "DistilBertForSequenceClassification",
         DistilBertClassifier,
-        *linear("pre_classifier", "pooling", outside=True),
-        *linear("classifier", "head", outside=True),
+        *linear("pre_classifier", "pooling", unprefixed=True),
+        *CLASS_HEAD,
         classes=True,
     ),
-    _family(
-        "DistilBertForTokenClassification",
-        DistilBertTagger,
-        *linear("classifier", "head", outside=True),
-        classes=True,
-    ),
-    _family("DistilBertForQuestionAnswering", DistilBertReader, *linear("qa_outputs", "head", outside=True)),
+    _family("DistilBertForTokenClassification", DistilBertTagger, *CLASS_HEAD, classes=True),
+    _family("DistilBertForQuestionAnswering", DistilBertReader, *ANSWER_HEAD),
 )

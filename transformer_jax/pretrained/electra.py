@@ -15,15 +15,15 @@ from transformer_jax.models.encoders.electra import (
     ElectraTagger,
 )
 from transformer_jax.pretrained.encoder_tables import (
+    ANSWER_HEAD,
+    CLASS_HEAD,
     bert_body,
     common_description,
     common_fields,
-    linear,
-    norm,
     read_encoder_tokenizer,
     written_settings,
 )
-from transformer_jax.pretrained.family import Family, Tensor
+from transformer_jax.pretrained.family import Family, Tensor, linear, norm
 
 
 def _describe(config: ElectraConfig) -> dict[str, Any]:
@@ -31,18 +31,18 @@ def _describe(config: ElectraConfig) -> dict[str, Any]:
 
 
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
-    def config(described: Mapping[str, Any]) -> ElectraConfig:
+    def config(hf_config: Mapping[str, Any]) -> ElectraConfig:
         return ElectraConfig(
-            **common_fields(described, classes=classes),
-            embedding_width=described.get("embedding_size", 128),
+            **common_fields(hf_config, classes=classes),
+            embedding_width=hf_config.get("embedding_size", 128),
             generator_size=1.0,  # a published folder holds one of the two networks
-            max_length=described.get("max_position_embeddings", 512),
-            token_types=described.get("type_vocab_size", 2),
-            norm_epsilon=described.get("layer_norm_eps", 1e-12),
+            max_length=hf_config.get("max_position_embeddings", 512),
+            token_types=hf_config.get("type_vocab_size", 2),
+            norm_epsilon=hf_config.get("layer_norm_eps", 1e-12),
         )
 
-    own = "" if module is Electra else "encoder/"
-    body = (*bert_body(own), *linear("embeddings_project", f"{own}projection", in_config="projects"))
+    path = "" if module is Electra else "encoder/"
+    body = (*bert_body(path), *linear("embeddings_project", f"{path}projection", in_config="projects"))
     return Family(
         model_type="electra",
         architecture=architecture,
@@ -51,8 +51,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         describe=_describe,
         table=(*body, *heads),
         prefix="electra.",
-        head=None,
-        passed_over=r"embeddings\.(position|token_type)_ids|generator_lm_head\.weight",
+        ignored=r"embeddings\.(position|token_type)_ids|generator_lm_head\.weight",
         processor=read_encoder_tokenizer,
         settings=written_settings,
     )
@@ -63,28 +62,23 @@ ELECTRA = (
     _family(
         "ElectraForMaskedLM",
         ElectraGenerator,
-        *linear("generator_predictions.dense", "transform", outside=True),
-        *norm("generator_predictions.LayerNorm", "transform_norm", outside=True),
-        Tensor("generator_lm_head.bias", ("vocab_bias",), outside=True),
+        *linear("generator_predictions.dense", "transform", unprefixed=True),
+        *norm("generator_predictions.LayerNorm", "transform_norm", unprefixed=True),
+        Tensor("generator_lm_head.bias", ("vocab_bias",), unprefixed=True),
     ),
     _family(
         "ElectraForPreTraining",
         ElectraDiscriminator,
-        *linear("discriminator_predictions.dense", "transform", outside=True),
-        *linear("discriminator_predictions.dense_prediction", "head", outside=True),
+        *linear("discriminator_predictions.dense", "transform", unprefixed=True),
+        *linear("discriminator_predictions.dense_prediction", "head", unprefixed=True),
     ),
     _family(
         "ElectraForSequenceClassification",
         ElectraClassifier,
-        *linear("classifier.dense", "pooling", outside=True),
-        *linear("classifier.out_proj", "head", outside=True),
+        *linear("classifier.dense", "pooling", unprefixed=True),
+        *linear("classifier.out_proj", "head", unprefixed=True),
         classes=True,
     ),
-    _family(
-        "ElectraForTokenClassification",
-        ElectraTagger,
-        *linear("classifier", "head", outside=True),
-        classes=True,
-    ),
-    _family("ElectraForQuestionAnswering", ElectraReader, *linear("qa_outputs", "head", outside=True)),
+    _family("ElectraForTokenClassification", ElectraTagger, *CLASS_HEAD, classes=True),
+    _family("ElectraForQuestionAnswering", ElectraReader, *ANSWER_HEAD),
 )

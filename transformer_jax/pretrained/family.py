@@ -1,4 +1,4 @@
-"""What a family of published checkpoints is: its table of tensors, and how its config reads."""
+"""`Family`: the tensors and the config of one family of published checkpoints."""
 
 from __future__ import annotations
 
@@ -13,93 +13,111 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One published tensor, which holds one parameter of ours or several side by side.
+    """One published tensor, which holds one of our parameters or several concatenated ones.
 
     Attributes:
-      theirs: its name; "{layer}" is replaced by the number of each layer.
-      ours: canonical names of parameters, without the layer, in their order along the last axis.
-      transposed: the tensor is (outputs, inputs), as in torch's Linear.
-      in_config: the tensor exists only if this field of our config is true.
-      outside: the family's prefix is not in front of its name.
-      layout: how its axes stand to ours: "" the same matrix; "tokens" one axis of 1 in front; "patches" a
-        convolution (D, channels, size, size) of torch; "axes" our own axes, as JAX's files have them, and of
-        patches (size, size, channels, D).
+      theirs: Published name, in which "{layer}" is replaced by each layer's number.
+      ours: Canonical names of our parameters, without the layer, in their order along the last axis.
+      transposed: Whether the tensor is (outputs, inputs), as in torch's Linear.
+      in_config: Field of our config that must be true for the tensor to exist.
+      unprefixed: Whether the name lacks the family's prefix.
+      layout: The tensor's axes: "" for the same matrix; "tokens" for a leading axis of size 1; "patches" for
+        torch's convolution (D, channels, size, size); "axes" for the axes of our parameter, as in JAX's files,
+        with patches (size, size, channels, D).
     """
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
     in_config: str | None = None
-    outside: bool = False
+    unprefixed: bool = False
     layout: Literal["", "tokens", "patches", "axes"] = ""
 
 
-def read_text_tokenizer(folder: pathlib.Path, described: Mapping[str, Any]) -> TextTokenizer:
-    """The tokenizer of a language model's folder; `load` sets its ends."""
+def linear(
+    theirs: str, ours: str, *, unprefixed: bool = False, in_config: str | None = None
+) -> tuple[Tensor, ...]:
+    """Return the rows for weight and bias of a torch Linear."""
+    options: dict[str, Any] = dict(unprefixed=unprefixed, in_config=in_config)
+    return (
+        Tensor(f"{theirs}.weight", (f"{ours}/kernel",), transposed=True, **options),
+        Tensor(f"{theirs}.bias", (f"{ours}/bias",), **options),
+    )
+
+
+def norm(theirs: str, ours: str, *, unprefixed: bool = False) -> tuple[Tensor, ...]:
+    """Return the rows for scale and bias of a torch LayerNorm."""
+    return (
+        Tensor(f"{theirs}.weight", (f"{ours}/scale",), unprefixed=unprefixed),
+        Tensor(f"{theirs}.bias", (f"{ours}/bias",), unprefixed=unprefixed),
+    )
+
+
+def read_text_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> TextTokenizer:
+    """Open the tokenizer of a language model's folder; `load` sets its end tokens."""
     return TextTokenizer.open(folder)
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family of published models, read into a module of ours and written from it.
+    """One architecture of published models, with the mapping to and from our module.
 
     Attributes:
-      model_type: the name of the family in `config.json`.
-      architecture: its class with a head, which the file's `architectures` names; a model type may have
-      several.
-      module: our model class.
-      config: makes our config from the contents of `config.json`.
-      describe: makes the contents of `config.json`, without names and dtype, from our config.
-      table: every tensor.
-      prefix: in front of all names but those `outside`; some files leave it out.
-      head: name of the logits' table, which tied models may have or not; None where logits have no such table.
-      passed_over: regular expression of what holds nothing trained, or what other tensors hold already.
-      processor: reads the folder's tokenizer; its arguments are the folder and the contents of `config.json`.
-      absent: (field of our config, tensors ...): where a file lacks one of the tensors the field is false.
-      settings: what a saved folder says of the tokenizer's settings, from the tokenizer and our config: fields
-        of `config.json`, and the contents of further JSON files by their paths.
-      fits: whether a config of ours is one of this family's, where a module is of several.
-      chosen: whether the contents of a `config.json` are of this one, where a class has several tables.
-      written: False of a family that is read alone.
+      model_type: The `model_type` in `config.json`, which several architectures may share.
+      architecture: Class name in the `architectures` of `config.json`.
+      module: Our model class.
+      config: Function from the contents of `config.json` to our config.
+      table: All tensors.
+      describe: Function from our config to the contents of `config.json`, without names and dtype.
+      prefix: Start of all names except `unprefixed` ones; some files omit it.
+      head: Name of the unembedding table, optional in tied models; None if there is none.
+      ignored: Regular expression for tensors that are untrained or duplicates.
+      processor: Function from the folder and the contents of `config.json` to the tokenizer or image processor.
+      optional: (field of our config, tensor, ...); the field becomes false if a file lacks one of the tensors.
+      settings: Function from the tokenizer and our config to fields of `config.json` and to the contents of
+        further JSON files by path.
+      fits: Predicate on our config, for a module that several families share.
+      accepts: Predicate on the contents of `config.json`, for an architecture with several tables.
+      writable: Whether models can be saved in this format.
     """
 
     model_type: str
     architecture: str
     module: type
     config: Callable[[Mapping[str, Any]], Any]
-    describe: Callable[[Any], dict[str, Any]]
     table: tuple[Tensor, ...]
-    prefix: str
-    head: str | None
-    passed_over: str
+    describe: Callable[[Any], dict[str, Any]] = lambda config: {}
+    prefix: str = ""
+    head: str | None = None
+    ignored: str = ""
     processor: Callable[[pathlib.Path, Mapping[str, Any]], Any] = read_text_tokenizer
-    absent: tuple[str, ...] | None = None
+    optional: tuple[str, ...] | None = None
     settings: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]] = lambda tokenizer, config: ({}, {})
     fits: Callable[[Any], bool] = lambda config: True
-    chosen: Callable[[Mapping[str, Any]], bool] = lambda described: True
-    written: bool = True
+    accepts: Callable[[Mapping[str, Any]], bool] = lambda hf_config: True
+    writable: bool = True
 
 
-def check_supported(config: Mapping[str, Any], **usual: Any) -> None:
-    """Checks that fields of a `config.json` have the only values that our models compute.
+def check_supported(config: Mapping[str, Any], **supported: Any) -> None:
+    """Check that fields of a `config.json` have the only values that our models support.
 
     Args:
-      config: contents of `config.json`.
-      **usual: the values; a field that is absent has its value.
+      config: Contents of `config.json`.
+      **supported: The supported value of each field, which is also its default.
 
     Raises:
-      UserError: a field has another value.
+      UserError: A field has another value.
     """
-    for field, value in usual.items():
+    for field, value in supported.items():
         if config.get(field, value) != value:
-            raise UserError(f"config.json: {field} is {config[field]!r}; only {value!r} is computed here")
+            raise UserError(f"config.json: {field} is {config[field]!r}; only {value!r} is supported")
 
 
 def required(config: Mapping[str, Any], name: str) -> Any:
-    """The value of a field of `config.json`.
+    """Return the value of a field of `config.json`.
 
     Raises:
-      UserError: the field is absent.
+      UserError: The field is missing.
     """
     try:
         return config[name]

@@ -1,4 +1,4 @@
-"""Reading and writing the folder of a published model."""
+"""Reading and writing of the folder of a published model."""
 
 from __future__ import annotations
 
@@ -39,78 +39,75 @@ _LARGEST_FILE = 5_000_000_000
 
 
 def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
-    """(the config of a published model, its family, its config.json); no weights are read.
+    """Return the config of a published model, its family and its config.json, without reading weights.
 
-    Where the file names none of several classes, it is the one whose head is in the files of weights, of which
-    the tensors' names are read.
+    If the file names no architecture, the names of the tensors determine it.
 
     Raises:
-      UserError: no such folder, a model that no family describes, or files of weights that would tell its class
-        and do not.
+      UserError: The folder is missing, the model is unknown, or its tensors fit several architectures.
     """
     if folder.suffix == ".npz":
-        described, family = describe_arrays(folder), VIT_ARRAYS
+        hf_config, family = describe_arrays(folder), VIT_ARRAYS
     elif folder.is_dir():
-        described = read_json(folder / "config.json")
-        family = family_of_config(described)
+        hf_config = read_json(folder / "config.json")
+        family = family_of_config(hf_config)
     else:
         raise UserError(f"{folder}: no such folder of weights")
     try:
-        classes = () if described.get("architectures") else FAMILIES.get(described.get("model_type", ""), ())
-        if len(classes) > 1 and any((folder / name).is_file() for name in (SINGLE, INDEX)):
-            family = _family_of_files(classes, described, TensorFiles(folder))
-            described = described | {"architectures": [family.architecture]}
-        return dataclasses.replace(family.config(described), dtype=dtype or "float32"), family, described
+        candidates = () if hf_config.get("architectures") else FAMILIES.get(hf_config.get("model_type", ""), ())
+        if len(candidates) > 1 and any((folder / name).is_file() for name in (SINGLE, INDEX)):
+            family = _family_of_files(candidates, hf_config, TensorFiles(folder))
+            hf_config = hf_config | {"architectures": [family.architecture]}
+        return dataclasses.replace(family.config(hf_config), dtype=dtype or "float32"), family, hf_config
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
 
 
-def _family_of_files(classes: Sequence[Family], described: dict[str, Any], files: TensorFiles) -> Family:
-    """The class of a model type whose tensors are all in the files, with the largest head; else the first.
+def _family_of_files(candidates: Sequence[Family], hf_config: dict[str, Any], files: TensorFiles) -> Family:
+    """Return the family with the largest head of those whose tensors are all in the files; else the first.
 
-    Raises:
-      UserError: the tensors are those of two classes, as of BERT's classifier and of a tagger with a pooler.
+    Two fitting modules, such as BERT's classifier and a tagger with an unused pooler, are an error.
     """
     names, sizes = files.names(), {}
-    for family in classes:
-        config, prefix = _without_absent(family, family.config(described), files), _prefix(family, names)
-        rows = _tensors(family, config)
-        needed = {("" if row.outside else prefix) + row.theirs.format(layer=0) for row in rows}
+    for family in candidates:
+        config, prefix = _without_missing_part(family, family.config(hf_config), files), _prefix(family, names)
+        rows = _rows(family, config)
+        needed = {("" if row.unprefixed else prefix) + row.theirs.format(layer=0) for row in rows}
         if needed <= names:
-            sizes[family] = sum(row.outside for row in rows)
+            sizes[family] = sum(row.unprefixed for row in rows)
     best = [family for family, size in sizes.items() if size == max(sizes.values())]
     if len({family.module for family in best}) > 1:
         known = " or ".join(family.architecture for family in best)
-        raise UserError(f"{files.folder / 'config.json'}: name in architectures which it is, {known}")
-    return best[0] if best else classes[0]
+        raise UserError(f"{files.folder / 'config.json'}: the weights fit {known}: set architectures to one")
+    return best[0] if best else candidates[0]
 
 
 def _prefix(family: Family, names: set[str]) -> str:
-    """What is in front of the family's names in files, some of which leave it out."""
+    """Return the prefix of the family's names, which some files omit."""
     return family.prefix if any(name.startswith(family.prefix) for name in names) else ""
 
 
 def read_model_config(folder: pathlib.Path) -> Any:
-    """The config of a published model without the parts that its files lack; no weights are read.
+    """Return the config of a published model without the parts that its files lack, reading no weights.
 
     Raises:
-      UserError: see `load`.
+      UserError: See `load`.
     """
     config, family, _ = read_config(folder)
-    return _without_absent(family, config, _opened(folder)) if family.absent else config
+    return _without_missing_part(family, config, _open(folder)) if family.optional else config
 
 
-def _opened(folder: pathlib.Path) -> TensorFiles | ArrayFile:
+def _open(folder: pathlib.Path) -> TensorFiles | ArrayFile:
     return ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
 
 
-def _without_absent(family: Family, config: Any, files: TensorFiles | ArrayFile) -> Any:
-    """The config with the part of `Family.absent` turned off where a tensor of it is not in the files."""
-    if family.absent is None:
+def _without_missing_part(family: Family, config: Any, files: TensorFiles | ArrayFile) -> Any:
+    """Disable the part `Family.optional` of the config if one of its tensors is not in the files."""
+    if family.optional is None:
         return config
-    field, *tensors = family.absent
-    there = all(any(name.endswith(tensor) for name in files.names()) for tensor in tensors)
-    return config if there else dataclasses.replace(config, **{field: False})
+    field, *tensors = family.optional
+    complete = all(any(name.endswith(tensor) for name in files.names()) for tensor in tensors)
+    return config if complete else dataclasses.replace(config, **{field: False})
 
 
 def load(
@@ -120,49 +117,47 @@ def load(
     mesh: jax.sharding.Mesh | None = None,
     compute: ComputeOptions = ComputeOptions(),
 ) -> tuple[Any, Any]:
-    """A published model and its tokenizer, or of a vision model its image processor.
+    """Load a published model with its tokenizer or image processor.
 
-    Each parameter is read from its file into its own place, one layer's tensor at a time: in addition to
-    the model no more than one parameter's layers are in memory.
+    Tensors are read layer by layer, so that memory holds at most the layers of one parameter besides the model.
 
     Args:
-      folder: a Hugging Face folder: `config.json`, safetensors, `tokenizer.json` or `preprocessor_config.json`;
-        or the .npz file of an original vision transformer.
-      dtype: of the parameters and of the computation, "float32" or "bfloat16"; None is float32.
-      mesh: where the parameters go, see `parameter_sharding`; None is the default device.
-      compute: how the model is computed.
+      folder: Hugging Face folder with `config.json`, safetensors, and `tokenizer.json` or
+        `preprocessor_config.json`; or the .npz file of an original vision transformer.
+      dtype: "float32" or "bfloat16" for parameters and computation; None means float32.
+      mesh: Mesh to shard the parameters over, see `parameter_sharding`; None means the default device.
+      compute: Options for computing the model.
 
     Returns:
-      (the model, the tokenizer).
+      (the model, its tokenizer or image processor).
 
     Raises:
-      UserError: an unknown architecture, heads that the mesh does not divide, files that are missing or cut
-        short, tensors that are missing, left over or of another shape (all are listed), or a tokenizer of
-        another vocabulary.
+      UserError: The architecture is unknown, the mesh does not divide the heads, files are missing or
+        truncated, tensors are missing, unknown or misshapen (all are listed), or the tokenizer does not fit.
     """
     folder = pathlib.Path(folder)
-    config, family, described = read_config(folder, dtype)
+    config, family, hf_config = read_config(folder, dtype)
     if mesh is not None:
         check_model(config, mesh)
-    tokenizer = _read_tokenizer(folder, family, described, config)
-    files = _opened(folder)
-    config = _without_absent(family, config, files)
+    tokenizer = _read_tokenizer(folder, family, hf_config, config)
+    files = _open(folder)
+    config = _without_missing_part(family, config, files)
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
-    named = named_leaves(shape)
-    places = _places(family, config, files, named)
+    parameters = named_leaves(shape)
+    locations = _locations(family, config, files, parameters)
     leaves = {}
-    for name, leaf in named.items():
+    for name, leaf in parameters.items():
         sharding = parameter_sharding(name, leaf.shape, mesh, shape)
-        # Norms' scales and biases stay float32: they are few, and their statistics are float32.
-        kept = "float32" if dtype is None or is_vector(name, leaf.shape) else dtype
-        read = functools.partial(_read_part, files, places[name], leaf.shape, jnp.dtype(kept))
+        # Vectors stay float32: they are small, and the statistics of norms are float32.
+        leaf_dtype = "float32" if dtype is None or is_vector(name, leaf.shape) else dtype
+        read = functools.partial(_read_shard, files, locations[name], leaf.shape, jnp.dtype(leaf_dtype))
         leaves[name] = jax.make_array_from_callback(leaf.shape, sharding, read)
     return with_leaves(shape, leaves), tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a parameter is stored: the names of its tensors, a layer each, and its columns in each of them."""
+class _Location:
+    """Location of a parameter in the files: one tensor name per layer, and the columns in each tensor."""
 
     names: tuple[str, ...]
     stacked: bool
@@ -171,32 +166,32 @@ class _Place:
     layout: str = ""
 
 
-def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One layer's parameter as they keep it: a vector, or a matrix (inputs, outputs)."""
-    own = layer_shape(name, shape)
+def _matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the published shape of one layer's parameter: a vector, or a matrix (inputs, outputs)."""
+    layer = layer_shape(name, shape)
     if is_vector(name, shape):
-        return (int(np.prod(own)),)
+        return (int(np.prod(layer)),)
     if "/output/" in name:  # (H, K, D): all but the last are inputs
-        return (int(np.prod(own[:-1])), own[-1])
-    return (own[0], int(np.prod(own[1:])))
+        return (int(np.prod(layer[:-1])), layer[-1])
+    return (layer[0], int(np.prod(layer[1:])))
 
 
-def _tensors(family: Family, config: Any) -> list[Tensor]:
-    """The rows of the family's table that a model of this config has."""
+def _rows(family: Family, config: Any) -> list[Tensor]:
+    """Return the rows of the family's table that exist for a config."""
     rows = [t for t in family.table if t.in_config is None or getattr(config, t.in_config)]
     if family.head is None or config.tie:
         return rows
-    return [*rows, Tensor(family.head, ("unembedding/table/embedding",), outside=True)]
+    return [*rows, Tensor(family.head, ("unembedding/table/embedding",), unprefixed=True)]
 
 
 def _is_vocabulary(name: str) -> bool:
-    """Whether a parameter is a table of token vectors, which has rows to spare."""
+    """Return whether a parameter is the token embedding, whose rows we pad."""
     return name.endswith(("embedding/table/embedding", "embeddings/tokens/table/embedding"))
 
 
-def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that a tensor of theirs must have."""
-    first = named[tensor.ours[0]].shape
+def _stored_shape(tensor: Tensor, config: Any, parameters: dict[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a published tensor."""
+    first = parameters[tensor.ours[0]].shape
     if tensor.layout == "tokens":
         return (1, *first)
     if tensor.layout and tensor.ours[0].endswith("patches/projection/kernel"):
@@ -204,84 +199,80 @@ def _stored_shape(tensor: Tensor, config: Any, named: dict[str, Any]) -> tuple[i
         return image if tensor.layout == "axes" else (image[3], image[2], *image[:2])
     if tensor.layout == "axes":
         return first[1:] if "{layer}" in tensor.theirs else first
-    parts = [_matrix(name, named[name].shape) for name in tensor.ours]
+    parts = [_matrix_shape(name, parameters[name].shape) for name in tensor.ours]
     shape = (*parts[0][:-1], sum(part[-1] for part in parts))
     if _is_vocabulary(tensor.ours[0]):
-        shape = (config.vocab_size, shape[1])  # ours has rows to spare
+        shape = (config.vocab_size, shape[1])  # without the rows of padding
     return shape[::-1] if tensor.transposed else shape
 
 
-def _as_theirs(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndarray:
-    """A parameter of ours in the layout of a tensor of theirs; of vision models."""
+def _published_layout(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndarray:
+    """Convert a vision model's parameter to the layout of the published tensor."""
     if tensor.layout == "tokens":
         return value[None]
     size = config.patch_size
     return value.reshape(size, size, config.channels, config.width).transpose(3, 2, 0, 1)
 
 
-def _places(
-    family: Family, config: Any, files: TensorFiles | ArrayFile, named: dict[str, Any]
-) -> dict[str, _Place]:
-    """Where each parameter of ours is stored, once every tensor of theirs is accounted for.
-
-    Raises:
-      UserError: tensors that are missing, left over or misshapen; all are listed.
-    """
-    there = files.names()
-    prefix = _prefix(family, there)
-    problems, used, places = [], set(), {}
-    for tensor in _tensors(family, config):
+def _locations(
+    family: Family, config: Any, files: TensorFiles | ArrayFile, parameters: dict[str, Any]
+) -> dict[str, _Location]:
+    """Locate each parameter in the files; one error lists all missing, unknown and misshapen tensors."""
+    available = files.names()
+    prefix = _prefix(family, available)
+    problems, used, locations = [], set(), {}
+    for tensor in _rows(family, config):
         stacked = "{layer}" in tensor.theirs
-        front = "" if tensor.outside else prefix
+        start = "" if tensor.unprefixed else prefix
         names = tuple(
-            front + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
+            start + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
         )
-        expected = _stored_shape(tensor, config, named)
+        expected = _stored_shape(tensor, config, parameters)
         for name in names:
-            if name not in there:
+            if name not in available:
                 problems.append(f"missing {name}")
             elif files.shape(name) != expected:
                 problems.append(f"{name} is {files.shape(name)}, not {expected}")
         used |= set(names)
-        begin = 0
+        first = 0
         for ours in tensor.ours:
-            size = _matrix(ours, named[ours].shape)[-1]
-            columns = slice(begin, begin + size) if len(tensor.ours) > 1 else slice(None)
-            places[ours] = _Place(names, stacked, tensor.transposed, columns, tensor.layout)
-            begin += size
-    spare = [
+            size = _matrix_shape(ours, parameters[ours].shape)[-1]
+            columns = slice(first, first + size) if len(tensor.ours) > 1 else slice(None)
+            locations[ours] = _Location(names, stacked, tensor.transposed, columns, tensor.layout)
+            first += size
+    unknown = [
         name
-        for name in there - used
-        if not re.fullmatch(family.passed_over, name.removeprefix(prefix))
-        # A tied model may say twice what its logits are made with.
+        for name in available - used
+        if not re.fullmatch(family.ignored, name.removeprefix(prefix))
+        # The files of a tied model may contain the unembedding table too.
         and not (family.head is not None and config.tie and name == family.head)
     ]
-    problems += [f"unknown {name}" for name in spare]
+    problems += [f"unknown {name}" for name in unknown]
     if problems:
         raise UserError(f"{files.folder}: {len(problems)} tensor(s) do not fit: {'; '.join(sorted(problems))}")
-    assert places.keys() == named.keys(), "a parameter that no row of the family's table names"
-    return places
+    assert locations.keys() == parameters.keys(), "the family's table covers every parameter"
+    return locations
 
 
-def _read_part(
-    files: TensorFiles | ArrayFile, place: _Place, shape: tuple[int, ...], dtype: np.dtype, index: Any
+def _read_shard(
+    files: TensorFiles | ArrayFile, location: _Location, shape: tuple[int, ...], dtype: np.dtype, index: Any
 ) -> np.ndarray:
-    """The part of a parameter of this shape that one device holds, a slice of each axis in `index`."""
+    """Read the shard of a parameter with this shape that `index`, one slice per axis, selects."""
     ranges = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
     out = np.zeros([len(r) for r in ranges], dtype)
-    layers = ranges[0] if place.stacked else [0]
-    own, rest = (shape[1:], index[1:]) if place.stacked else (shape, index)
+    layers = ranges[0] if location.stacked else [0]
+    sizes, slices = (shape[1:], index[1:]) if location.stacked else (shape, index)
     for number, layer in enumerate(layers):
-        tensor = files.read(place.names[layer])
-        if place.layout == "patches":
-            tensor = tensor.transpose(2, 3, 1, 0)  # pixels row by row with their channels, as our patches
-        tensor = tensor.T if place.transposed else tensor
-        tensor = tensor[..., place.columns]
-        if place.stacked:
-            out[number] = tensor.reshape(own)[rest]
+        tensor = files.read(location.names[layer])
+        if location.layout == "patches":
+            tensor = tensor.transpose(2, 3, 1, 0)  # (height, width, channels, D), as in our patches
+        tensor = tensor.T if location.transposed else tensor
+        tensor = tensor[..., location.columns]
+        if location.stacked:
+            out[number] = tensor.reshape(sizes)[slices]
         else:
-            # A table has fewer rows than ours, which is padded with zeros.
-            part = tensor[rest] if tensor.ndim == len(own) else tensor.reshape(own)[rest]
+            # Our token embedding is padded with zeros to more rows.
+            part = (tensor if tensor.ndim == len(sizes) else tensor.reshape(sizes))[slices]
             out[tuple(slice(size) for size in part.shape)] = part
     return out
 
@@ -291,8 +282,7 @@ def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any]
     if isinstance(tokenizer, ImageProcessor):
         if tokenizer.size % model_config.patch_size:
             raise UserError(
-                f"{folder}: images of {tokenizer.size} pixels are no multiple of the patches of "
-                f"{model_config.patch_size}"
+                f"{folder}: image size {tokenizer.size} is no multiple of patch size {model_config.patch_size}"
             )
         return tokenizer
     try:
@@ -317,26 +307,25 @@ def save(
     dtype: str = "float32",
     largest_file: int = _LARGEST_FILE,
 ) -> None:
-    """Writes a folder that `transformers` loads, and `load` as well.
+    """Write a folder that `transformers` and `load` can read.
 
     Args:
-      folder: made where it is not there; what is in it is never written over.
-      model: a model of a published family.
-      tokenizer: its tokenizer.
-      dtype: of the written tensors, "float32" or "bfloat16".
-      largest_file: in bytes; larger models are written into several files with an index.
+      folder: Path of a new or empty folder.
+      model: A model of a published family.
+      tokenizer: Its tokenizer or image processor.
+      dtype: Dtype of the written tensors, "float32" or "bfloat16".
+      largest_file: Maximum size of a file in bytes; larger models are split into several files with an index.
 
     Raises:
-      UserError: a model that no published family computes, a folder with files in it, or one that cannot be
-        written.
+      UserError: The model has no published format, or the folder is not empty or cannot be written.
     """
     folder = pathlib.Path(folder)
     family = family_of_model(model)
-    config, named = model.config, named_leaves(model)
+    config, parameters = model.config, named_leaves(model)
     fields, tokenizer_config = tokenizer.published()
-    settings, further = family.settings(tokenizer, config)
-    tokenizer_config |= further.pop("tokenizer_config.json", {})
-    described = {
+    settings, extra_files = family.settings(tokenizer, config)
+    tokenizer_config |= extra_files.pop("tokenizer_config.json", {})
+    hf_config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "dtype": dtype,
@@ -348,25 +337,25 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")
     tensors = {}
-    for tensor in _tensors(family, config):
+    for tensor in _rows(family, config):
         stacked = "{layer}" in tensor.theirs
-        front = "" if tensor.outside else family.prefix
+        start = "" if tensor.unprefixed else family.prefix
         for layer in range(config.layers if stacked else 1):
 
-            def make(tensor=tensor, layer=layer, stacked=stacked) -> np.ndarray:
+            def read(tensor=tensor, layer=layer, stacked=stacked) -> np.ndarray:
                 parts = []
                 for name in tensor.ours:
-                    leaf = np.asarray(named[name][layer] if stacked else named[name])
-                    parts.append(leaf.reshape(_matrix(name, named[name].shape)))
+                    leaf = np.asarray(parameters[name][layer] if stacked else parameters[name])
+                    parts.append(leaf.reshape(_matrix_shape(name, parameters[name].shape)))
                 joined = np.concatenate(parts, axis=-1)
                 if tensor.layout:
-                    joined = _as_theirs(tensor, joined, config)
+                    joined = _published_layout(tensor, joined, config)
                 if _is_vocabulary(tensor.ours[0]):
                     joined = joined[: config.vocab_size]
                 return (joined.T if tensor.transposed else joined).astype(jnp.dtype(dtype))
 
-            size = int(np.prod(_stored_shape(tensor, config, named))) * jnp.dtype(dtype).itemsize
-            tensors[front + tensor.theirs.format(layer=layer)] = (size, make)
+            size = int(np.prod(_stored_shape(tensor, config, parameters))) * jnp.dtype(dtype).itemsize
+            tensors[start + tensor.theirs.format(layer=layer)] = (size, read)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
@@ -375,7 +364,7 @@ def save(
         if not isinstance(tokenizer, ImageProcessor):
             settings_file = "tokenizer_config.json"
             tokenizer.save(folder / "tokenizer.json")
-        files = {**further, settings_file: tokenizer_config, "config.json": described}
+        files = {**extra_files, settings_file: tokenizer_config, "config.json": hf_config}
         for name, value in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

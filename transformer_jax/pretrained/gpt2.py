@@ -8,17 +8,14 @@ from typing import Any
 from transformer_jax.errors import UserError
 from transformer_jax.layers.positions.configs import Learned
 from transformer_jax.models.decoders.gpt import GPT, GPTConfig
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, norm, required
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
 def _config(config: Mapping[str, Any]) -> GPTConfig:
     check_supported(
-        config,
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False,
+        config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
     )
     activation = config.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
@@ -41,12 +38,11 @@ def _config(config: Mapping[str, Any]) -> GPTConfig:
 def _describe(config: GPTConfig) -> dict[str, Any]:
     if config.positions != Learned() or not config.use_bias or config.kv_heads != config.heads:
         raise UserError(
-            "a gpt with other than learned positions, without biases or with grouped heads is no GPT-2 that "
-            "others could read: keep it as a run"
+            "GPT-2's format needs learned positions, biases and ungrouped heads: keep the model as a run"
         )
     theirs = {ours: name for name, ours in reversed(_ACTIVATIONS.items())}
     if config.activation not in theirs:
-        raise UserError(f"no GPT-2 has the activation {config.activation!r}: keep the model as a run")
+        raise UserError(f"GPT-2's format has no activation {config.activation!r}: keep the model as a run")
     return {
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
@@ -67,12 +63,8 @@ def _projections(kind: str) -> tuple[str, ...]:
     return tuple(f"blocks/attention/{name}/{kind}" for name in ("query", "key", "value"))
 
 
-def _norm(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
-    return Tensor(f"{theirs}.weight", (f"{ours}/scale",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
-
-
 def _dense(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
+    """Return the rows of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
     return Tensor(f"{theirs}.weight", (f"{ours}/kernel",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
 
 
@@ -85,17 +77,17 @@ GPT2 = Family(
     table=(
         Tensor("wte.weight", ("embedding/table/embedding",)),
         Tensor("wpe.weight", ("positions/table/embedding",)),
-        *_norm("h.{layer}.ln_1", "blocks/attention_norm"),
+        *norm("h.{layer}.ln_1", "blocks/attention_norm"),
         Tensor("h.{layer}.attn.c_attn.weight", _projections("kernel")),
         Tensor("h.{layer}.attn.c_attn.bias", _projections("bias")),
         *_dense("h.{layer}.attn.c_proj", "blocks/attention/output"),
-        *_norm("h.{layer}.ln_2", "blocks/feed_forward_norm"),
+        *norm("h.{layer}.ln_2", "blocks/feed_forward_norm"),
         *_dense("h.{layer}.mlp.c_fc", "blocks/feed_forward/expand"),
         *_dense("h.{layer}.mlp.c_proj", "blocks/feed_forward/contract"),
-        *_norm("ln_f", "norm"),
+        *norm("ln_f", "norm"),
     ),
     prefix="transformer.",
     head="lm_head.weight",
-    # The causal mask, which older files keep.
-    passed_over=r"h\.\d+\.attn\.(bias|masked_bias)",
+    # Older files store the causal mask.
+    ignored=r"h\.\d+\.attn\.(bias|masked_bias)",
 )

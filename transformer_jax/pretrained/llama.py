@@ -12,19 +12,17 @@ from transformer_jax.pretrained.family import Family, Tensor, check_supported, r
 
 
 def _scaling(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """(theta, scaling) from `rope_parameters` (transformers v5) or `rope_theta` and `rope_scaling` (v4)."""
+    """Read theta and scaling from `rope_parameters` (transformers v5) or `rope_theta`, `rope_scaling` (v4)."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(
-            f"config.json: partial_rotary_factor {rope['partial_rotary_factor']} is not computed here"
-        )
+        raise UserError(f"config.json: partial_rotary_factor {rope['partial_rotary_factor']} is not supported")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind not in ("linear", "llama3", "yarn"):
         raise UserError(
-            f"config.json: rope scaling {kind!r} is not computed here: known are default, linear, llama3, yarn"
+            f"config.json: rope scaling {kind!r} is not supported: known are default, linear, llama3, yarn"
         )
     factor = float(required(rope, "factor"))
     if kind == "linear":
@@ -34,7 +32,7 @@ def _scaling(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
         low, high = float(required(rope, "low_freq_factor")), float(required(rope, "high_freq_factor"))
         return theta, RotaryScaling("llama3", factor, length, low_factor=low, high_factor=high)
     if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("truncate") is False:
-        raise UserError("config.json: yarn with mscale or without truncation is not computed here")
+        raise UserError("config.json: yarn with mscale or without truncation is not supported")
     return theta, RotaryScaling(
         "yarn",
         factor,
@@ -92,7 +90,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feed_forward_bias,
         "tie_word_embeddings": config.tie,
-        # As transformers v5 reads it, and as v4 does.
+        # transformers v5 reads the first field, v4 the other two.
         "rope_parameters": rope,
         "rope_theta": config.rotary_theta,
         "rope_scaling": None if config.rotary_scaling is None else rope,
@@ -100,7 +98,7 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _linear(theirs: str, ours: str, bias: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a torch Linear; `bias` is the field of our config that says if it has a bias."""
+    """Return the rows of a torch Linear; `bias` is the field of our config that enables its bias."""
     return (
         Tensor(f"layers.{{layer}}.{theirs}.weight", (f"blocks/{ours}/kernel",), transposed=True),
         Tensor(f"layers.{{layer}}.{theirs}.bias", (f"blocks/{ours}/bias",), in_config=bias),
@@ -128,5 +126,5 @@ LLAMA = Family(
     ),
     prefix="model.",
     head="lm_head.weight",
-    passed_over=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )

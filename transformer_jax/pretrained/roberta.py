@@ -14,15 +14,15 @@ from transformer_jax.models.encoders.roberta import (
     RobertaTagger,
 )
 from transformer_jax.pretrained.encoder_tables import (
+    ANSWER_HEAD,
+    CLASS_HEAD,
     bert_body,
     common_description,
     common_fields,
-    linear,
-    norm,
     read_encoder_tokenizer,
     written_settings,
 )
-from transformer_jax.pretrained.family import Family, Tensor
+from transformer_jax.pretrained.family import Family, Tensor, linear, norm
 
 
 def _describe(config: RobertaConfig) -> dict[str, Any]:
@@ -32,19 +32,19 @@ def _describe(config: RobertaConfig) -> dict[str, Any]:
 def _family(
     architecture: str, module: type, *heads: Tensor, pooler: bool = False, classes: bool = False
 ) -> Family:
-    def config(described: Mapping[str, Any]) -> RobertaConfig:
-        padding_id = described.get("pad_token_id", 1)
+    def config(hf_config: Mapping[str, Any]) -> RobertaConfig:
+        padding_id = hf_config.get("pad_token_id", 1)
         return RobertaConfig(
-            **common_fields(described, classes=classes),
-            max_length=described.get("max_position_embeddings", 514) - padding_id - 1,
+            **common_fields(hf_config, classes=classes),
+            max_length=hf_config.get("max_position_embeddings", 514) - padding_id - 1,
             padding_id=padding_id,
-            token_types=described.get("type_vocab_size", 1),
-            norm_epsilon=described.get("layer_norm_eps", 1e-5),
+            token_types=hf_config.get("type_vocab_size", 1),
+            norm_epsilon=hf_config.get("layer_norm_eps", 1e-5),
             pooler=pooler,
         )
 
-    own = "" if module is Roberta else "encoder/"
-    body = (*bert_body(own), *linear("pooler.dense", f"{own}pooler", in_config="pooler"))
+    path = "" if module is Roberta else "encoder/"
+    body = (*bert_body(path), *linear("pooler.dense", f"{path}pooler", in_config="pooler"))
     return Family(
         model_type="roberta",
         architecture=architecture,
@@ -53,13 +53,12 @@ def _family(
         describe=_describe,
         table=(*body, *heads),
         prefix="roberta.",
-        head=None,
-        # Checkpoints of older releases keep the pooler under heads that have none.
-        passed_over=r"embeddings\.(position|token_type)_ids|lm_head\.decoder\.(weight|bias)"
+        # Checkpoints of older releases keep a pooler that the head does not read.
+        ignored=r"embeddings\.(position|token_type)_ids|lm_head\.decoder\.(weight|bias)"
         + ("" if pooler else r"|pooler\.dense\.(weight|bias)"),
         processor=read_encoder_tokenizer,
         settings=written_settings,
-        absent=("pooler", "pooler.dense.weight") if module is Roberta else None,
+        optional=("pooler", "pooler.dense.weight") if module is Roberta else None,
     )
 
 
@@ -68,22 +67,17 @@ ROBERTA = (
     _family(
         "RobertaForMaskedLM",
         RobertaMaskedLM,
-        *linear("lm_head.dense", "transform", outside=True),
-        *norm("lm_head.layer_norm", "transform_norm", outside=True),
-        Tensor("lm_head.bias", ("vocab_bias",), outside=True),
+        *linear("lm_head.dense", "transform", unprefixed=True),
+        *norm("lm_head.layer_norm", "transform_norm", unprefixed=True),
+        Tensor("lm_head.bias", ("vocab_bias",), unprefixed=True),
     ),
     _family(
         "RobertaForSequenceClassification",
         RobertaClassifier,
-        *linear("classifier.dense", "pooling", outside=True),
-        *linear("classifier.out_proj", "head", outside=True),
+        *linear("classifier.dense", "pooling", unprefixed=True),
+        *linear("classifier.out_proj", "head", unprefixed=True),
         classes=True,
     ),
-    _family(
-        "RobertaForTokenClassification",
-        RobertaTagger,
-        *linear("classifier", "head", outside=True),
-        classes=True,
-    ),
-    _family("RobertaForQuestionAnswering", RobertaReader, *linear("qa_outputs", "head", outside=True)),
+    _family("RobertaForTokenClassification", RobertaTagger, *CLASS_HEAD, classes=True),
+    _family("RobertaForQuestionAnswering", RobertaReader, *ANSWER_HEAD),
 )

@@ -1,4 +1,4 @@
-"""The tensors of a folder: one safetensors file, or several behind an index."""
+"""Reading and writing of tensors: one safetensors file, several with an index, or one .npz file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from transformer_jax.errors import UserError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-# Their names of dtypes, for messages and for what may be read at all.
-# TensorFlow's names of a norm's scale and bias, which BERT's first checkpoints have.
+# BERT's first checkpoints have TensorFlow's names for the scale and bias of a norm.
 _OLD_NORM, _NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}
-_FLOATS = ("F32", "F16", "BF16", "F64")
+_FLOATS = ("F32", "F16", "BF16", "F64")  # names of dtypes in safetensors
 
 
 class TensorFiles:
-    """Tensors by name, each read when it is asked for.
+    """Tensors of a folder by name, read on request.
 
     Args:
-      folder: with `model.safetensors`, or `model.safetensors.index.json` and the files that it names.
+      folder: Folder with `model.safetensors`, or with `model.safetensors.index.json` and the files in it.
 
     Raises:
-      UserError: no such file, a missing or truncated one, or an index that names what is not there.
+      UserError: A file is missing or truncated, or the index names missing tensors.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -42,7 +41,7 @@ class TensorFiles:
         if (folder / INDEX).is_file():
             index = read_json(folder / INDEX)
             if not isinstance(index.get("weight_map"), dict):
-                raise UserError(f"{folder / INDEX}: no weight_map in it")
+                raise UserError(f"{folder / INDEX}: the file has no weight_map")
             file_of: dict[str, str] = index["weight_map"]
             missing = sorted({file for file in file_of.values() if not (folder / file).is_file()})
             if missing:
@@ -68,29 +67,30 @@ class TensorFiles:
             opened = safetensors.safe_open(str(path), framework="np")
         except (safetensors.SafetensorError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"{path}: cannot be read ({reason}); the file is cut short or damaged") from None
+            raise UserError(f"{path}: cannot be read ({reason}); the file is truncated or damaged") from None
         self._files[file] = opened
         for stored in opened.keys():  # noqa: SIM118  not a dictionary
-            name = _OLD_NORM.sub(lambda found: _NORM[found[1]], stored)
+            name = _OLD_NORM.sub(lambda match: _NORM[match[1]], stored)
             self._file_of[name], self._stored[name] = file, stored
 
     def names(self) -> set[str]:
+        """Return the names of all tensors."""
         return set(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor, in the dtype of its file.
+        """Return a tensor in the dtype of its file.
 
         Raises:
-          UserError: not a float.
+          UserError: Its dtype is no float.
         """
         dtype = self._slice(name).get_dtype()
         if dtype not in _FLOATS:
             raise UserError(
-                f"{self.folder}: {name} is of {dtype}; read are {', '.join(_FLOATS)}: quantised weights must "
-                "be converted first"
+                f"{self.folder}: {name} is {dtype}; supported are {', '.join(_FLOATS)}: convert them first"
             )
         return self._files[self._file_of[name]].get_tensor(self._stored[name])
 
@@ -99,13 +99,13 @@ class TensorFiles:
 
 
 class ArrayFile:
-    """The arrays of one .npz file, with the methods of `TensorFiles`.
+    """Arrays of one .npz file, with the methods of `TensorFiles`.
 
     Args:
-      path: of the file.
+      path: Path of the file.
 
     Raises:
-      UserError: no such file, or a damaged one.
+      UserError: The file is missing or damaged.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -114,24 +114,26 @@ class ArrayFile:
             self._file = np.load(path)
             self._shapes = {name: self._file[name].shape for name in self._file.files}
         except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-            raise UserError(f"{path}: cannot be read ({error}); the file is cut short or damaged") from None
+            raise UserError(f"{path}: cannot be read ({error}); the file is truncated or damaged") from None
 
     def names(self) -> set[str]:
+        """Return the names of all tensors."""
         return set(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
         return self._shapes[name]
 
     def read(self, name: str) -> np.ndarray:
-        """An array, in the dtype of the file."""
+        """Return an array in the dtype of the file."""
         return self._file[name]
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-      UserError: no such file, or not a JSON object.
+      UserError: The file is missing, or not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -147,12 +149,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def write_tensors(
     folder: pathlib.Path, tensors: Mapping[str, tuple[int, Any]], *, largest_file: int
 ) -> Iterator[str]:
-    """Writes tensors into one file, or several with an index, one file's tensors in memory at a time.
+    """Write tensors to one file, or to several with an index, with one file's tensors in memory at a time.
 
     Args:
-      folder: an existing one.
-      tensors: by name, (size in bytes, function that makes the array).
-      largest_file: in bytes; a larger tensor gets a file of its own.
+      folder: An existing folder.
+      tensors: (size in bytes, function that returns the array) by name.
+      largest_file: Maximum size of a file in bytes; a larger tensor gets its own file.
 
     Yields:
       The name of each file once it is written.
@@ -165,17 +167,17 @@ def write_tensors(
             size = 0
         groups[-1].append(name)
         size += nbytes
-    width = len(groups)
-    place: dict[str, str] = {}
+    count = len(groups)
+    file_of: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
-        file = SINGLE if width == 1 else f"model-{number:05}-of-{width:05}.safetensors"
+        file = SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
         arrays = {name: np.ascontiguousarray(tensors[name][1]()) for name in group}
-        # transformers asks for this mark of a layout that torch reads.
+        # transformers requires this metadata.
         safetensors.numpy.save_file(arrays, folder / file, metadata={"format": "pt"})
-        place |= dict.fromkeys(group, file)
+        file_of |= dict.fromkeys(group, file)
         yield file
-    if width > 1:
+    if count > 1:
         total = sum(nbytes for nbytes, _ in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": place}
+        index = {"metadata": {"total_size": total}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
         yield INDEX

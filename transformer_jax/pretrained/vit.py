@@ -9,39 +9,39 @@ from typing import Any
 
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
-from transformer_jax.pretrained.encoder_tables import activation_of, labels_of, linear, norm, their_activation
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+from transformer_jax.pretrained.encoder_tables import CLASS_HEAD, activation_name, activation_of, labels_of
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
 
 _CLASSIFIES = ("ForImageClassification", "ForImageClassificationWithTeacher")
 
 
-def read_image_processor(folder: pathlib.Path, described: Mapping[str, Any]) -> ImageProcessor:
-    """The image processor of a folder, with the labels of `config.json` where its head has classes."""
-    architecture = next(iter(described.get("architectures") or ()), "")
-    labels = labels_of(described) if architecture.endswith(_CLASSIFIES) else ()
-    return ImageProcessor.open(folder, size=int(required(described, "image_size")), labels=labels)
+def read_image_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> ImageProcessor:
+    """Open the image processor of a folder, with the labels of `config.json` if its head has classes."""
+    architecture = next(iter(hf_config.get("architectures") or ()), "")
+    labels = labels_of(hf_config) if architecture.endswith(_CLASSIFIES) else ()
+    return ImageProcessor.open(folder, size=int(required(hf_config, "image_size")), labels=labels)
 
 
-def embeddings(front: str, *, patches: str, tokens: Mapping[str, str], positions: str) -> tuple[Tensor, ...]:
-    """Patches, tokens and positions; `front` is the encoder's prefix in our names."""
+def embeddings(path: str, *, patches: str, tokens: Mapping[str, str], positions: str) -> tuple[Tensor, ...]:
+    """Return the rows of patches, tokens and positions; `path` is the prefix of our names."""
     return (
-        Tensor(f"{patches}.weight", (f"{front}patches/projection/kernel",), layout="patches"),
-        Tensor(f"{patches}.bias", (f"{front}patches/projection/bias",)),
-        Tensor(positions, (f"{front}positions/table/embedding",), layout="tokens"),
-        *(Tensor(theirs, (front + ours,), layout="tokens") for theirs, ours in tokens.items()),
+        Tensor(f"{patches}.weight", (f"{path}patches/projection/kernel",), layout="patches"),
+        Tensor(f"{patches}.bias", (f"{path}patches/projection/bias",)),
+        Tensor(positions, (f"{path}positions/table/embedding",), layout="tokens"),
+        *(Tensor(theirs, (path + ours,), layout="tokens") for theirs, ours in tokens.items()),
     )
 
 
-def _body(front: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> tuple[Tensor, ...]:
-    """The table of an encoder: `dino` has DINOv2's names."""
-    theirs, ours = "encoder.layer.{layer}", f"{front}blocks"
+def _body(path: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> tuple[Tensor, ...]:
+    """Return the table of an encoder, with the names of DINOv2 or of ViT."""
+    theirs, ours = "encoder.layer.{layer}", f"{path}blocks"
     rows = [
         *embeddings(
-            front, patches="embeddings.patch_embeddings.projection",
+            path, patches="embeddings.patch_embeddings.projection",
             tokens={"embeddings.cls_token": "class_token", **tokens},
             positions="embeddings.position_embeddings",
         ),
-        *norm("layernorm", f"{front}norm"),
+        *norm("layernorm", f"{path}norm"),
         *norm(f"{theirs}.{'norm1' if dino else 'layernorm_before'}", f"{ours}/self_attention_norm"),
         *norm(f"{theirs}.{'norm2' if dino else 'layernorm_after'}", f"{ours}/feed_forward_norm"),
         *linear(f"{theirs}.attention.output.dense", f"{ours}/self_attention/output"),
@@ -53,12 +53,12 @@ def _body(front: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> 
         rows += linear(f"{theirs}.output.dense", f"{ours}/feed_forward/contract")
         return tuple(rows)
     scales = {"layer_scale1": "attention_scale", "layer_scale2": "feed_forward_scale"}
-    rows += [Tensor(f"{theirs}.{name}.lambda1", (f"{ours}/{own}",)) for name, own in scales.items()]
+    rows += [Tensor(f"{theirs}.{name}.lambda1", (f"{ours}/{scale}",)) for name, scale in scales.items()]
     if gated:
-        both = tuple(f"{ours}/feed_forward/{name}" for name in ("gate", "expand"))
+        joined = tuple(f"{ours}/feed_forward/{name}" for name in ("gate", "expand"))
         rows += [
-            Tensor(f"{theirs}.mlp.weights_in.weight", tuple(f"{one}/kernel" for one in both), transposed=True),
-            Tensor(f"{theirs}.mlp.weights_in.bias", tuple(f"{one}/bias" for one in both)),
+            Tensor(f"{theirs}.mlp.weights_in.weight", tuple(f"{p}/kernel" for p in joined), transposed=True),
+            Tensor(f"{theirs}.mlp.weights_in.bias", tuple(f"{p}/bias" for p in joined)),
             *linear(f"{theirs}.mlp.weights_out", f"{ours}/feed_forward/contract"),
         ]
     else:
@@ -67,23 +67,23 @@ def _body(front: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> 
     return tuple(rows)
 
 
-def _common(described: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
-    check_supported(described, qkv_bias=True, pooler_act="tanh")
+def _common(hf_config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
+    check_supported(hf_config, qkv_bias=True, pooler_act="tanh")
     return dict(
-        image_size=int(required(described, "image_size")),
-        patch_size=int(required(described, "patch_size")),
-        width=required(described, "hidden_size"),
-        layers=required(described, "num_hidden_layers"),
-        heads=required(described, "num_attention_heads"),
-        channels=described.get("num_channels", 3),
-        dropout=described.get("hidden_dropout_prob", 0.0),
-        attention_dropout=described.get("attention_probs_dropout_prob", 0.0),
-        activation=activation_of(described),
-        classes=len(labels_of(described)) if classes else 0,
+        image_size=int(required(hf_config, "image_size")),
+        patch_size=int(required(hf_config, "patch_size")),
+        width=required(hf_config, "hidden_size"),
+        layers=required(hf_config, "num_hidden_layers"),
+        heads=required(hf_config, "num_attention_heads"),
+        channels=hf_config.get("num_channels", 3),
+        dropout=hf_config.get("hidden_dropout_prob", 0.0),
+        attention_dropout=hf_config.get("attention_probs_dropout_prob", 0.0),
+        activation=activation_of(hf_config),
+        classes=len(labels_of(hf_config)) if classes else 0,
     )
 
 
-def _described(config: ViTConfig) -> dict[str, Any]:
+def _description(config: ViTConfig) -> dict[str, Any]:
     return {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -93,15 +93,15 @@ def _described(config: ViTConfig) -> dict[str, Any]:
         "num_channels": config.channels,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
-        "hidden_act": their_activation(config.activation),
+        "hidden_act": activation_name(config.activation),
         "layer_norm_eps": config.norm_epsilon,
         "qkv_bias": True,
         **({"num_labels": config.classes} if config.classes else {}),
     }
 
 
-def _plain(config: ViTConfig) -> bool:
-    """Whether a config has nothing that no published family has."""
+def _is_known(config: ViTConfig) -> bool:
+    """Return whether a config uses only features known to published families."""
     return (
         not config.convolutions and config.norm == "pre" and config.final_norm and config.positions == "learned"
         and config.pooling in ("class", "class_mean")
@@ -116,94 +116,92 @@ def _vit_family(
     distillation: bool = False,
     distillation_head: bool = False,
 ) -> Family:
-    """ViT and DeiT, which differ by a second token."""
-    bare = module is ViT
+    """Build a family of ViT, or of DeiT, which adds a distillation token."""
+    headless = module is ViT
 
-    def config(described: Mapping[str, Any]) -> ViTConfig:
+    def config(hf_config: Mapping[str, Any]) -> ViTConfig:
         return ViTConfig(
-            **_common(described, classes=not bare),
-            feed_forward=required(described, "intermediate_size"),
-            norm_epsilon=described.get("layer_norm_eps", 1e-12),
+            **_common(hf_config, classes=not headless),
+            feed_forward=required(hf_config, "intermediate_size"),
+            norm_epsilon=hf_config.get("layer_norm_eps", 1e-12),
             distillation=distillation,
             distillation_head=distillation_head,
-            pooler=bare,
+            pooler=headless,
         )
 
     def describe(config: ViTConfig) -> dict[str, Any]:
-        return _described(config) | {"intermediate_size": config.feed_forward}
+        return _description(config) | {"intermediate_size": config.feed_forward}
 
     def fits(config: ViTConfig) -> bool:
         return (
-            _plain(config) and config.pooling == "class" and not config.layer_scale and not config.registers
+            _is_known(config) and config.pooling == "class" and not config.layer_scale and not config.registers
             and not config.gated and config.distillation == distillation
-            and (bare or (config.distillation_head == distillation_head and not config.pooler))
+            and (headless or (config.distillation_head == distillation_head and not config.pooler))
         )  # fmt: skip
 
-    front = "" if bare else "encoder/"
+    path = "" if headless else "encoder/"
     tokens = {"embeddings.distillation_token": "distillation_token"} if distillation else {}
-    pooler = linear("pooler.dense", "pooler", in_config="pooler") if bare else ()
+    pooler = linear("pooler.dense", "pooler", in_config="pooler") if headless else ()
     return Family(
         model_type=model_type,
         architecture=architecture,
         module=module,
         config=config,
         describe=describe,
-        table=(*_body(front, tokens=tokens, dino=False, gated=False), *pooler, *heads),
+        table=(*_body(path, tokens=tokens, dino=False, gated=False), *pooler, *heads),
         prefix=f"{model_type}.",
-        head=None,
-        passed_over=r"embeddings\.mask_token|decoder\..*" + (r"|classifier\..*" if bare else r"|pooler\..*"),
+        ignored=r"embeddings\.mask_token|decoder\..*" + (r"|classifier\..*" if headless else r"|pooler\..*"),
         processor=read_image_processor,
-        absent=("pooler", "pooler.dense.weight") if bare else None,
+        optional=("pooler", "pooler.dense.weight") if headless else None,
         fits=fits,
     )
 
 
-_HEAD = linear("classifier", "head", outside=True)
 VIT = (
     _vit_family("vit", "ViTModel", ViT),
-    _vit_family("vit", "ViTForImageClassification", ViTClassifier, *_HEAD),
+    _vit_family("vit", "ViTForImageClassification", ViTClassifier, *CLASS_HEAD),
 )
 _deit = functools.partial(_vit_family, "deit", distillation=True)
 DEIT = (
     _deit("DeiTModel", ViT),
-    _deit("DeiTForImageClassification", ViTClassifier, *_HEAD),
+    _deit("DeiTForImageClassification", ViTClassifier, *CLASS_HEAD),
     _deit(
         "DeiTForImageClassificationWithTeacher", ViTClassifier,
-        *linear("cls_classifier", "head", outside=True),
-        *linear("distillation_classifier", "distillation_head", outside=True),
+        *linear("cls_classifier", "head", unprefixed=True),
+        *linear("distillation_classifier", "distillation_head", unprefixed=True),
         distillation_head=True,
     ),
 )  # fmt: skip
 
 
 def _swiglu_width(width: int, ratio: float) -> int:
-    """F of DINOv2's gated layers: two thirds, rounded up to a multiple of 8."""
+    """Return F of DINOv2's gated layers: two thirds, rounded up to a multiple of 8."""
     return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
 def _dinov2_family(model_type: str, architecture: str, module: type, *, registers: bool, gated: bool) -> Family:
-    bare = module is ViT
+    headless = module is ViT
 
-    def config(described: Mapping[str, Any]) -> ViTConfig:
-        check_supported(described, apply_layernorm=True)
-        width, ratio = required(described, "hidden_size"), described.get("mlp_ratio", 4)
+    def config(hf_config: Mapping[str, Any]) -> ViTConfig:
+        check_supported(hf_config, apply_layernorm=True)
+        width, ratio = required(hf_config, "hidden_size"), hf_config.get("mlp_ratio", 4)
         return ViTConfig(
-            **_common(described, classes=not bare),
+            **_common(hf_config, classes=not headless),
             feed_forward=_swiglu_width(width, ratio) if gated else int(width * ratio),
-            norm_epsilon=described.get("layer_norm_eps", 1e-6),
-            layer_scale=described.get("layerscale_value", 1.0),
-            stochastic_depth=described.get("drop_path_rate", 0.0),
-            registers=described.get("num_register_tokens", 4) if registers else 0,
+            norm_epsilon=hf_config.get("layer_norm_eps", 1e-6),
+            layer_scale=hf_config.get("layerscale_value", 1.0),
+            stochastic_depth=hf_config.get("drop_path_rate", 0.0),
+            registers=hf_config.get("num_register_tokens", 4) if registers else 0,
             antialias=registers,
             gated=gated,
-            pooling="class" if bare else "class_mean",
+            pooling="class" if headless else "class_mean",
         )
 
     def describe(config: ViTConfig) -> dict[str, Any]:
         ratio = config.feed_forward / config.width
         if gated:
             ratio = next(r for r in range(1, 65) if _swiglu_width(config.width, r) == config.feed_forward)
-        return _described(config) | {
+        return _description(config) | {
             "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
             "layerscale_value": config.layer_scale,
             "drop_path_rate": config.stochastic_depth,
@@ -214,10 +212,10 @@ def _dinov2_family(model_type: str, architecture: str, module: type, *, register
     def fits(config: ViTConfig) -> bool:
         ratios = [_swiglu_width(config.width, r) for r in range(1, 65)]
         return (
-            _plain(config) and config.layer_scale > 0 and not config.distillation and config.gated == gated
+            _is_known(config) and config.layer_scale > 0 and not config.distillation and config.gated == gated
             and bool(config.registers) == registers and (config.antialias or not registers)
             and not config.pooler
-            and (not gated or config.feed_forward in ratios) and (bare or config.pooling == "class_mean")
+            and (not gated or config.feed_forward in ratios) and (headless or config.pooling == "class_mean")
         )  # fmt: skip
 
     tokens = {"embeddings.register_tokens": "registers"} if registers else {}
@@ -228,15 +226,14 @@ def _dinov2_family(model_type: str, architecture: str, module: type, *, register
         config=config,
         describe=describe,
         table=(
-            *_body("" if bare else "encoder/", tokens=tokens, dino=True, gated=gated),
-            *(() if bare else _HEAD),
+            *_body("" if headless else "encoder/", tokens=tokens, dino=True, gated=gated),
+            *(() if headless else CLASS_HEAD),
         ),
         prefix=f"{model_type}.",
-        head=None,
-        passed_over=r"embeddings\.mask_token" + (r"|classifier\..*" if bare else ""),
+        ignored=r"embeddings\.mask_token" + (r"|classifier\..*" if headless else ""),
         processor=read_image_processor,
         fits=fits,
-        chosen=lambda described: bool(described.get("use_swiglu_ffn", False)) == gated,
+        accepts=lambda hf_config: bool(hf_config.get("use_swiglu_ffn", False)) == gated,
     )
 
 

@@ -1,5 +1,4 @@
-"""The .npz files that the Vision Transformer papers were published with (Dosovitskiy et al. 2021; Steiner et
-al. 2022). They are read, not written."""
+"""The .npz files of the Vision Transformer papers (Dosovitskiy et al. 2021; Steiner et al. 2022), read-only."""
 
 from __future__ import annotations
 
@@ -15,36 +14,36 @@ from transformer_jax.pretrained.tensor_files import ArrayFile
 
 
 def describe_arrays(path: pathlib.Path) -> dict[str, Any]:
-    """The sizes of a file's model, which its arrays' shapes say.
+    """Infer the model's sizes from the shapes of the arrays.
 
     Raises:
-      UserError: a file that cannot be read, or one of another model.
+      UserError: The file cannot be read, or holds another model.
     """
     file = ArrayFile(path)
-    there = file.names()
+    names = file.names()
     needed = ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "head/kernel", "cls")
-    missing = [name for name in needed if name not in there]
+    missing = [name for name in needed if name not in names]
     if missing:
-        raise UserError(f"{path}: no Vision Transformer: {', '.join(missing)} is missing")
+        raise UserError(f"{path}: not a Vision Transformer: {', '.join(missing)} is missing")
     size, _, channels, width = file.shape("embedding/kernel")
     side = round((file.shape("Transformer/posembed_input/pos_embedding")[1] - 1) ** 0.5)
     block = "Transformer/encoderblock_0"
-    layers = sum(name.endswith("/LayerNorm_0/scale") for name in there)
+    layers = sum(name.endswith("/LayerNorm_0/scale") for name in names)
     return {
         "image_size": side * size, "patch_size": size, "width": width, "layers": layers, "channels": channels,
         "heads": file.shape(f"{block}/MultiHeadDotProductAttention_1/query/kernel")[1],
         "feed_forward": file.shape(f"{block}/MlpBlock_3/Dense_0/kernel")[1],
-        "classes": file.shape("head/kernel")[1], "pooler": "pre_logits/kernel" in there,
+        "classes": file.shape("head/kernel")[1], "pooler": "pre_logits/kernel" in names,
     }  # fmt: skip
 
 
-def _config(described: Mapping[str, Any]) -> ViTConfig:
-    # Flax's GELU, with which these were trained, is the approximate one.
-    return ViTConfig(**described, activation="gelu_tanh")
+def _config(hf_config: Mapping[str, Any]) -> ViTConfig:
+    # These models were trained with Flax's GELU, which defaults to the tanh approximation.
+    return ViTConfig(**hf_config, activation="gelu_tanh")
 
 
-def _processor(path: pathlib.Path, described: Mapping[str, Any]) -> ImageProcessor:
-    return ImageProcessor(size=described["image_size"], resampling="bilinear")
+def _processor(path: pathlib.Path, hf_config: Mapping[str, Any]) -> ImageProcessor:
+    return ImageProcessor(size=hf_config["image_size"], resampling="bilinear")
 
 
 def _dense(theirs: str, ours: str, **options: Any) -> tuple[Tensor, ...]:
@@ -86,11 +85,7 @@ VIT_ARRAYS = Family(
     architecture="npz",
     module=ViTClassifier,
     config=_config,
-    describe=lambda config: {},
     table=_table(),
-    prefix="",
-    head=None,
-    passed_over="",
     processor=_processor,
-    written=False,
+    writable=False,
 )
