@@ -1,4 +1,4 @@
-"""`--dry-run --topology` of the commands, where the compiler is installed: what they print last."""
+"""The last line of `--dry-run --topology` commands, if the compiler is installed."""
 
 import json
 
@@ -38,41 +38,41 @@ KEYS = {
 def test_the_last_line_is_one_object(command, topology, flags):
     ended = call(command, "--dry-run", "--topology", topology, *flags, "--dtype", "bfloat16", "--json")
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert set(found) >= KEYS
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert set(report) >= KEYS
     device, devices, kernel = {
         "h100:2": ("NVIDIA H100 80GB HBM3", 2, "cudnn"),
         "v5e:2x2": ("TPU v5e", 4, "splash"),
     }[topology]
-    assert (found["device"], found["devices"], found["fits"]) == (device, devices, True)
-    assert (found["bytes_accessed"] is None) == topology.startswith("h100"), "a GPU's compiler does not say"
-    assert set(found["attention"]) <= {kernel}
-    assert 0 < found["argument_bytes"] + found["temporary_bytes"] < found["device_memory_bytes"]
-    assert found["flops"] > 0 < found["seconds_modelled"]
-    assert 0 < found["utilisation_modelled"] <= 1
-    assert "all-gather" in found["collective_bytes"]
-    assert set(found["decoding"]) >= KEYS
+    assert (report["device"], report["devices"], report["fits"]) == (device, devices, True)
+    assert (report["bytes_accessed"] is None) == topology.startswith("h100"), "not reported for GPUs"
+    assert set(report["attention"]) <= {kernel}
+    assert 0 < report["argument_bytes"] + report["temporary_bytes"] < report["device_memory_bytes"]
+    assert report["flops"] > 0 < report["seconds_modelled"]
+    assert 0 < report["utilisation_modelled"] <= 1
+    assert "all-gather" in report["collective_bytes"]
+    assert set(report["decoding"]) >= KEYS
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:1")])
-def test_a_plan_of_using_a_run_compiles_what_the_run_holds(topology, tmp_path):
+def test_a_plan_for_a_run_compiles_its_model(topology, tmp_path):
     tiny_runs(tmp_path)
     flags = ("--dry-run", "--topology", topology, "--json")
     ended = call(translate.main, "--run-dir", tmp_path / "translator", "--text", "a cat", *flags)
     assert ended.returncode == 0, ended.stderr
     assert set(json.loads(ended.stdout.splitlines()[-1])) == {"encode", "decoding"}
     decoder, flags = tmp_path / "decoder", (*flags, "--max-new-tokens", 8)
-    found = {}
-    for name, own in (("alone", ()), ("with a draft", ("--draft-run-dir", decoder, "--draft-tokens", 3))):
-        ended = call(generate.main, "--run-dir", decoder, *own, *flags)
+    reports = {}
+    for name, draft in (("plain", ()), ("with a draft", ("--draft-run-dir", decoder, "--draft-tokens", 3))):
+        ended = call(generate.main, "--run-dir", decoder, *draft, *flags)
         assert ended.returncode == 0, ended.stderr
-        found[name] = json.loads(ended.stdout.splitlines()[-1])
-    assert set(found["alone"]) == {"prefill", "decoding"}
+        reports[name] = json.loads(ended.stdout.splitlines()[-1])
+    assert set(reports["plain"]) == {"prefill", "decoding"}
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(load(decoder).model))
-    # In float32, though it computes in bfloat16; rows of the vocabulary to spare are dropped.
-    assert found["alone"]["decoding"]["argument_bytes"] > 0.9 * parameters
-    drafted = found["with a draft"]
+    # Parameters are float32 although the run computes in bfloat16; the padding of the vocabulary is dropped.
+    assert reports["plain"]["decoding"]["argument_bytes"] > 0.9 * parameters
+    drafted = reports["with a draft"]
     assert set(drafted["draft"]) == {"prefill", "decoding"}
-    ratio = drafted["decoding"]["flops"] / found["alone"]["decoding"]["flops"]
-    assert 3.5 < ratio < 4.5, "three proposals and the token after them are judged at once"
+    ratio = drafted["decoding"]["flops"] / reports["plain"]["decoding"]["flops"]
+    assert 3.5 < ratio < 4.5, "one step verifies three drafted tokens and the one after them"

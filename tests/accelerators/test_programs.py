@@ -1,4 +1,4 @@
-"""Tiny models of each block kind, compiled for TPUs and GPUs that are not here: what is in their programs."""
+"""Programs of tiny models, one per type of block, compiled for absent TPUs and GPUs."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
 from transformer_jax.training.ways_to_fit import changes, described, ways_to_fit
 
-# What the fusion barrier compares with, as programs print it; see `layers.fusion_barrier`.
+# The constant of the fusion barrier as printed in programs; see `layers.fusion_barrier`.
 BARRIER = str(0x7FABCDEF)
 KERNEL = {"v5e:2x2": "splash", "h100:2": "cudnn"}
 
@@ -40,8 +40,8 @@ def for_chips(topology):
 
 TOPOLOGIES = [for_chips("v5e:2x2"), for_chips("h100:2")]
 TPU, GPU = TOPOLOGIES
-BOTH = "fsdp=2,tensor=2"  # as four chips have them; two GPUs have one axis
-# Each kind of block on each kind of chip. A stack of images' patches is one of encoder blocks on both.
+BOTH = "fsdp=2,tensor=2"  # for four chips; two GPUs have one axis
+# Every type of block on a TPU and a GPU; image encoders are stacks of encoder blocks on both.
 TRAINED = [
     (name, chips, mesh)
     for chips, meshes in (
@@ -66,17 +66,17 @@ TRAINED = [
 
 
 @pytest.fixture(autouse=True)
-def stacks_are_as_on_the_target(monkeypatch):
-    """The tests' own setting scans every stack; what an accelerator gets is to be seen here."""
+def unrolling_as_on_the_target(monkeypatch):
+    """Undo the setting of the tests that scans every stack."""
     from tests.conftest import UNROLLED
 
     monkeypatch.setattr(ComputeOptions, "unroll_of", UNROLLED)
 
 
 def config(name):
-    """Of 128 tokens, two layers and heads of 32, in bfloat16 but for "dino"; "gpt 256" has 256 tokens.
+    """Build a config of 128 tokens ("gpt 256": 256), two layers, heads of 32, and bfloat16 except for "dino".
 
-    Networks of two sizes have three layers, so that no layer of one has the shape of a stack of the other.
+    Models of two networks have three layers, so that no layer of one has the shape of a stack of the other.
     """
     if name.startswith("transformer"):
         length = int(name.partition(" ")[2] or 128)
@@ -124,11 +124,16 @@ def step(name, topology, mesh):
     return compile_step(config(name), topology=topology, mesh=mesh)
 
 
+def state_of(name, topology, mesh):
+    """Return the abstract state of a training step, and its mesh."""
+    run, mesh = config(name), target_mesh(topology_of(topology), mesh)
+    _, (state, _) = abstract_step(entry_of(run), run, ComputeOptions(), mesh)
+    return state, mesh
+
+
 def sizes(name, topology, mesh):
-    """(bytes of the state on one device, bytes of all of it)."""
-    own = config(name)
-    mesh = target_mesh(topology_of(topology), mesh)
-    _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
+    """Return the bytes of the state on one device, and in total."""
+    state, mesh = state_of(name, topology, mesh)
     leaves = jax.tree.leaves(state)
     with on_mesh(mesh):
         return sum(map(shard_bytes, leaves)), sum(
@@ -137,10 +142,8 @@ def sizes(name, topology, mesh):
 
 
 def cast_stacks(name, topology, mesh, text):
-    """Arrays of the compute dtype in the shape of all layers' weights."""
-    own = config(name)
-    mesh = target_mesh(topology_of(topology), mesh)
-    _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
+    """Return the arrays of the compute dtype with the shape of all layers' weights."""
+    state, mesh = state_of(name, topology, mesh)
     with on_mesh(mesh):
         shapes = [
             x.sharding.shard_shape(x.shape) for x in state.trained.values() if x.ndim > 2 and x.shape[0] < 4
@@ -150,42 +153,40 @@ def cast_stacks(name, topology, mesh, text):
     return {f"bf16[{size}]" for size in sizes if f"bf16[{size}]" in text}
 
 
-def whole_stacks(name, topology, mesh, text):
-    """Arrays in the shape of all layers' weights as they are before sharding, of those that are sharded."""
-    own = config(name)
-    mesh = target_mesh(topology_of(topology), mesh)
-    _, (state, _) = abstract_step(entry_of(own), own, ComputeOptions(), mesh)
+def unsharded_stacks(name, topology, mesh, text):
+    """Return the arrays with the unsharded shape of all layers' weights, for weights that are sharded."""
+    state, mesh = state_of(name, topology, mesh)
     with on_mesh(mesh):
         stacks = [x for x in state.trained.values() if x.ndim > 2 and x.shape[0] < 4]
-        parts = {x.sharding.shard_shape(x.shape) for x in stacks}
-    # One stack in whole may have the shape of another's part: keys of two heads, queries of four.
-    whole = {x.shape for x in stacks} - parts
-    assert whole
-    named = {f"{dtype}[{','.join(map(str, shape))}]" for shape in whole for dtype in ("f32", "bf16")}
-    return {one for one in named if one in text}
+        shards = {x.sharding.shard_shape(x.shape) for x in stacks}
+    # An unsharded stack can have the shape of another's shard: keys of two heads, queries of four.
+    shapes = {x.shape for x in stacks} - shards
+    assert shapes
+    arrays = {f"{dtype}[{','.join(map(str, shape))}]" for shape in shapes for dtype in ("f32", "bf16")}
+    return {array for array in arrays if array in text}
 
 
 def copies_of_state(text):
-    """Copies of arrays that a program is to write into, but for those that a TPU moves to its cores, S(1)."""
+    """Return the copies of donated arrays, except those that a TPU moves to its cores, S(1)."""
     donated = set(re.findall(r"\{[\d, ]*\}: \((\d+), ", text[: text.index("\n")]))
     entry = text[text.index("\nENTRY") :]
-    given = {
+    parameters = {
         name for name, number in re.findall(r"%([\w.]+) = \S+ parameter\((\d+)\)", entry) if number in donated
     }
-    assert len(given) == len(donated) > 0
+    assert len(parameters) == len(donated) > 0
     copies = re.findall(r"= (\w+\[\d[\d,]*\]\S*) copy\(%([\w.]+)\)", entry)
-    return [(shape, name) for shape, name in copies if name in given and "S(" not in shape]
+    return [(shape, name) for shape, name in copies if name in parameters and "S(" not in shape]
 
 
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
 @pytest.mark.skipif(not pathlib.Path(sys.prefix, "ready").exists(), reason="not the environment of make")
 def test_the_compilers_that_make_installs_are_found(kind):
-    """Else every other test here is skipped."""
+    """Without a compiler the other tests of this file are skipped."""
     assert missing_compiler(kind) is None
 
 
 @pytest.mark.parametrize("topology", [for_chips(text) for text in ("v5e:3x7", "h100:2x2x2", "2*h100:2")])
-def test_what_the_compiler_does_not_know(topology):
+def test_topologies_that_the_compiler_refuses(topology):
     with pytest.raises(UserError, match=f"`topology` '{re.escape(topology)}'.*; write v4:2x2x1, v5e:1x1"):
         topology_of(topology)
 
@@ -205,42 +206,42 @@ def test_a_training_step(name, topology, mesh):
     if name not in recurrent:
         assert KERNEL[topology] in report.attention
         if "sequence" not in mesh:
-            # Each attention is the kernel, forward once and backward: cuDNN in one call, splash in two.
+            # Each attention calls the kernel once forward, and backward once (cuDNN) or twice (splash).
             target, calls = {"h100:2": ("__cudnn$fmha", 2), "v5e:2x2": ("tpu_custom_call", 3)}[topology]
             attentions = {"transformer": 3, "electra": 2, "masked_autoencoder": 2}.get(name, 1)
             assert text.count(f'custom_call_target="{target}') == calls * attentions
         assert " while(" in text, "layers in a loop"
         assert cast_stacks(name, topology, mesh, text) == set(), "weights are cast layer by layer"
-        assert whole_stacks(name, topology, mesh, text) == set(), "weights are gathered layer by layer"
-    own, complete = sizes(name, topology, mesh)
-    needs = report.program.memory_analysis()
-    # Weights and moments stay sharded: all but vectors and what an axis does not divide.
-    assert own < complete / 1.7
-    # The state is donated and nothing of it is copied; the compiler counts in tiles, hence "at least".
-    assert needs.alias_size_in_bytes >= own * 0.98
-    # What the program is given is sharded as planned: a state that was whole would be twice as much and more.
-    assert needs.argument_size_in_bytes < (own + complete) / 2
+        assert unsharded_stacks(name, topology, mesh, text) == set(), "weights are gathered layer by layer"
+    share, total = sizes(name, topology, mesh)
+    memory = report.program.memory_analysis()
+    # Weights and moments stay sharded, except vectors and arrays that no axis divides.
+    assert share < total / 1.7
+    # The state is donated and not copied; the compiler counts full tiles, hence the inequality.
+    assert memory.alias_size_in_bytes >= share * 0.98
+    # The arguments are sharded as planned; an unsharded state would be at least twice as large.
+    assert memory.argument_size_in_bytes < (share + total) / 2
     assert copies_of_state(text) == []
-    # No collective has a whole state: those of a stack have a layer or a table. Parameters are a third of a
-    # state, and a recurrent layer needs all of its own before its loop over time; a GPU's compiler gathers
-    # those of a translator's layers in one collective. Over `tensor` alone all rows' activations are added up.
-    found = collectives(text)
-    assert found
+    # No collective moves the entire state, but at most a layer or a table. Parameters are a third of a state. A
+    # recurrent layer gathers its parameters before the loop over time, and a GPU's compiler gathers those of a
+    # translator's layers in one collective. With `tensor` only, the activations of all rows are summed.
+    operations = collectives(text)
+    assert operations
     if "sequence" in mesh:
-        assert "collective-permute" in report.collective_bytes, "keys and values go round"
-    of_state = [one.bytes for one in found if mesh != "tensor=2" or one.kind != "all-reduce"]
-    assert max(of_state, default=0) < complete / {"lstm": 2.5, "bahdanau": 2}.get(name, 4)
-    moved = [one.bytes * one.times for one in found if one.kind == "all-gather"]
+        assert "collective-permute" in report.collective_bytes, "keys and values pass around the ring"
+    state_bytes = [op.bytes for op in operations if mesh != "tensor=2" or op.kind != "all-reduce"]
+    assert max(state_bytes, default=0) < total / {"lstm": 2.5, "bahdanau": 2}.get(name, 4)
+    gathered = [op.bytes * op.times for op in operations if op.kind == "all-gather"]
     steps = recurrent.get(name)
-    assert steps is None or all(one.times < steps for one in found if one.bytes > 4_096), "none in each step"
-    assert sum(moved) < 4 * complete
+    assert steps is None or all(op.times < steps for op in operations if op.bytes > 4_096), "none per step"
+    assert sum(gathered) < 4 * total
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
 @pytest.mark.filterwarnings("ignore:attention. cudnn does not take dtype float32")
 def test_products_without_a_kernel(topology):
-    """Of 65 tokens in float32: a GPU's compiler has no kernel for the shapes of some, but for one by Triton."""
+    """For some products of 65 tokens in float32 a GPU's compiler has no kernel except Triton's."""
     report = step("dino", topology, "data=2")
     assert report.fits
     assert report.attention == []
@@ -257,7 +258,7 @@ def test_products_without_a_kernel(topology):
     ],
 )
 def test_a_product_on_other_chips(topology, devices):
-    """Those that no model here is compiled for: v4 has two cores a chip that are one device."""
+    """These chips have no other test; the two cores of a v4 chip are one device."""
     target = topology_of(topology)
     mesh = target_mesh(target, None)
     x = jax.ShapeDtypeStruct(
@@ -274,17 +275,17 @@ def test_a_product_on_other_chips(topology, devices):
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
 def test_meshes_on_which_decoding_fits(topology):
-    """On two chips that have room for four fifths of what reading the prompt takes where all is whole."""
-    own, target = config("llama").model, topology_of(topology)
+    """Two chips have memory for four fifths of an unsharded prefill."""
+    model_config, target = config("llama").model, topology_of(topology)
     options = dict(rows=1, prompt=128, length=128)
-    whole = compile_decoding(own, topology=target, mesh=None, **options)
-    memory = int(0.8 * (whole["prefill"].argument_bytes + whole["prefill"].temporary_bytes))
+    unsharded = compile_decoding(model_config, topology=target, mesh=None, **options)
+    memory = int(0.8 * (unsharded["prefill"].argument_bytes + unsharded["prefill"].temporary_bytes))
     small = dataclasses.replace(target, chip=dataclasses.replace(target.chip, memory=memory))
-    found = dict(meshes_for_decoding(own, small, None, **options))
-    assert list(found) == ["tensor=2", "fsdp=2"]
-    assert all(report.fits for reports in found.values() for report in reports.values())
-    # One row cannot be shared: each device computes all of it.
-    assert whole["decoding"].flops == pytest.approx(2 * found["tensor=2"]["decoding"].flops)
+    reports_by_mesh = dict(meshes_for_decoding(model_config, small, None, **options))
+    assert list(reports_by_mesh) == ["tensor=2", "fsdp=2"]
+    assert all(report.fits for reports in reports_by_mesh.values() for report in reports.values())
+    # One row cannot be sharded, so each device computes all of it.
+    assert unsharded["decoding"].flops == pytest.approx(2 * reports_by_mesh["tensor=2"]["decoding"].flops)
 
 
 @pytest.mark.long
@@ -297,19 +298,19 @@ def test_meshes_on_which_decoding_fits(topology):
     ],
 )
 def test_tokens_over_devices(name, topology, mesh):
-    """A part of the ring has 128 tokens, the fewest that a TPU's kernel takes."""
+    """Each device of the ring has 128 tokens, the minimum of a TPU's kernel."""
     report = step(name, topology, mesh)
     assert KERNEL[topology] in report.attention
-    assert "collective-permute" in report.collective_bytes, "keys and values go round"
+    assert "collective-permute" in report.collective_bytes, "keys and values pass around the ring"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("2*v5e:2x2")])
 def test_gradients_go_between_slices(topology):
-    """Summed within a slice first: each device sends a quarter of them to the other slice."""
+    """Gradients are summed within a slice first, so each device sends a quarter to the other slice."""
     report = step("gpt", topology, "data=8")
     assert "splash" in report.attention
-    # A parameter and its two moments are float32, its gradient here is bfloat16; the compiler pads small ones.
+    # Parameters and both moments are float32, gradients are bfloat16; the compiler pads small arrays.
     gradients = report.argument_bytes / 12 * 2
     assert 1 < report.link_bytes["between"] / (gradients / 4) < 2
     assert report.link_bytes["between"] < report.link_bytes["within"] / 2
@@ -326,37 +327,37 @@ def test_decoding(name, topology):
     for report in reports.values():
         assert report.fits
         assert BARRIER not in report.program.as_text()
-    # A prompt's tokens, or a source's, attend to each other; a step of one token has no use for a kernel.
+    # The tokens of a prompt or source attend to each other; a step of one token needs no kernel.
     assert reports["decoding"].attention == []
     assert reports[first].attention == ([] if name in ("lstm", "bahdanau") else [KERNEL[topology]])
     if topology == "h100:2" and first == "prefill" and name != "lstm":
-        # Prompts of unequal length are turned, not masked by an array of all pairs.
+        # Prompts of unequal length are rotated instead of masked by an array of all pairs.
         assert '"mask_type": "CAUSAL"' in reports[first].program.as_text()
-    # All of the cache is written in place.
-    own, placed = config(name).model, target_mesh(topology_of(topology), mesh)
+    # The cache is updated in place.
+    model_config, placed = config(name).model, target_mesh(topology_of(topology), mesh)
     with on_mesh(placed):
         programs = abstract_programs(
-            own, rows=4, prompt=min(128, own.max_length), length=own.max_length, mesh=placed,
-            dtype="bfloat16", compute=ComputeOptions(),
+            model_config, rows=4, prompt=min(128, model_config.max_length), length=model_config.max_length,
+            mesh=placed, dtype="bfloat16", compute=ComputeOptions(),
         )  # fmt: skip
         cache = sum(map(shard_bytes, jax.tree.leaves(programs["decoding"][1][1])))
-    needs = reports["decoding"].program.memory_analysis()
-    assert needs.alias_size_in_bytes >= cache * 0.9
+    memory = reports["decoding"].program.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache * 0.9
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
 @pytest.mark.parametrize(("mask", "T"), [("lengths", 512), ("causal lengths", 511), ("documents", 512)])
 def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask, T):
-    """Documents, for which the kernel has no other form here, are an array of all pairs."""
+    """Documents need an array of all pairs, because the kernel has no other mask for them."""
     B = 4
     x = jax.ShapeDtypeStruct((B, T, 4, 64), jnp.bfloat16)
     numbers = jax.ShapeDtypeStruct((B, T) if mask == "documents" else (B,), jnp.int32)
 
     def total(query, key, value, numbers):
-        seen = same_segment(numbers, numbers) if mask == "documents" else real(numbers, T)
-        seen = seen & causal(T, T) if mask == "causal lengths" else seen
-        return dot_product_attention(query, key, value, mask=seen).astype(jnp.float32).sum()
+        visible = same_segment(numbers, numbers) if mask == "documents" else real(numbers, T)
+        visible = visible & causal(T, T) if mask == "causal lengths" else visible
+        return dot_product_attention(query, key, value, mask=visible).astype(jnp.float32).sum()
 
     with on_mesh(target_mesh(topology_of(topology), "data=2")):
         program = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, numbers).compile()
@@ -371,30 +372,30 @@ def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask, T):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-def test_what_would_fit_where_a_step_does_not(topology):
-    """On a chip with a byte less than the step needs."""
-    own = config("gpt 256")
-    own = dataclasses.replace(own, model=dataclasses.replace(own.model, layers=1))
+def test_ways_to_fit_a_step_that_does_not(topology):
+    """The chip has one byte less than the step needs."""
+    run = config("gpt 256")
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, layers=1))
     target = topology_of(topology)
     compute = ComputeOptions(remat="blocks")
-    report = compile_step(own, topology=target, compute=compute)
+    report = compile_step(run, topology=target, compute=compute)
     assert KERNEL[topology] in report.attention
-    assert set(report.collective_bytes) == {"all-reduce"}, "rows over both, where no mesh is named"
+    assert set(report.collective_bytes) == {"all-reduce"}, "rows are sharded over both without a mesh"
     needed = report.argument_bytes + report.temporary_bytes
     small = dataclasses.replace(target, chip=dataclasses.replace(target.chip, memory=needed - 1))
     short = dataclasses.replace(report, fits=False, device_memory_bytes=small.chip.memory)
     assert "0.00 GiB too much" in next(describe_report(short))
-    way = next(ways_to_fit(entry_of(own), own, small, None, compute))
+    way = next(ways_to_fit(entry_of(run), run, small, None, compute))
     assert way.report.fits
     assert way.report.argument_bytes + way.report.temporary_bytes < needed
     assert way.flags in ("--shard-optimizer", "--mesh fsdp=2"), "accumulation costs more"
 
     def flags(config, target, mesh=None, remat=None):
         compute = ComputeOptions(remat=remat)
-        found = changes(entry_of(config), config, target, mesh, compute)
-        return [described(config, one, mesh, compute, target) for one in found]
+        candidates = changes(entry_of(config), config, target, mesh, compute)
+        return [described(config, line, mesh, compute, target) for line in candidates]
 
-    assert flags(own, target) == [
+    assert flags(run, target) == [
         "--shard-optimizer",
         "--mesh fsdp=2",
         "--remat attention",
@@ -411,27 +412,26 @@ def test_what_would_fit_where_a_step_does_not(topology):
         "--mesh fsdp=2 --remat offload",
         "--mesh fsdp=2 --remat blocks --accumulation 8",
     ]
-    assert flags(own, target, remat="blocks")[:3] == [
+    assert flags(run, target, remat="blocks")[:3] == [
         "--shard-optimizer",
         "--mesh fsdp=2",
         "--mesh fsdp=2 --accumulation 2",
     ]
-    assert not any("--remat" in one for one in flags(own, target, remat="offload"))
-    # Room for half of the state alone: nothing is compiled that could not fit whatever is recomputed.
+    assert not any("--remat" in line for line in flags(run, target, remat="offload"))
+    # Without memory for an unsharded state, remat alone cannot help and is not tried.
     tight = dataclasses.replace(
         target, chip=dataclasses.replace(target.chip, memory=int(report.argument_bytes * 0.6))
     )
-    assert all(one.startswith(("--mesh fsdp=2", "--mesh tensor=2")) for one in flags(own, tight))
-    # A row that two devices cannot share.
-    single = dataclasses.replace(own, task=dataclasses.replace(own.task, batch_size=1))
-    assert all("--mesh" not in one for one in flags(single, target, mesh="tensor=2"))
+    assert all(line.startswith(("--mesh fsdp=2", "--mesh tensor=2")) for line in flags(run, tight))
+    # Two devices cannot share one row.
+    single = dataclasses.replace(run, task=dataclasses.replace(run.task, batch_size=1))
+    assert all("--mesh" not in line for line in flags(single, target, mesh="tensor=2"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-def test_a_plain_interpreter_knows_the_devices(topology):
-    """Without the settings that commands and tests make first, which a GPU's plugin needs; and a mesh that
-    does not divide the heads."""
+def test_a_plain_interpreter_finds_the_devices(topology):
+    """The variables that commands and tests set for a GPU's plugin are absent; the mesh is an error."""
     program = f"""
 from transformer_jax import configure
 from transformer_jax.distributed.targets import topology_of
@@ -444,6 +444,6 @@ try:
 except UserError as error:
     print(devices, error)
 """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    ended = subprocess.run([sys.executable, "-c", program], env=kept, cwd=ROOT, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
     assert "2 tensor=2 of `mesh` does not divide the model's 3 heads" in ended.stdout, ended.stderr
