@@ -1,6 +1,6 @@
-"""Blocks of a Transformer: attention and feed-forward sublayers on a residual stream.
+"""Transformer blocks: attention and feed-forward sublayers on a residual stream.
 
-They differ in their attention sublayers: to the same sequence, and in a translator's decoder to the source too.
+Encoder and causal blocks attend to their own sequence; a translator's decoder block also attends to the source.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Norm = Callable[[jax.Array], jax.Array]
 
 
 def post_norm(x: jax.Array, sublayer: Sublayer, norm: Norm, rate: float, dropout_key):
-    """LayerNorm(x + Dropout(Sublayer(x))): the paper's arrangement (sections 3.1 and 5.4)."""
-    output, kept = sublayer(x)
-    return norm(x + dropout(output, rate, dropout_key)), kept
+    """Compute LayerNorm(x + Dropout(Sublayer(x))), the paper's form (sections 3.1 and 5.4)."""
+    output, extra = sublayer(x)
+    return norm(x + dropout(output, rate, dropout_key)), extra
 
 
 def pre_norm(x: jax.Array, sublayer: Sublayer, norm: Norm, rate: float, dropout_key):
-    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020); the stack ends with one more norm."""
-    output, kept = sublayer(norm(x))
-    return x + dropout(output, rate, dropout_key), kept
+    """Compute x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020); the stack ends with another norm."""
+    output, extra = sublayer(norm(x))
+    return x + dropout(output, rate, dropout_key), extra
 
 
 RESIDUALS = {"post": post_norm, "pre": pre_norm}
@@ -49,13 +49,13 @@ def _split(dropout_key: jax.Array | None, count: int):
 
 
 class Block(nnx.Module):
-    """Base of the blocks: residual sublayers, the last of them a feed-forward network.
+    """Base class of blocks: residual sublayers, the last of which is a feed-forward network.
 
     Args:
-      feed_forward: a module (B, N, D) -> (B, N, D).
-      feed_forward_norm: its norm, of any kind; each sublayer has its own.
-      norm: "post" or "pre": where the norms stand, see `post_norm` and `pre_norm`.
-      dropout: rate on the output of each sublayer.
+      feed_forward: A module (B, N, D) -> (B, N, D).
+      feed_forward_norm: Norm of the feed-forward sublayer; each sublayer has its own norm.
+      norm: "post" or "pre", the position of the norms, see `post_norm` and `pre_norm`.
+      dropout: Dropout rate on the output of each sublayer.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Block(nnx.Module):
         self.norm, self.dropout = norm, dropout
 
     def _add_attention(self, x, attend: Sublayer, norm: Norm, kind: str, dropout_key):
-        """Adds an attention sublayer: (x, second value of `attend`); `kind` is a scope of `named_points`."""
+        """Add an attention sublayer and return (x, second value of `attend`); `kind` is the scope of names."""
 
         def sublayer(x):
             with jax.named_scope(kind):
-                output, kept = attend(x)
-                return named(output, ATTENTION_OUTPUT), kept
+                output, extra = attend(x)
+                return named(output, ATTENTION_OUTPUT), extra
 
         return RESIDUALS[self.norm](x, sublayer, norm, self.dropout, dropout_key)
 
-    def _add_feed_forward(self, x, dropout_key, scaled: Callable[[jax.Array], jax.Array] = lambda x: x):
-        """Adds the feed-forward sublayer, which ends the block; `scaled` is done to what it adds."""
+    def _add_feed_forward(self, x, dropout_key, scale: Callable[[jax.Array], jax.Array] = lambda x: x):
+        """Add the feed-forward sublayer, the last of the block, after applying `scale` to its output."""
 
         def sublayer(x):
-            return scaled(named(self.feed_forward(x), FEED_FORWARD_OUTPUT)), None
+            return scale(named(self.feed_forward(x), FEED_FORWARD_OUTPUT)), None
 
         x, _ = RESIDUALS[self.norm](x, sublayer, self.feed_forward_norm, self.dropout, dropout_key)
         return named(x, RESIDUAL)
@@ -93,12 +93,12 @@ class EncoderBlock(Block):
     """Self-attention and a feed-forward network (Vaswani et al. 2017, section 3.1).
 
     Args:
-      self_attention: of the block.
-      self_attention_norm: its norm.
-      layer_scale: what each sublayer adds is multiplied by a trained vector (D,) that begins with this value
-        (Touvron et al. 2021, "Going deeper with Image Transformers", equation 4); None has none.
-      width: D, where there is a layer scale.
-      **options: see `Block`.
+      self_attention: The attention.
+      self_attention_norm: Norm of the attention sublayer.
+      layer_scale: Initial value of trained vectors (D,) that scale the output of each sublayer (Touvron et al.
+        2021, "Going deeper with Image Transformers", equation 4), or None for no such vectors.
+      width: D, needed with a layer scale.
+      **options: See `Block`.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class EncoderBlock(Block):
         return_weights: bool = False,
         branch_factors: jax.Array | None = None,
     ):
-        """One block over all tokens.
+        """Apply the block to all tokens.
 
         Args:
           x: (B, S, D).
-          context: which tokens see each other; `AttentionContext()` shows every token.
-          dropout_key: dropout is on where given.
-          return_weights: also return the attention weights.
-          branch_factors: (2, B), by which each row's sublayers are multiplied; 0 leaves one out (stochastic
-            depth, Huang et al. 2016).
+          context: Mask and positions; `AttentionContext()` shows every token.
+          dropout_key: Random key; dropout is on if it is passed.
+          return_weights: Also return the attention weights.
+          branch_factors: (2, B) factors of each row's sublayers; 0 skips a sublayer (stochastic depth, Huang et
+            al. 2016).
 
         Returns:
           (x (B, S, D), weights (B, H, S, S) or None).
@@ -141,33 +141,33 @@ class EncoderBlock(Block):
         attention_key, feed_forward_key = _split(dropout_key, 2)
         weight_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 2)
 
-        def scaled(x: jax.Array, scale: nnx.Param | None, number: int) -> jax.Array:
-            if scale is not None:
-                x = x * scale[...].astype(x.dtype)
+        def scale(x: jax.Array, layer_scale: nnx.Param | None, sublayer: int) -> jax.Array:
+            if layer_scale is not None:
+                x = x * layer_scale[...].astype(x.dtype)
             if branch_factors is not None:
-                x = x * branch_factors[number, :, None, None].astype(x.dtype)
+                x = x * branch_factors[sublayer, :, None, None].astype(x.dtype)
             return x
 
         def attend(x):
-            output, kept = self.self_attention.attend(
+            output, extra = self.self_attention.attend(
                 x, context, return_weights=return_weights, dropout_key=weight_key
             )
-            return scaled(output, self.attention_scale, 0), kept
+            return scale(output, self.attention_scale, 0), extra
 
         norm = self.self_attention_norm
         x, (weights, _) = self._add_attention(x, attend, norm, SELF_ATTENTION, attention_key)
-        x = self._add_feed_forward(x, feed_forward_key, lambda x: scaled(x, self.feed_forward_scale, 1))
+        x = self._add_feed_forward(x, feed_forward_key, lambda x: scale(x, self.feed_forward_scale, 1))
         return x, weights
 
 
 class CausalBlock(Block):
-    """The block of decoder-only models: an `EncoderBlock` with a cache, pre-norm as from GPT-2 on.
+    """Causal self-attention with a cache and a feed-forward network, the block of decoder-only models.
 
     Args:
-      attention: of the block.
-      attention_norm: its norm.
-      norm: see `Block`.
-      **options: see `Block`.
+      attention: The attention.
+      attention_norm: Norm of the attention sublayer.
+      norm: See `Block`; decoders from GPT-2 on are pre-norm.
+      **options: See `Block`.
     """
 
     def __init__(
@@ -191,23 +191,37 @@ class CausalBlock(Block):
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """x (B, N, D) -> (x, (weights (B, H, N, S) or None, cache or None)); see `SelfAttention.attend`."""
+        """Apply the block to new tokens, see `SelfAttention.attend`.
+
+        Args:
+          x: (B, N, D).
+          context: Mask and positions.
+          cache: Keys and values of previous tokens, or None.
+          at: Position of the first new token in the cache.
+          dropout_key: Random key; dropout is on if it is passed.
+          return_weights: Also return the attention weights.
+
+        Returns:
+          (x (B, N, D), (weights (B, H, N, S) or None, cache or None)).
+        """
         attention_key, feed_forward_key = _split(dropout_key, 2)
 
         def attend(x):
             return self.attention.attend(x, context, cache=cache, at=at, return_weights=return_weights)
 
-        x, kept = self._add_attention(x, attend, self.attention_norm, SELF_ATTENTION, attention_key)
-        return self._add_feed_forward(x, feed_forward_key), kept
+        x, extra = self._add_attention(x, attend, self.attention_norm, SELF_ATTENTION, attention_key)
+        return self._add_feed_forward(x, feed_forward_key), extra
 
 
 class DecoderBlock(Block):
     """Self-attention, attention to the encoder's output, and a feed-forward network (section 3.1).
 
     Args:
-      self_attention, cross_attention: of the block.
-      self_attention_norm, cross_attention_norm: their norms.
-      **options: see `Block`.
+      self_attention: Attention to the target.
+      self_attention_norm: Norm of the self-attention sublayer.
+      cross_attention: Attention to the encoder's output.
+      cross_attention_norm: Norm of the cross-attention sublayer.
+      **options: See `Block`.
     """
 
     def __init__(
@@ -235,18 +249,18 @@ class DecoderBlock(Block):
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """One block over new tokens.
+        """Apply the block to new tokens.
 
         Args:
-          x: (B, N, D), all tokens of the target or the new ones behind a cache.
-          context: which target tokens each new token sees.
-          memory: projected encoder output, see `project_memory`; its B may be smaller, see
+          x: (B, N, D), all tokens of the target, or the new tokens after those in a cache.
+          context: Mask and positions of the target.
+          memory: Projected encoder output, see `project_memory`; it may have fewer rows, see
             `MultiHeadAttention`.
-          memory_mask: broadcastable to (B, H, N, S).
-          cache: keys and values of earlier target tokens; None attends within x.
-          at: position in the cache of the first new token.
-          dropout_key: dropout is on where given.
-          return_weights: also return the weights of the cross-attention.
+          memory_mask: Mask of the source, broadcastable to (B, H, N, S).
+          cache: Keys and values of previous target tokens; None attends within x.
+          at: Position of the first new token in the cache.
+          dropout_key: Random key; dropout is on if it is passed.
+          return_weights: Also return the weights of the cross-attention.
 
         Returns:
           (x (B, N, D), (cross-attention weights (B, H, N, S) or None, cache or None)).
@@ -268,5 +282,5 @@ class DecoderBlock(Block):
         return self._add_feed_forward(x, feed_forward_key), (weights, cache)
 
     def project_memory(self, memory: jax.Array) -> KeyValueCache:
-        """Keys and values of the encoder's output (B, S, D), once per sentence."""
+        """Project the encoder's output (B, S, D) to keys and values, once per sentence."""
         return KeyValueCache.of(*self.cross_attention.project(memory))

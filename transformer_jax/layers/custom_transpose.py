@@ -1,6 +1,6 @@
-"""A linear function with a transpose of its own.
+"""Linear functions with a custom transpose.
 
-JAX's `linear_call` has no rule for `jax.vmap`, and none for derivatives with respect to the residuals.
+JAX's `linear_call` supports neither `jax.vmap` nor derivatives with respect to the residuals.
 """
 
 from __future__ import annotations
@@ -18,75 +18,76 @@ Leaves = Callable[..., list[jax.Array]]
 
 
 def with_transpose(function: Callable, transpose: Callable, residuals: Any, linear: Any) -> Any:
-    """Returns function(residuals, linear), whose transpose with respect to `linear` is `transpose`.
+    """Compute function(residuals, linear), whose transpose with respect to `linear` is `transpose`.
 
-    With a `jax.custom_jvp` rule it gives a function its own derivatives in both modes: the rule's tangent in
-    forward mode, the transpose in reverse mode. Both may be differentiated again.
+    Together with a `jax.custom_jvp` rule it gives a function custom derivatives in both modes: the rule's
+    tangent in forward mode, the transpose in reverse mode. Both can be differentiated again.
 
     Args:
-      function: (residuals, linear) -> output, linear in `linear`. It closes over no traced values.
-      transpose: (residuals, cotangent of the output) -> cotangent of `linear`, of its structure. Likewise.
-      residuals: pytree of arrays.
-      linear: pytree of arrays.
+      function: Function (residuals, linear) -> output, linear in `linear`, that closes over no traced values.
+      transpose: Function (residuals, cotangent of the output) -> cotangent of `linear`, that closes over no
+        traced values.
+      residuals: Pytree of arrays.
+      linear: Pytree of arrays.
 
     Returns:
-      What `function` returns.
+      The output of `function`.
     """
-    residual_leaves, of_residuals = jax.tree.flatten(residuals)
+    residual_leaves, residual_tree = jax.tree.flatten(residuals)
     linear_leaves = jax.tree.leaves(linear)
     count = len(residual_leaves)
-    # Traced here, where the mesh axes of a `shard_map` around it have their names.
+    # Traced here, because the mesh axes of an enclosing `shard_map` have their names only here.
     forward, output = jax.make_jaxpr(function, return_shape=True)(residuals, linear)
-    of_output = jax.tree.structure(output)
+    output_tree = jax.tree.structure(output)
 
     def backward(*leaves: jax.Array) -> list[jax.Array]:
         arguments = (
-            jax.tree.unflatten(of_residuals, leaves[:count]),
-            jax.tree.unflatten(of_output, leaves[count:]),
+            jax.tree.unflatten(residual_tree, leaves[:count]),
+            jax.tree.unflatten(output_tree, leaves[count:]),
         )
         return jax.tree.leaves(transpose(*arguments))
 
     leaves = _linear.bind(*residual_leaves, *linear_leaves, forward=forward, backward=backward, count=count)
-    return jax.tree.unflatten(of_output, leaves)
+    return jax.tree.unflatten(output_tree, leaves)
 
 
-def _evaluated(*arguments: Any, forward: ClosedJaxpr, backward: Leaves, count: int) -> list[jax.Array]:
+def _evaluate(*arguments: Any, forward: ClosedJaxpr, backward: Leaves, count: int) -> list[jax.Array]:
     return jaxpr_as_fun(forward)(*arguments)
 
 
-def _transposed(cotangents, *arguments, forward: ClosedJaxpr, backward: Leaves, count: int):
+def _transpose(cotangents, *arguments, forward: ClosedJaxpr, backward: Leaves, count: int):
     residuals, linear = arguments[:count], arguments[count:]
     cotangents = [
         jnp.zeros(like.shape, like.dtype) if type(x) is ad.Zero else x
         for x, like in zip(cotangents, forward.out_avals, strict=True)
     ]
     traced = jax.make_jaxpr(backward)(*residuals, *cotangents)
-    found = _linear.bind(*residuals, *cotangents, forward=traced, backward=jaxpr_as_fun(forward), count=count)
-    # A tangent that is a constant zero is an argument like the residuals.
-    cotangents = [x if ad.is_undefined_primal(y) else None for x, y in zip(found, linear, strict=True)]
+    results = _linear.bind(*residuals, *cotangents, forward=traced, backward=jaxpr_as_fun(forward), count=count)
+    # A tangent that is a constant zero gets no cotangent, like the residuals.
+    cotangents = [x if ad.is_undefined_primal(y) else None for x, y in zip(results, linear, strict=True)]
     return [None] * count + cotangents
 
 
 def _jvp(primals, tangents, *, forward: ClosedJaxpr, backward: Leaves, count: int):
     bind = functools.partial(_linear.bind, forward=forward, backward=backward, count=count)
     output = bind(*primals)
-    parts: list[list[jax.Array]] = []
+    terms: list[list[jax.Array]] = []
     if any(type(x) is not ad.Zero for x in tangents[count:]):
-        parts.append(bind(*primals[:count], *(ad.instantiate_zeros(x) for x in tangents[count:])))
-    moving = [n for n, x in enumerate(tangents[:count]) if type(x) is not ad.Zero]
-    if moving:
+        terms.append(bind(*primals[:count], *(ad.instantiate_zeros(x) for x in tangents[count:])))
+    nonzero = [n for n, x in enumerate(tangents[:count]) if type(x) is not ad.Zero]
+    if nonzero:
 
-        def of_moving(*values: jax.Array) -> list[jax.Array]:
-            changed = dict(zip(moving, values, strict=True))
+        def of_residuals(*values: jax.Array) -> list[jax.Array]:
+            changed = dict(zip(nonzero, values, strict=True))
             return jaxpr_as_fun(forward)(*(changed.get(n, x) for n, x in enumerate(primals)))
 
-        parts.append(jax.jvp(of_moving, [primals[n] for n in moving], [tangents[n] for n in moving])[1])
-    return output, [sum(each[1:], start=each[0]) for each in zip(*parts, strict=True)]
+        terms.append(jax.jvp(of_residuals, [primals[n] for n in nonzero], [tangents[n] for n in nonzero])[1])
+    return output, [sum(leaf_terms[1:], start=leaf_terms[0]) for leaf_terms in zip(*terms, strict=True)]
 
 
-def _batched(arguments, axes, *, forward: ClosedJaxpr, backward: Leaves, count: int):
+def _batch(arguments, axes, *, forward: ClosedJaxpr, backward: Leaves, count: int):
     size = next(x.shape[n] for x, n in zip(arguments, axes, strict=True) if n is not None)
-    # All of them, since so are the cotangents that the transpose returns.
+    # Every linear argument is batched, because the transpose returns batched cotangents for all of them.
     linear = [
         jnp.broadcast_to(x, (size, *x.shape)) if n is None else jnp.moveaxis(x, n, 0)
         for x, n in zip(arguments[count:], axes[count:], strict=True)
@@ -106,9 +107,9 @@ def _batched(arguments, axes, *, forward: ClosedJaxpr, backward: Leaves, count: 
 
 _linear = Primitive("linear_with_transpose")
 _linear.multiple_results = True
-_linear.def_impl(_evaluated)
+_linear.def_impl(_evaluate)
 _linear.def_abstract_eval(lambda *_, forward, **__: forward.out_avals)
 ad.primitive_jvps[_linear] = _jvp
-ad.primitive_transposes[_linear] = _transposed
-batching.primitive_batchers[_linear] = _batched
-mlir.register_lowering(_linear, mlir.lower_fun(_evaluated, multiple_results=True))
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batch
+mlir.register_lowering(_linear, mlir.lower_fun(_evaluate, multiple_results=True))

@@ -1,14 +1,14 @@
-"""The matrix product inside every dense layer, in the form that suits XLA's CPU backend."""
+"""The matrix product of dense layers, in a form that is fast on XLA's CPU backend."""
 
 import math
 
 import jax
 from jax import lax
 
-from transformer_jax.layers.fusion_barrier import materialised, with_materialised_cotangent
+from transformer_jax.layers.fusion_barrier import materialize, materialize_cotangent
 
-# So few rows are a step of decoding: what is computed once more is less than the barriers' own cost.
-_FEW = 8
+# Maximum rows of a decoding step, in which barriers cost more than the recomputation that they prevent.
+_MAX_DECODING_ROWS = 8
 
 
 def dense_dot_general(
@@ -19,17 +19,17 @@ def dense_dot_general(
     preferred_element_type=None,
     out_sharding=None,
 ) -> jax.Array:
-    """`lax.dot_general` for Flax's dense layers: same result, but see `materialised`."""
-    del out_sharding  # Flax always passes it; shardings come from the parameters here.
+    """Compute `lax.dot_general` for Flax's dense layers, with fusion barriers; see `materialize`."""
+    del out_sharding  # Flax always passes it; shardings follow from the parameters
     (contracted, _), _ = dimension_numbers
     rows = math.prod(size for axis, size in enumerate(x.shape) if axis not in contracted)
-    if rows <= _FEW:
+    if rows <= _MAX_DECODING_ROWS:
         return lax.dot_general(
             x, kernel, dimension_numbers, precision=precision, preferred_element_type=preferred_element_type
         )
-    return with_materialised_cotangent(
+    return materialize_cotangent(
         lax.dot_general(
-            materialised(x),
+            materialize(x),
             kernel,
             dimension_numbers,
             precision=precision,

@@ -1,4 +1,4 @@
-"""Token embeddings whose table is padded so that any mesh divides it, and logits tied to them."""
+"""Token embeddings, padded so that any mesh divides the table, and logits tied to them."""
 
 from typing import Any
 
@@ -10,26 +10,26 @@ from transformer_jax.layers.float32_product import float32_product
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
-    """The number of rows that the table holds: the next multiple (contract: users never see it)."""
+    """Return the number of rows of the table, the next multiple of `multiple`; users see only `vocab_size`."""
     return -(-vocab_size // multiple) * multiple
 
 
 def count_without_padding(model: Any, *tables: "TokenEmbedding | None") -> int:
-    """Number of parameters of a model, the padding of its tables not counted."""
+    """Return the number of parameters of a model without the padding of its tables."""
     padding = sum(t.table.embedding.size - t.vocab_size * t.table.features for t in tables if t is not None)
     return sum(x.size for x in jax.tree.leaves(model)) - padding
 
 
 class TokenEmbedding(nnx.Module):
-    """A table of V vectors; rows past V are zero, are never read and never get a gradient.
+    """A table of V vectors; rows after V are zero, never read, and get no gradient.
 
     Args:
       vocab_size: V.
       width: D.
-      multiple: the table is padded to a multiple of this many rows.
-      std: standard deviation of the normal initial values, the same whatever `multiple` is.
-      dtype: dtype of the looked-up vectors; the table is float32.
-      rngs: source of the initial values.
+      multiple: The table is padded to a multiple of this number of rows.
+      std: Standard deviation of the normal initial values, which do not depend on `multiple`.
+      dtype: Dtype of the vectors returned; the table is float32.
+      rngs: Source of the initial values.
     """
 
     def __init__(self, vocab_size: int, width: int, *, multiple: int, std: float, dtype: str, rngs: nnx.Rngs):
@@ -47,27 +47,29 @@ class TokenEmbedding(nnx.Module):
         self.vocab_size = vocab_size
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """tokens (...) -> (..., D)."""
+        """Return the vectors (..., D) of tokens (...)."""
         return self.table(tokens)
 
     def without_padding(self) -> "TokenEmbedding":
-        """The same with a table of V rows, which `output_weight` need not cut: for decoding."""
+        """Return a copy with V rows, which decoding uses without slicing."""
         copy = nnx.merge(*nnx.split(self))
         copy.table.embedding = nnx.Param(self.table.embedding[: self.vocab_size])
         copy.table.num_embeddings = self.vocab_size
         return copy
 
     def output_weight(self, dtype: Any) -> jax.Array:
-        """(V, D) the rows that logits are made of; a loop of steps takes them once, before it starts."""
-        # The table is cut to V rows, not the logits to V columns: that is the smaller copy by far, in the
-        # backward pass as well.
+        """Return the weight (V, D) of the logits; a loop of steps reads it once, before the loop."""
+        # Slicing the table copies less than slicing the logits, also in the backward pass.
         return self.table.embedding[: self.vocab_size].astype(dtype)
 
     def logits(self, x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
-        """x (..., D) -> (..., V) float32: the product with the table (Press & Wolf 2017).
+        """Return the logits (..., V) float32 of x (..., D), its product with the table (Press & Wolf 2017).
 
-        Not `nnx.Embed.attend`, which would round the logits to the compute dtype. `weight` is what
-        `output_weight` gave, where it was taken before.
+        `nnx.Embed.attend` would round the logits to the compute dtype.
+
+        Args:
+          x: (..., D).
+          weight: The result of `output_weight`, if it was computed before.
         """
         weight = self.output_weight(x.dtype) if weight is None else weight
         return float32_product("...d,vd->...v", x, weight)

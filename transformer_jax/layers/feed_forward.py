@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network."""
+"""Position-wise feed-forward networks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,18 +20,20 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class FeedForward(nnx.Module):
-    """act(x W1 + b1) W2 + b2 (Vaswani et al. 2017, equation 2).
+    """The network act(x W1 + b1) W2 + b2 (Vaswani et al. 2017, equation 2).
 
     Args:
       width: D.
       hidden: F.
-      activation: a name in `ACTIVATIONS`; "gelu" is the exact one.
-      use_bias: b1 and b2.
-      kernel_init: initialiser of both matrices.
-      output_init: of the second matrix, where it is another.
-      dtype: compute dtype; parameters are float32.
-      rngs: source of the initial values.
+      activation: A name in `ACTIVATIONS`; "gelu" is exact.
+      use_bias: Add b1 and b2.
+      kernel_init: Initializer of the matrices.
+      output_init: Initializer of the last matrix; None uses `kernel_init`.
+      dtype: Compute dtype; parameters are float32.
+      rngs: Source of the initial values.
     """
+
+    gated = False
 
     def __init__(
         self,
@@ -48,41 +50,22 @@ class FeedForward(nnx.Module):
         options: dict[str, Any] = dict(
             use_bias=use_bias, dtype=jnp.dtype(dtype), dot_general=dense_dot_general, rngs=rngs
         )
+        if self.gated:
+            self.gate = nnx.Linear(width, hidden, kernel_init=kernel_init, **options)
         self.expand = nnx.Linear(width, hidden, kernel_init=kernel_init, **options)
         self.contract = nnx.Linear(hidden, width, kernel_init=output_init or kernel_init, **options)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, T, D) -> (B, T, D)."""
+        """Apply the network to x (B, T, D)."""
         return self.contract(ACTIVATIONS[self.activation](self.expand(x)))
 
 
-class GatedFeedForward(nnx.Module):
-    """(act(x Wg) * x W1) W2 (Shazeer 2020); SwiGLU where the activation is "silu".
+class GatedFeedForward(FeedForward):
+    """The network (act(x Wg) * x W1) W2 (Shazeer 2020), SwiGLU with "silu"; see `FeedForward`."""
 
-    Args: those of `FeedForward`.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        *,
-        activation: str,
-        use_bias: bool,
-        kernel_init: nnx.initializers.Initializer,
-        output_init: nnx.initializers.Initializer | None = None,
-        dtype: str,
-        rngs: nnx.Rngs,
-    ):
-        options: dict[str, Any] = dict(
-            use_bias=use_bias, dtype=jnp.dtype(dtype), dot_general=dense_dot_general, rngs=rngs
-        )
-        self.gate = nnx.Linear(width, hidden, kernel_init=kernel_init, **options)
-        self.expand = nnx.Linear(width, hidden, kernel_init=kernel_init, **options)
-        self.contract = nnx.Linear(hidden, width, kernel_init=output_init or kernel_init, **options)
-        self.activation = activation
+    gated = True
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, T, D) -> (B, T, D)."""
+        """Apply the network to x (B, T, D)."""
         return self.contract(ACTIVATIONS[self.activation](self.gate(x)) * self.expand(x))

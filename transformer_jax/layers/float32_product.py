@@ -1,4 +1,4 @@
-"""Products of low-precision arrays with a float32 result, whose gradients are products of low precision too."""
+"""Products of low-precision arrays with float32 results and low-precision gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from transformer_jax.layers.custom_transpose import with_transpose
 
 
 def float32_product(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """jnp.einsum(spec, x, y) accumulated and returned in float32.
+    """Compute jnp.einsum(spec, x, y), accumulated and returned in float32.
 
-    JAX's own transpose multiplies the float32 cotangent with the other operand, which is a float32 product: up
-    to sixteen times as slow on an accelerator, and a float32 copy of the operand. Here the cotangent is rounded
-    to the operands' dtype first, as it is behind a product whose result has that dtype.
+    JAX's transpose multiplies the float32 cotangent with a float32 copy of the other operand, which is up to
+    sixteen times as slow on an accelerator. Here the cotangent is first rounded to the operands' dtype, as
+    after a product whose result has that dtype.
 
     Args:
-      spec: of two operands, "bthk,bshk->bhts".
-      x, y: arrays of one dtype.
+      spec: Equation of two operands, such as "bthk,bshk->bhts".
+      x: The first operand.
+      y: The second operand, of the same dtype.
     """
     if x.dtype == jnp.float32 or x.dtype != y.dtype:
         return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
@@ -38,14 +39,14 @@ def _product_jvp(spec: str, primals, tangents):
     )
 
 
-def _tangent(spec: str, operands, moving):
-    (x, y), (of_x, of_y) = operands, moving
-    return _product(spec, of_x, y) + _product(spec, x, of_y)
+def _tangent(spec: str, operands, tangents):
+    (x, y), (d_x, d_y) = operands, tangents
+    return _product(spec, d_x, y) + _product(spec, x, d_y)
 
 
 def _cotangent(spec: str, operands, cotangent: jax.Array):
     x, y = operands
     cotangent = cotangent.astype(x.dtype)
-    (of_x,) = jax.linear_transpose(lambda x: jnp.einsum(spec, x, y), x)(cotangent)
-    (of_y,) = jax.linear_transpose(lambda y: jnp.einsum(spec, x, y), y)(cotangent)
-    return of_x, of_y
+    (d_x,) = jax.linear_transpose(lambda x: jnp.einsum(spec, x, y), x)(cotangent)
+    (d_y,) = jax.linear_transpose(lambda y: jnp.einsum(spec, x, y), y)(cotangent)
+    return d_x, d_y

@@ -1,4 +1,4 @@
-"""Normalisations of the residual stream."""
+"""Norms of the residual stream."""
 
 from typing import Protocol
 
@@ -7,20 +7,25 @@ from flax import nnx
 
 
 class NormConfig(Protocol):
-    """The fields of a model's config that a normalisation reads."""
+    """The fields of a model's config that norms read."""
 
     @property
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Width D of the residual stream."""
+
     @property
-    def norm_epsilon(self) -> float: ...
+    def norm_epsilon(self) -> float:
+        """Epsilon of the norms."""
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Compute dtype."""
 
 
 def layer_norm(
     config: NormConfig, rngs: nnx.Rngs, *, use_bias: bool = True, width: int | None = None
 ) -> nnx.LayerNorm:
-    """Layer normalisation with the config's epsilon, of its width if no other is given.
+    """Return a layer norm with the config's epsilon, of the config's width unless another is passed.
 
     The fast variance (mean of squares minus squared mean) of Flax's default loses digits in float32.
     """
@@ -35,7 +40,7 @@ def layer_norm(
 
 
 def rms_norm(config: NormConfig, rngs: nnx.Rngs, *, use_scale: bool = True) -> nnx.RMSNorm:
-    """x / rms(x), times a trained scale (Zhang & Sennrich 2019)."""
+    """Return an RMS norm: x / rms(x), times a trained scale (Zhang & Sennrich 2019)."""
     return nnx.RMSNorm(
         config.width,
         epsilon=config.norm_epsilon,

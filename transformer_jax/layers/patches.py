@@ -1,4 +1,4 @@
-"""Images to tokens: patches by one projection, or a few convolutions."""
+"""Tokens of images: patches with a projection, or a few convolutions."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from transformer_jax.layers.dense import dense_dot_general
 
 
 def cut_into_patches(images: jax.Array, size: int) -> jax.Array:
-    """Square patches, row by row.
+    """Split images into square patches, row by row.
 
     Args:
       images: (B, height, width, channels).
-      size: of a patch in pixels; it divides height and width.
+      size: Size of a patch in pixels, a divisor of height and width.
 
     Returns:
-      (B, P, size * size * channels), a patch's pixels row by row with their channels.
+      (B, P, size * size * channels), the pixels of each patch row by row with their channels.
 
     Raises:
-      ValueError: patches that do not divide the image.
+      ValueError: Patches do not divide the images.
     """
     B, height, width, channels = images.shape
     if height % size or width % size:
-        raise ValueError(f"images of {height} x {width} pixels are not divided by patches of {size}")
+        raise ValueError(f"patches of {size} pixels do not divide images of {height} x {width}")
     x = images.reshape(B, height // size, size, width // size, size, channels)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, size * size * channels)
 
 
-def joined_patches(patches: jax.Array, size: int, rows: int) -> jax.Array:
-    """The inverse of `cut_into_patches`.
+def join_patches(patches: jax.Array, size: int, rows: int) -> jax.Array:
+    """Invert `cut_into_patches`.
 
     Args:
       patches: (B, P, size * size * channels).
-      size: of a patch.
-      rows: of the grid of patches.
+      size: Size of a patch in pixels.
+      rows: Number of rows in the grid of patches.
 
     Returns:
       (B, height, width, channels).
@@ -50,17 +50,17 @@ def joined_patches(patches: jax.Array, size: int, rows: int) -> jax.Array:
 
 
 class PatchTokens(nnx.Module):
-    """Each patch through one dense layer (Dosovitskiy et al. 2021, equation 1).
+    """A dense layer applied to each patch (Dosovitskiy et al. 2021, equation 1).
 
-    The same as a convolution whose stride is its size.
+    It equals a convolution whose stride is its size.
 
     Args:
-      size: of a patch in pixels.
-      channels: of an image.
+      size: Size of a patch in pixels.
+      channels: Channels of an image.
       width: D.
-      kernel_init: initialiser of the matrix.
-      dtype: compute dtype.
-      rngs: source of the initial values.
+      kernel_init: Initializer of the matrix.
+      dtype: Compute dtype.
+      rngs: Source of the initial values.
     """
 
     def __init__(
@@ -80,47 +80,48 @@ class PatchTokens(nnx.Module):
         )  # fmt: skip
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of the patches of an image.
+        """Return the (rows, columns) of the patches of an image.
 
         Raises:
-          ValueError: patches that do not divide the image.
+          ValueError: Patches do not divide the image.
         """
         if height % self.size or width % self.size:
-            raise ValueError(f"images of {height} x {width} pixels are not divided by patches of {self.size}")
+            raise ValueError(f"patches of {self.size} pixels do not divide images of {height} x {width}")
         return height // self.size, width // self.size
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Images (B, height, width, channels) -> (B, P, D)."""
+        """Return the tokens (B, P, D) of images (B, height, width, channels)."""
         return self.projection(cut_into_patches(images, self.size))
 
 
-def _pooled(x: jax.Array) -> jax.Array:
-    """The largest of each 3 x 3 pixels around every second one: (B, height, width, C) -> halves, rounded up.
+def _max_pool(x: jax.Array) -> jax.Array:
+    """Pool (B, height, width, C) with windows of 3 x 3 and stride 2, which halves both sizes, rounded up.
 
-    As maxima of slices: the gradient of a window's maximum is a search in every window, which is slow on a CPU.
+    It takes maxima of slices, because the gradient of a window's maximum is slow on a CPU.
     """
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
     for axis, size in ((1, -(-height // 2)), (2, -(-width // 2))):
-        first, *others = (jax.lax.slice_in_dim(x, n, n + 2 * size - 1, 2, axis=axis) for n in range(3))
-        x = functools.reduce(jnp.maximum, others, first)
+        slices = [jax.lax.slice_in_dim(x, n, n + 2 * size - 1, 2, axis=axis) for n in range(3)]
+        x = functools.reduce(jnp.maximum, slices)
     return x
 
 
 class ConvolutionalTokens(nnx.Module):
-    """Convolutions with ReLU and maximum pooling, whose last map's pixels are the tokens (Hassani et al. 2021,
-    "Escaping the Big Data Paradigm with Compact Transformers", equation 2).
+    """Convolutions with ReLU and max pooling whose last feature map's pixels are the tokens.
 
-    Convolutions see neighbouring pixels as neighbours, which patches must learn from data. Each has 3 x 3
-    pixels and no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
+    Source: Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers", equation 2.
+      Convolutions
+    know which pixels are neighbors, which patches must learn from data. Each convolution has 3 x 3 pixels and
+    no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
 
     Args:
-      layers: number of convolutions.
-      channels: of an image.
-      hidden: channels between convolutions.
+      layers: Number of convolutions.
+      channels: Channels of an image.
+      hidden: Channels between convolutions.
       width: D.
-      dtype: compute dtype.
-      rngs: source of the initial values.
+      dtype: Compute dtype.
+      rngs: Source of the initial values.
     """
 
     def __init__(self, layers: int, channels: int, hidden: int, width: int, *, dtype: str, rngs: nnx.Rngs):
@@ -134,14 +135,14 @@ class ConvolutionalTokens(nnx.Module):
         )  # fmt: skip
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of the last map."""
+        """Return the (rows, columns) of the last feature map."""
         for _ in self.convolutions:
             height, width = -(-height // 2), -(-width // 2)
         return height, width
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Images (B, height, width, channels) -> (B, P, D)."""
+        """Return the tokens (B, P, D) of images (B, height, width, channels)."""
         x = images
         for convolution in self.convolutions:
-            x = _pooled(jax.nn.relu(convolution(x)))
+            x = _max_pool(jax.nn.relu(convolution(x)))
         return x.reshape(x.shape[0], -1, x.shape[-1])

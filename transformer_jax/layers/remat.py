@@ -1,4 +1,4 @@
-"""What the backward pass of a block recomputes, by name."""
+"""Rematerialization of blocks in the backward pass."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax
 from transformer_jax.layers.compute_options import Remat
 from transformer_jax.layers.named_points import BLOCK_INPUT, KERNEL_RESULTS
 
-# Primitives whose results cost a product of matrices; those of cuDNN's kernel are among them.
+# Primitives that cost a product of matrices.
 _DENSE = ("dot_general", "conv_general_dilated")
 _CUDNN = ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
 
 
 def _is_attention(primitive: Any, params: Any) -> bool:
-    # Splash attention names what it keeps: its own results hold each row's sum 128 times.
+    # Splash attention names its residuals, because its results hold each row's sum 128 times.
     if primitive.name == "name":
         return params["name"] == KERNEL_RESULTS
     if primitive.name == "dot_general":
@@ -32,12 +32,12 @@ def _products_but_attention(primitive: Any, *_: Any, **params: Any) -> bool:
     return primitive.name in _DENSE and not _is_attention(primitive, params)
 
 
-def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """A block's function, whose backward pass recomputes what `ComputeOptions.remat` says.
+def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """Return a block's function with the rematerialization policy of `ComputeOptions.remat`.
 
     Args:
-      function: of a block, which names its input `BLOCK_INPUT`.
-      remat: the policy.
+      function: Function of a block, which names its input `BLOCK_INPUT`.
+      remat: The policy.
     """
     if remat == "none":
         return function
@@ -52,5 +52,5 @@ def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., 
             offload_dst="pinned_host",
         ),
     }
-    # What enters a scan's iteration is stored by the scan; within one there is nothing to be fused twice.
+    # A scan stores the inputs of its iterations, so that common subexpressions need no protection.
     return jax.checkpoint(function, policy=policies[remat], prevent_cse=False)

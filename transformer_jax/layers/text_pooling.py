@@ -1,4 +1,4 @@
-"""One vector of a text from the states of its tokens."""
+"""Pooling of token states to one vector per text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 POOLINGS = ("mean", "first", "max")
 
 
-def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
-    """One vector of each text's states.
+def pool(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
+    """Pool the states of each text to one vector.
 
     Args:
       states: (B, T, D).
@@ -17,7 +17,7 @@ def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
       pooling: "mean", "first" or "max", over the real tokens.
 
     Returns:
-      (B, D) float32; of a row of padding alone 0, but for "first".
+      (B, D) float32; with "mean" and "max" a row of padding gives 0.
     """
     states, real = states.astype(jnp.float32), real[..., None]
     if pooling == "first":
@@ -28,30 +28,30 @@ def pooled(states: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
     return jnp.where(real, states, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
 
 
-def pooled_texts(states: jax.Array, segments: jax.Array, pooling: str, count: int) -> jax.Array:
-    """One vector of each text of rows that several share.
+def pool_packed(states: jax.Array, segments: jax.Array, pooling: str, count: int) -> jax.Array:
+    """Pool the states of each text in rows of several packed texts.
 
     Args:
       states: (B, T, D).
-      segments: (B, T) number of the text that a token is of, from 1; 0 is padding.
-      pooling: see `pooled`.
-      count: C, the most texts of a row.
+      segments: (B, T) number of each token's text, from 1; 0 is padding.
+      pooling: See `pool`.
+      count: C, the maximum number of texts in a row.
 
     Returns:
-      (B, C, D) float32; anything where a row has fewer texts.
+      (B, C, D) float32; undefined where a row has fewer texts.
     """
     states = states.astype(jnp.float32)
-    own = segments[:, None, :] == jnp.arange(1, count + 1)[:, None]  # (B, C, T)
+    members = segments[:, None, :] == jnp.arange(1, count + 1)[:, None]  # (B, C, T)
     if pooling == "first":
-        return jnp.take_along_axis(states, own.argmax(axis=2)[..., None], axis=1)
+        return jnp.take_along_axis(states, members.argmax(axis=2)[..., None], axis=1)
     if pooling == "max":
         lowest = jnp.finfo(jnp.float32).min
-        return jnp.where(own[..., None], states[:, None], lowest).max(axis=2)
-    sums = jnp.einsum("bct,btd->bcd", own.astype(jnp.float32), states)
-    return sums / jnp.maximum(own.sum(axis=2, keepdims=True), 1)
+        return jnp.where(members[..., None], states[:, None], lowest).max(axis=2)
+    sums = jnp.einsum("bct,btd->bcd", members.astype(jnp.float32), states)
+    return sums / jnp.maximum(members.sum(axis=2, keepdims=True), 1)
 
 
-def normalised(vectors: jax.Array) -> jax.Array:
-    """Vectors (..., D) over their Euclidean length; a vector of zeros stays one."""
+def scale_to_unit_length(vectors: jax.Array) -> jax.Array:
+    """Scale vectors (..., D) to Euclidean length 1; a zero vector remains zero."""
     length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / jnp.maximum(length, 1e-12)

@@ -1,4 +1,4 @@
-"""Scores of how well each source position fits a decoder's state, and the mean of values that they weight."""
+"""Alignment scores between decoder states and source positions, and the attention over them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ from transformer_jax.layers.named_points import CROSS_ATTENTION, WEIGHTS, named
 
 
 def additive_scores(query: jax.Array, key: jax.Array, direction: jax.Array) -> jax.Array:
-    """v . tanh(query + key), a network of one hidden layer (Bahdanau et al. 2015, appendix A.1.2).
+    """Compute v . tanh(query + key), a network with one hidden layer (Bahdanau et al. 2015, appendix A.1.2).
 
-    With the two halves of a matrix on state and annotation applied before, it is Luong's "concat" as well.
+    Luong's "concat" is the same function, with the two halves of its matrix applied to states and annotations.
 
     Args:
-      query: (B, T, A) the projected states of the decoder, W_a s.
-      key: (B, S, A) the projected annotations, U_a h.
-      direction: (A,) v_a.
+      query: (B, T, A) projected states of the decoder, W_a s.
+      key: (B, S, A) projected annotations, U_a h.
+      direction: (A,) the vector v_a.
 
     Returns:
       (B, T, S) float32.
@@ -25,7 +25,7 @@ def additive_scores(query: jax.Array, key: jax.Array, direction: jax.Array) -> j
 
 
 def dot_scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    """query . key (Luong et al. 2015, "dot"); with keys W_a h it is "general".
+    """Compute query . key (Luong et al. 2015, "dot"); with keys W_a h it is "general".
 
     Args:
       query: (B, T, A).
@@ -38,12 +38,13 @@ def dot_scores(query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def attend(scores: jax.Array, values: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """The mean of the values, weighted by the softmax of the scores.
+    """Compute the mean of the values, weighted by the softmax of the scores.
 
     Args:
       scores: (B, T, S).
       values: (B, S, A).
-      mask: True = may attend, broadcastable to (B, T, S); a query that may attend to nothing gets zeros.
+      mask: Boolean, broadcastable to (B, T, S), True = may attend; a query that may attend to nothing gets
+        zeros.
 
     Returns:
       (contexts (B, T, A), weights (B, T, S) float32).

@@ -1,9 +1,10 @@
-"""Exact attention in memory that grows linearly with the length: chunks of keys, one running softmax.
+"""Exact attention in memory that grows linearly with the length: chunks of keys and one running softmax.
 
-The weights of a query are never held together: its running maximum, the sum of its exponentials and the sum of
-its weighted values are kept while chunks of keys pass (Milakov & Gimelshein 2018; Rabe & Staats 2021). For the
-backward pass the output is kept and one number a query, the logarithm of its softmax's denominator, from which
-each chunk's weights are made again (Dao et al. 2022, section 3.1 and appendix B.2).
+The weights of a query are never held together. While chunks of keys are read, each query keeps its running
+maximum, the sum of its exponentials and the sum of its weighted values (Milakov & Gimelshein 2018; Rabe &
+Staats 2021). The backward pass needs the output and one number per query, the logarithm of the softmax's
+denominator, from which the weights of each chunk are recomputed (Dao et al. 2022, section 3.1 and appendix
+B.2).
 """
 
 from __future__ import annotations
@@ -15,166 +16,186 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.layers.attention.visibility import Visibility, taken
+from transformer_jax.layers.attention.visibility import Visibility, take
 from transformer_jax.layers.custom_transpose import with_transpose
-from transformer_jax.layers.dropout import kept_at, numbers_of, random_words
+from transformer_jax.layers.dropout import flat_indices, keep_mask, random_words
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.named_points import KERNEL_RESULTS, named
 from transformer_jax.layers.positions.bias import PositionBias
 
-# Queries and keys of a chunk: its logits are then 2 MiB a head, which a core's cache holds.
+# Sizes of a chunk: its logits are 2 MiB per head, which fits into a core's cache.
 QUERIES, KEYS = 512, 1_024
 
 
-class Running(NamedTuple):
-    """A softmax under way, of queries (B, G, R, t) in groups of R heads that share keys.
+class RunningSoftmax(NamedTuple):
+    """An attention over the keys read so far, for queries (B, G, R, t) in groups of R heads that share keys.
 
     Attributes:
-      highest: (B, G, R, t) the largest logit so far.
-      total: (B, G, R, t) sum of exp(logit - highest).
-      mixed: (B, G, R, t, V) sum of exp(logit - highest) * value.
+      maximum: (B, G, R, t) largest logit so far.
+      total: (B, G, R, t) sum of exp(logit - maximum).
+      mixed: (B, G, R, t, V) sum of exp(logit - maximum) * value.
     """
 
-    highest: jax.Array
+    maximum: jax.Array
     total: jax.Array
     mixed: jax.Array
 
     @classmethod
-    def empty(cls, query: jax.Array, width: int) -> Running:
-        """Before any key, of queries (B, t, G, R, K) and values of this width."""
+    def empty(cls, query: jax.Array, width: int) -> RunningSoftmax:
+        """Return the state before any key, for queries (B, t, G, R, K) and values of this width."""
         B, t, G, R, _ = query.shape
         rows = (B, G, R, t)
         lowest = jnp.full(rows, jnp.finfo(jnp.float32).min)
         return cls(lowest, jnp.zeros(rows), jnp.zeros((*rows, width)))
 
-    def with_keys(
+    def add_keys(
         self,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        seen: jax.Array,
+        mask: jax.Array,
         bias: jax.Array | None,
-        dropped: Callable[[jax.Array], jax.Array] = lambda weights: weights,
-    ) -> Running:
-        """Once the keys (B, s, G, K) have passed too; `seen` and `bias` are broadcastable to (B, H, t, s).
+        drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+    ) -> RunningSoftmax:
+        """Return the state after further keys (B, s, G, K).
 
-        `dropped` is dropout on weights (B, G, R, t, s); the softmax's denominator is that of all.
+        Args:
+          query: (B, t, G, R, K), scaled.
+          key: (B, s, G, K).
+          value: (B, s, G, V).
+          mask: Broadcastable to (B, H, t, s).
+          bias: Broadcastable to (B, H, t, s), or None.
+          drop: Dropout on weights (B, G, R, t, s); the softmax's denominator includes dropped weights.
         """
-        logits, seen = _logits(query, key, seen, bias)
-        # The result is the same for any number here, so no gradient goes through it.
-        highest = jax.lax.stop_gradient(jnp.maximum(self.highest, logits.max(axis=-1)))
-        weights = jnp.where(seen, jnp.exp(logits - highest[..., None]), 0.0)
-        shrink = jnp.exp(jax.lax.stop_gradient(self.highest) - highest)
+        logits, mask = _logits(query, key, mask, bias)
+        # The output is independent of this number, so it needs no gradient.
+        maximum = jax.lax.stop_gradient(jnp.maximum(self.maximum, logits.max(axis=-1)))
+        weights = jnp.where(mask, jnp.exp(logits - maximum[..., None]), 0.0)
+        shrink = jnp.exp(jax.lax.stop_gradient(self.maximum) - maximum)
         total, mixed = shrink * self.total + weights.sum(axis=-1), shrink[..., None] * self.mixed
-        return Running(highest, total, mixed + _mixed(dropped(weights), value))
+        return RunningSoftmax(maximum, total, mixed + _mix(drop(weights), value))
 
-    def result(self) -> jax.Array:
-        """(B, t, G, R, V), zeros where a query has seen nothing."""
+    def output(self) -> jax.Array:
+        """Return the output (B, t, G, R, V), zeros for a query without visible keys."""
         mixed = self.mixed / self._denominator()[..., None]
         return jnp.moveaxis(mixed, 3, 1)
 
-    def logarithm(self) -> jax.Array:
-        """(B, G, R, t) log of the sum of exp(logit); the lowest number where a query has seen nothing."""
-        return self.highest + jnp.log(self._denominator())
+    def log_denominator(self) -> jax.Array:
+        """Return log(sum of exp(logit)) (B, G, R, t), the lowest number for a query without visible keys."""
+        return self.maximum + jnp.log(self._denominator())
 
     def _denominator(self) -> jax.Array:
         return jnp.where(self.total == 0.0, 1.0, self.total)
 
 
 def _logits(
-    query: jax.Array, key: jax.Array, seen: jax.Array, bias: jax.Array | None
+    query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """(logits (B, G, R, t, s) float32, lowest where nothing is seen; which are seen, broadcastable to them)."""
+    """Return (logits (B, G, R, t, s) float32, the lowest number at masked pairs; the mask by group)."""
     groups = key.shape[2]
     logits = float32_product("btgrk,bsgk->bgrts", query, key)
     if bias is not None:
         logits = logits + _by_group(bias, groups)
-    seen = _by_group(seen, groups)
-    return jnp.where(seen, logits, jnp.finfo(jnp.float32).min), seen
+    mask = _by_group(mask, groups)
+    return jnp.where(mask, logits, jnp.finfo(jnp.float32).min), mask
 
 
-def _mixed(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """(B, G, R, t, s) and (B, s, G, V) -> (B, G, R, t, V) float32."""
+def _mix(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """Return the weighted sums (B, G, R, t, V) float32 of values (B, s, G, V) by weights (B, G, R, t, s)."""
     weights = weights.astype(value.dtype)
     return float32_product("bgrts,bsgv->bgrtv", weights, value)
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
-    """(B, H, t, s) -> (B, G, R, t, s); one for all heads stays one."""
+    """Reshape (B, H, t, s) to (B, G, R, t, s); a size of 1 for all heads remains 1."""
     b, heads, t, s = x.shape
     return x.reshape(b, groups if heads > 1 else 1, -1, t, s)
 
 
 def part_of(
-    whole: jax.Array | Visibility | PositionBias | None, queries: jax.Array, keys: jax.Array
+    full: jax.Array | Visibility | PositionBias | None, queries: jax.Array, keys: jax.Array
 ) -> jax.Array | None:
-    """A mask or bias (B, H, T, S) at some queries (t,) and keys (s,); a place beyond the end is the last."""
-    if whole is None:
+    """Return the part of a mask or bias (B, H, T, S) for query indices (t,) and key indices (s,).
+
+    An index beyond the end reads the last element.
+    """
+    if full is None:
         return None
-    if isinstance(whole, (Visibility, PositionBias)):
-        return whole.part(queries, keys)
-    whole = whole.reshape((1,) * (4 - whole.ndim) + whole.shape)
-    return taken(taken(whole, queries, 2), keys, 3)
+    if isinstance(full, (Visibility, PositionBias)):
+        return full.part(queries, keys)
+    full = full.reshape((1,) * (4 - full.ndim) + full.shape)
+    return take(take(full, queries, 2), keys, 3)
 
 
 def _chunks(x: jax.Array, size: int, axis: int = 1) -> jax.Array:
-    """(..., T, ...) -> (n, ..., size, ...) along an axis, filled up with zeros."""
+    """Split an axis: (..., T, ...) -> (n, ..., size, ...), padded with zeros."""
     length = x.shape[axis]
     count = -(-length // size)
     x = jnp.pad(x, [(0, count * size - length if n == axis else 0) for n in range(x.ndim)])
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _joined(chunks: jax.Array, length: int, axis: int = 1) -> jax.Array:
-    """`_chunks` undone."""
+def _join(chunks: jax.Array, length: int, axis: int = 1) -> jax.Array:
+    """Invert `_chunks`."""
     x = jnp.moveaxis(chunks, 0, axis)
     x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
     return jax.lax.slice_in_dim(x, 0, length, axis=axis)
 
 
 class Ring(NamedTuple):
-    """The devices that keys and values go round; one alone has all of them.
+    """The devices that keys and values travel around; a single device is a ring of one.
 
     Attributes:
-      axis: of the mesh, inside a `shard_map` over it; None: one device.
-      parts: how many devices it has.
+      axis: Axis of the mesh inside a `shard_map` over it; None means one device.
+      size: Number of devices.
     """
 
     axis: str | None = None
-    parts: int = 1
+    size: int = 1
 
-    def own(self) -> jax.Array:
-        """The number of this device, and of the part of the sequence that it began with."""
+    def device(self) -> jax.Array:
+        """Return the index of this device, which is also that of its part of the sequence."""
         return jnp.zeros((), jnp.int32) if self.axis is None else jax.lax.axis_index(self.axis)
 
-    def rotated(self, tree: Any) -> Any:
-        """What the device before this one held."""
+    def rotate(self, tree: Any) -> Any:
+        """Return the arrays of the previous device."""
         if self.axis is None:
             return tree
-        around = [(place, (place + 1) % self.parts) for place in range(self.parts)]
-        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, around), tree)
+        pairs = [(device, (device + 1) % self.size) for device in range(self.size)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
 
 
 class _Static(NamedTuple):
-    """What is known before an attention runs: sizes of chunks, the ring, how the bias is put together."""
+    """Settings known at tracing time.
+
+    Attributes:
+      queries: Queries per chunk.
+      keys: Keys per chunk.
+      ring: The ring of devices.
+      bias: Tree structure of the bias.
+      is_float: For each leaf of the bias, whether it is differentiable.
+      rate: Dropout rate on the weights.
+    """
 
     queries: int
     keys: int
     ring: Ring
-    bias: Any  # tree structure
-    floats: tuple[bool, ...]  # which of its leaves have a gradient
-    rate: float  # of dropout on the weights
+    bias: Any
+    is_float: tuple[bool, ...]
+    rate: float
 
 
 class _Inputs(NamedTuple):
-    """One device's arguments.
+    """The arguments on one device.
 
     Attributes:
-      query: (B, T, G, R, K), times the scale.
-      key, value: (B, S, G, K) and (B, S, G, V).
-      mask: of the whole sequence; as is the bias.
-      floats, others: leaves of the bias.
-      words: of dropout, see `dropout.random_words`, or None.
+      query: (B, T, G, R, K), scaled.
+      key: (B, S, G, K).
+      value: (B, S, G, V).
+      mask: Mask of the complete sequence.
+      floats: Differentiable leaves of the bias of the complete sequence.
+      constants: The remaining leaves of the bias.
+      words: Random words of dropout, see `dropout.random_words`, or None.
     """
 
     query: jax.Array
@@ -182,88 +203,102 @@ class _Inputs(NamedTuple):
     value: jax.Array
     mask: jax.Array | Visibility | None
     floats: tuple[jax.Array, ...]
-    others: tuple[jax.Array, ...]
+    constants: tuple[jax.Array, ...]
     words: jax.Array | None
 
 
-class _Places(NamedTuple):
-    """Which pairs of a chunk of queries and one of keys see each other, and their bias."""
+class _Block(NamedTuple):
+    """Mask, bias and dropout of a chunk of queries and a chunk of keys.
 
-    how: _Static
-    given: _Inputs
-    queries: jax.Array  # (t,) numbers of the queries in the whole sequence
-    keys: jax.Array  # (s,)
-    real: jax.Array  # (s,) whether the key exists
+    Attributes:
+      static: See `_Static`.
+      inputs: See `_Inputs`.
+      queries: (t,) indices of the queries in the complete sequence.
+      keys: (s,) indices of the keys in the complete sequence.
+      valid: (s,) False at the padding of the last chunk.
+    """
 
-    def seen(self) -> jax.Array:
-        """Broadcastable to (B, H, t, s)."""
-        real = self.real[None, None, None]
-        own = part_of(self.given.mask, self.queries, self.keys)
-        return real if own is None else real & own
+    static: _Static
+    inputs: _Inputs
+    queries: jax.Array
+    keys: jax.Array
+    valid: jax.Array
+
+    def mask(self) -> jax.Array:
+        """Return the mask, broadcastable to (B, H, t, s)."""
+        valid = self.valid[None, None, None]
+        mask = part_of(self.inputs.mask, self.queries, self.keys)
+        return valid if mask is None else valid & mask
 
     def bias(self, floats: tuple[jax.Array, ...]) -> jax.Array | None:
-        """Broadcastable to (B, H, t, s)."""
-        some, others = iter(floats), iter(self.given.others)
-        leaves = [next(some) if floating else next(others) for floating in self.how.floats]
-        return part_of(jax.tree.unflatten(self.how.bias, leaves), self.queries, self.keys)
+        """Return the bias with these differentiable leaves, broadcastable to (B, H, t, s)."""
+        float_leaves, constants = iter(floats), iter(self.inputs.constants)
+        leaves = [next(float_leaves) if is_float else next(constants) for is_float in self.static.is_float]
+        return part_of(jax.tree.unflatten(self.static.bias, leaves), self.queries, self.keys)
 
-    def dropped(self, weights: jax.Array) -> jax.Array:
-        """Weights (B, G, R, t, s) after dropout, of the same places as in the plain form."""
-        if self.given.words is None:
+    def drop(self, weights: jax.Array) -> jax.Array:
+        """Apply dropout to weights (B, G, R, t, s); it drops the same pairs as the plain form."""
+        if self.inputs.words is None:
             return weights
         B, G, R = weights.shape[:3]
-        parts = self.how.ring.parts
-        shape = B, G * R, self.given.query.shape[1] * parts, self.given.key.shape[1] * parts
-        numbers = numbers_of(
-            (
-                jnp.arange(B)[:, None, None, None],
-                jnp.arange(G * R)[:, None, None],
-                self.queries[:, None],
-                self.keys,
-            ),
-            shape,
-        )
-        kept = kept_at(self.given.words, numbers, self.how.rate).reshape(weights.shape)
-        return jnp.where(kept, weights / (1.0 - self.how.rate), 0.0)
+        ring = self.static.ring.size
+        shape = B, G * R, self.inputs.query.shape[1] * ring, self.inputs.key.shape[1] * ring
+        rows, heads = jnp.arange(B)[:, None, None, None], jnp.arange(G * R)[:, None, None]
+        indices = flat_indices((rows, heads, self.queries[:, None], self.keys), shape)
+        kept = keep_mask(self.inputs.words, indices, self.static.rate).reshape(weights.shape)
+        return jnp.where(kept, weights / (1.0 - self.static.rate), 0.0)
 
-    def softmax_parts(
+    def weighted_sums(
         self,
-        logarithm: jax.Array,
+        log_denominator: jax.Array,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
         floats: tuple[jax.Array, ...],
     ) -> tuple[jax.Array, jax.Array]:
-        """(P V (B, G, R, t, V), sums of P (B, G, R, t)) of the chunk's weights P = exp(logits - logarithm)."""
-        logits, shown = _logits(query, key, self.seen(), self.bias(floats))
-        weights = jnp.where(shown, jnp.exp(logits - logarithm[..., None]), 0.0)
-        return _mixed(self.dropped(weights), value), weights.sum(axis=-1)
+        """Return (P V (B, G, R, t, V), sum of P (B, G, R, t)) for P = exp(logits - log_denominator)."""
+        logits, mask = _logits(query, key, self.mask(), self.bias(floats))
+        weights = jnp.where(mask, jnp.exp(logits - log_denominator[..., None]), 0.0)
+        return _mix(self.drop(weights), value), weights.sum(axis=-1)
 
 
-class _Schedule:
-    """The chunks of one device's arguments, and the places that a turn of the ring brings together."""
+class _Chunks:
+    """The chunks of one device's arguments, and the blocks that they form in each turn of the ring.
 
-    def __init__(self, how: _Static, given: _Inputs):
-        self.how, self.given = how, given
-        self.own = how.ring.own()
-        T, self.length = given.query.shape[1], given.key.shape[1]
-        self.size = min(how.queries, T)
-        self.query = _chunks(given.query, self.size)
-        self.key, self.value = (_chunks(x, min(how.keys, self.length)) for x in (given.key, given.value))
-        self.first = self.own * T + self.size * jnp.arange(len(self.query))
-        self.number = jnp.arange(len(self.key))
+    Attributes:
+      size: Queries per chunk.
+      query: (n, B, size, G, R, K) chunks of queries.
+      key: (m, B, s, G, K) chunks of keys.
+      value: (m, B, s, G, V) chunks of values.
+      starts: (n,) index of each chunk's first query in the complete sequence.
+      numbers: (m,) number of each chunk of keys.
+      key_length: Number of keys on this device.
+    """
 
-    def places(self, turn: jax.Array, first: jax.Array, number: jax.Array) -> _Places:
-        """Of the queries from `first` on and a chunk of the keys that are here in a turn."""
-        part = (self.own - turn) % self.how.ring.parts
-        size = self.key.shape[2]
-        own = number * size + jnp.arange(size)
-        queries = first + jnp.arange(self.size)
-        return _Places(self.how, self.given, queries, part * self.length + own, own < self.length)
+    def __init__(self, static: _Static, inputs: _Inputs):
+        self._static, self._inputs = static, inputs
+        self._device = static.ring.device()
+        T, self.key_length = inputs.query.shape[1], inputs.key.shape[1]
+        self.size = min(static.queries, T)
+        self.query = _chunks(inputs.query, self.size)
+        self.key, self.value = (
+            _chunks(x, min(static.keys, self.key_length)) for x in (inputs.key, inputs.value)
+        )
+        self.starts = self._device * T + self.size * jnp.arange(len(self.query))
+        self.numbers = jnp.arange(len(self.key))
+
+    def block(self, turn: jax.Array, start: jax.Array, number: jax.Array) -> _Block:
+        """Return the block of the queries from `start` on and a chunk of the keys held in this turn."""
+        source = (self._device - turn) % self._static.ring.size
+        chunk_size = self.key.shape[2]
+        offsets = number * chunk_size + jnp.arange(chunk_size)
+        queries = start + jnp.arange(self.size)
+        keys = source * self.key_length + offsets
+        return _Block(self._static, self._inputs, queries, keys, offsets < self.key_length)
 
 
-class _Differentiable(NamedTuple):
-    """Tangents or cotangents of those of one device's arguments that have any; see `_Inputs`."""
+class _Tangents(NamedTuple):
+    """Tangents or cotangents of the differentiable arguments in `_Inputs`."""
 
     query: jax.Array
     key: jax.Array
@@ -272,162 +307,167 @@ class _Differentiable(NamedTuple):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(how: _Static, given: _Inputs) -> jax.Array:
-    """(B, T, G, R, V) in the query's dtype."""
-    return _forward(how, given)[0]
+def _attend(static: _Static, inputs: _Inputs) -> jax.Array:
+    """Return the output (B, T, G, R, V) in the query's dtype."""
+    return _forward(static, inputs)[0]
 
 
-def _forward(how: _Static, given: _Inputs):
-    turns = _Schedule(how, given)
-    width = given.value.shape[3]
+def _forward(static: _Static, inputs: _Inputs):
+    """Return (output, residuals for the derivatives)."""
+    chunks = _Chunks(static, inputs)
+    width = inputs.value.shape[3]
 
-    def turn(carry, number_of_turn):
-        running, keys, values = carry
+    def run_turn(carry, turn):
+        states, keys, values = carry
 
-        def of_queries(chunk):
-            running, query, first = chunk
+        def run_queries(chunk):
+            state, query, start = chunk
 
-            def of_keys(running, chunk):
+            def run_keys(state, chunk):
                 number, key, value = chunk
-                places = turns.places(number_of_turn, first, number)
-                seen = places.seen()
-                # A chunk behind the queries, or of another document, costs nothing.
+                block = chunks.block(turn, start, number)
+                mask = block.mask()
+                # A chunk of keys that no query of this chunk sees costs nothing.
                 return jax.lax.cond(
-                    seen.any(),
-                    lambda: running.with_keys(
-                        query, key, value, seen, places.bias(given.floats), places.dropped
-                    ),
-                    lambda: running,
+                    mask.any(),
+                    lambda: state.add_keys(query, key, value, mask, block.bias(inputs.floats), block.drop),
+                    lambda: state,
                 ), None
 
-            return jax.lax.scan(of_keys, running, (turns.number, keys, values))[0]
+            return jax.lax.scan(run_keys, state, (chunks.numbers, keys, values))[0]
 
-        running = jax.lax.map(of_queries, (running, turns.query, turns.first))
-        return (running, *how.ring.rotated((keys, values))), None
+        states = jax.lax.map(run_queries, (states, chunks.query, chunks.starts))
+        return (states, *static.ring.rotate((keys, values))), None
 
-    running = jax.vmap(lambda chunk: Running.empty(chunk, width))(turns.query)
-    carry = (running, turns.key, turns.value)
-    (running, _, _), _ = jax.lax.scan(turn, carry, jnp.arange(how.ring.parts))
-    T = given.query.shape[1]
-    mixed = _joined(jax.vmap(Running.result)(running), T).astype(given.query.dtype)
-    logarithm = _joined(jax.vmap(Running.logarithm)(running), T, axis=3)  # (B, G, R, T)
-    # Kept by rematerialisation: else it keeps the products of every pair of chunks.
-    mixed, logarithm = named(mixed, KERNEL_RESULTS), named(logarithm, KERNEL_RESULTS)
-    return mixed, (given, mixed, logarithm)
+    states = jax.vmap(lambda chunk: RunningSoftmax.empty(chunk, width))(chunks.query)
+    carry = (states, chunks.key, chunks.value)
+    (states, _, _), _ = jax.lax.scan(run_turn, carry, jnp.arange(static.ring.size))
+    T = inputs.query.shape[1]
+    output = _join(jax.vmap(RunningSoftmax.output)(states), T).astype(inputs.query.dtype)
+    log_denominator = _join(jax.vmap(RunningSoftmax.log_denominator)(states), T, axis=3)  # (B, G, R, T)
+    # Named, so that rematerialization keeps these results instead of the products of every pair of chunks.
+    output, log_denominator = named(output, KERNEL_RESULTS), named(log_denominator, KERNEL_RESULTS)
+    return output, (inputs, output, log_denominator)
 
 
-def _backward(how: _Static, kept, gradient: jax.Array) -> _Differentiable:
-    """With weights P = exp(logits - logarithm), the gradient of the logits is P (dP - sum of P dP), and the sum
-    is the output times its gradient. So it is that of P V and of P's sum, for a constant logarithm."""
-    given, mixed, logarithm = kept
-    turns = _Schedule(how, given)
-    product = jnp.einsum("btgrv,btgrv->bgrt", gradient, mixed, preferred_element_type=jnp.float32)
-    gradients = _chunks(
-        jnp.moveaxis(gradient, 1, 3).astype(jnp.float32), turns.size, axis=3
-    )  # (n, B, G, R, t, V)
-    logarithms, products = (_chunks(x, turns.size, axis=3) for x in (logarithm, product))
+def _backward(static: _Static, residuals, gradient: jax.Array) -> _Tangents:
+    """Return the cotangents of the inputs.
 
-    def turn(carry, number_of_turn):
-        (keys, values, of_keys, of_values), of_query, of_floats = carry
+    With weights P = exp(logits - log_denominator), the gradient of the logits is P (dP - sum of P dP), and that
+    sum is the output times its gradient. This equals the gradient of P V and of P's sum for a constant
+    denominator.
+    """
+    inputs, output, log_denominator = residuals
+    chunks = _Chunks(static, inputs)
+    product = jnp.einsum("btgrv,btgrv->bgrt", gradient, output, preferred_element_type=jnp.float32)
+    gradient = jnp.moveaxis(gradient, 1, 3).astype(jnp.float32)
+    gradients = _chunks(gradient, chunks.size, axis=3)  # (n, B, G, R, t, V)
+    log_denominators, products = (_chunks(x, chunks.size, axis=3) for x in (log_denominator, product))
 
-        def at_queries(carry, chunk):
-            of_keys, of_values, of_floats = carry
-            query, gradient, logarithm, product, first, of_query = chunk
+    def run_turn(carry, turn):
+        (keys, values, d_keys, d_values), d_query, d_floats = carry
 
-            def at_keys(carry, chunk):
-                number, key, value, of_key, of_value = chunk
-                places = turns.places(number_of_turn, first, number)
-                seen = places.seen()
+        def run_queries(carry, chunk):
+            d_keys, d_values, d_floats = carry
+            query, gradient, log_denominator, product, start, d_query = chunk
 
-                def more():
-                    parts = functools.partial(places.softmax_parts, logarithm)
-                    _, pull = jax.vjp(parts, query, key, value, given.floats)
-                    return jax.tree.map(
-                        lambda sum_, x: sum_ + x.astype(sum_.dtype), sums, pull((gradient, -product))
-                    )
+            def run_keys(carry, chunk):
+                number, key, value, d_key, d_value = chunk
+                block = chunks.block(turn, start, number)
+                sums = (carry[0], d_key, d_value, carry[1])
 
-                sums = (carry[0], of_key, of_value, carry[1])
-                of_query, of_key, of_value, of_floats = jax.lax.cond(seen.any(), more, lambda: sums)
-                return (of_query, of_floats), (of_key, of_value)
+                def add_block():
+                    weighted_sums = functools.partial(block.weighted_sums, log_denominator)
+                    _, pull_back = jax.vjp(weighted_sums, query, key, value, inputs.floats)
+                    terms = pull_back((gradient, -product))
+                    return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, terms)
 
-            (of_query, of_floats), (of_keys, of_values) = jax.lax.scan(
-                at_keys, (of_query, of_floats), (turns.number, keys, values, of_keys, of_values)
+                d_query, d_key, d_value, d_floats = jax.lax.cond(block.mask().any(), add_block, lambda: sums)
+                return (d_query, d_floats), (d_key, d_value)
+
+            (d_query, d_floats), (d_keys, d_values) = jax.lax.scan(
+                run_keys, (d_query, d_floats), (chunks.numbers, keys, values, d_keys, d_values)
             )
-            return (of_keys, of_values, of_floats), of_query
+            return (d_keys, d_values, d_floats), d_query
 
-        (of_keys, of_values, of_floats), of_query = jax.lax.scan(
-            at_queries,
-            (of_keys, of_values, of_floats),
-            (turns.query, gradients, logarithms, products, turns.first, of_query),
+        (d_keys, d_values, d_floats), d_query = jax.lax.scan(
+            run_queries,
+            (d_keys, d_values, d_floats),
+            (chunks.query, gradients, log_denominators, products, chunks.starts, d_query),
         )
-        # The gradients travel with their keys, and are home after the last turn.
-        return (how.ring.rotated((keys, values, of_keys, of_values)), of_query, of_floats), None
+        # The gradients travel with their keys and are back on their device after the last turn.
+        return (static.ring.rotate((keys, values, d_keys, d_values)), d_query, d_floats), None
 
-    def none_yet(x: jax.Array) -> jax.Array:
+    def zeros(x: jax.Array) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
 
     carry = (
-        (turns.key, turns.value, none_yet(turns.key), none_yet(turns.value)),
-        none_yet(turns.query),
-        jax.tree.map(none_yet, given.floats),
+        (chunks.key, chunks.value, zeros(chunks.key), zeros(chunks.value)),
+        zeros(chunks.query),
+        jax.tree.map(zeros, inputs.floats),
     )
-    ((_, _, of_key, of_value), of_query, of_floats), _ = jax.lax.scan(turn, carry, jnp.arange(how.ring.parts))
-    of_query = _joined(of_query, given.query.shape[1]).astype(given.query.dtype)
-    of_key, of_value = (
-        _joined(x, turns.length).astype(like.dtype)
-        for x, like in ((of_key, given.key), (of_value, given.value))
+    ((_, _, d_key, d_value), d_query, d_floats), _ = jax.lax.scan(run_turn, carry, jnp.arange(static.ring.size))
+    return _Tangents(
+        _join(d_query, inputs.query.shape[1]).astype(inputs.query.dtype),
+        _join(d_key, chunks.key_length).astype(inputs.key.dtype),
+        _join(d_value, chunks.key_length).astype(inputs.value.dtype),
+        tuple(x.astype(like.dtype) for x, like in zip(d_floats, inputs.floats, strict=True)),
     )
-    of_floats = tuple(x.astype(like.dtype) for x, like in zip(of_floats, given.floats, strict=True))
-    return _Differentiable(of_query, of_key, of_value, of_floats)
 
 
-def _tangent(how: _Static, kept, moving: _Differentiable) -> jax.Array:
-    """The transpose of `_backward`: with weights P as there, the tangent of P V less the output times that of
-    P's sum, for a constant logarithm. (B, T, G, R, V) in the query's dtype."""
-    given, mixed, logarithm = kept
-    turns = _Schedule(how, given)
-    size, T = turns.key.shape[2], given.query.shape[1]
-    queries, logarithms = _chunks(moving.query, turns.size), _chunks(logarithm, turns.size, axis=3)
+def _tangent(static: _Static, residuals, tangents: _Tangents) -> jax.Array:
+    """Return the tangent of the output (B, T, G, R, V), the transpose of `_backward`.
 
-    def turn(carry, number_of_turn):
-        sums, passing = carry
+    With weights P as there, it is the tangent of P V minus the output times the tangent of P's sum, for a
+    constant denominator.
+    """
+    inputs, output, log_denominator = residuals
+    chunks = _Chunks(static, inputs)
+    T = inputs.query.shape[1]
+    query_tangents = _chunks(tangents.query, chunks.size)
+    log_denominators = _chunks(log_denominator, chunks.size, axis=3)
 
-        def of_queries(chunk):
-            sums, query, of_query, logarithm, first = chunk
+    def run_turn(carry, turn):
+        sums, moving = carry
 
-            def of_keys(sums, chunk):
-                number, key, value, of_key, of_value = chunk
-                places = turns.places(number_of_turn, first, number)
+        def run_queries(chunk):
+            sums, query, d_query, log_denominator, start = chunk
 
-                def more():
-                    parts = functools.partial(places.softmax_parts, logarithm)
-                    primals = query, key, value, given.floats
-                    _, tangents = jax.jvp(parts, primals, (of_query, of_key, of_value, moving.floats))
-                    return jax.tree.map(jnp.add, sums, tangents)
+            def run_keys(sums, chunk):
+                number, key, value, d_key, d_value = chunk
+                block = chunks.block(turn, start, number)
 
-                return jax.lax.cond(places.seen().any(), more, lambda: sums), None
+                def add_block():
+                    weighted_sums = functools.partial(block.weighted_sums, log_denominator)
+                    primals = query, key, value, inputs.floats
+                    _, terms = jax.jvp(weighted_sums, primals, (d_query, d_key, d_value, tangents.floats))
+                    return jax.tree.map(jnp.add, sums, terms)
 
-            return jax.lax.scan(of_keys, sums, (turns.number, *passing))[0]
+                return jax.lax.cond(block.mask().any(), add_block, lambda: sums), None
 
-        sums = jax.lax.map(of_queries, (sums, turns.query, queries, logarithms, turns.first))
-        return (sums, how.ring.rotated(passing)), None
+            return jax.lax.scan(run_keys, sums, (chunks.numbers, *moving))[0]
 
-    rows = logarithms.shape  # (n, B, G, R, t)
-    sums = jnp.zeros((*rows, given.value.shape[3])), jnp.zeros(rows)
-    passing = turns.key, turns.value, *(_chunks(x, size) for x in (moving.key, moving.value))
-    ((of_mixed, of_total), _), _ = jax.lax.scan(turn, (sums, passing), jnp.arange(how.ring.parts))
-    of_mixed, of_total = _joined(of_mixed, T, axis=3), _joined(of_total, T, axis=3)
-    of_mixed, of_total = jnp.moveaxis(of_mixed, 3, 1), jnp.moveaxis(of_total, 3, 1)[..., None]
-    return (of_mixed - of_total * mixed).astype(mixed.dtype)
+        sums = jax.lax.map(run_queries, (sums, chunks.query, query_tangents, log_denominators, chunks.starts))
+        return (sums, static.ring.rotate(moving)), None
+
+    rows = log_denominators.shape  # (n, B, G, R, t)
+    sums = jnp.zeros((*rows, inputs.value.shape[3])), jnp.zeros(rows)
+    key_chunk = chunks.key.shape[2]
+    moving = chunks.key, chunks.value, *(_chunks(x, key_chunk) for x in (tangents.key, tangents.value))
+    ((d_mixed, d_total), _), _ = jax.lax.scan(run_turn, (sums, moving), jnp.arange(static.ring.size))
+    d_mixed, d_total = (jnp.moveaxis(_join(x, T, axis=3), 3, 1) for x in (d_mixed, d_total))
+    return (d_mixed - d_total[..., None] * output).astype(output.dtype)
 
 
 @_attend.defjvp
-def _attend_jvp(how: _Static, primals: tuple[_Inputs], tangents: tuple[_Inputs]) -> tuple[jax.Array, jax.Array]:
-    (given,), (of_given,) = primals, tangents
-    mixed, kept = _forward(how, given)
-    moving = _Differentiable(of_given.query, of_given.key, of_given.value, of_given.floats)
-    tangent, backward = functools.partial(_tangent, how), functools.partial(_backward, how)
-    return mixed, with_transpose(tangent, backward, kept, moving)
+def _attend_jvp(
+    static: _Static, primals: tuple[_Inputs], tangents: tuple[_Inputs]
+) -> tuple[jax.Array, jax.Array]:
+    (inputs,), (d_inputs,) = primals, tangents
+    output, residuals = _forward(static, inputs)
+    moving = _Tangents(d_inputs.query, d_inputs.key, d_inputs.value, d_inputs.floats)
+    tangent, backward = functools.partial(_tangent, static), functools.partial(_backward, static)
+    return output, with_transpose(tangent, backward, residuals, moving)
 
 
 def chunked_attention(
@@ -444,15 +484,23 @@ def chunked_attention(
     keys: int = KEYS,
     ring: Ring = Ring(),  # noqa: B008
 ) -> jax.Array:
-    """`dot_product_attention` in memory of about `queries` x `keys` x B x H beside its arguments.
+    """Compute `dot_product_attention` with about `queries` x `keys` x B x H numbers of temporary memory.
 
-    It has derivatives of forward and reverse mode, of any order; the first ones need no more memory than that.
+    It has derivatives of any order in forward and reverse mode; those of first order need no more memory.
 
     Args:
-      query, key, value, mask, bias, scale, weight_dropout, dropout_key: see `dot_product_attention`.
-      queries, keys: sizes of the chunks.
-      ring: the devices over which the sequence is cut, where `query`, `key` and `value` are one device's part;
-        mask and bias are of the whole sequence.
+      query: See `dot_product_attention`.
+      key: See `dot_product_attention`.
+      value: See `dot_product_attention`.
+      mask: See `dot_product_attention`.
+      bias: See `dot_product_attention`.
+      scale: See `dot_product_attention`.
+      weight_dropout: See `dot_product_attention`.
+      dropout_key: See `dot_product_attention`.
+      queries: Queries per chunk.
+      keys: Keys per chunk.
+      ring: Devices over which the sequence is sharded; `query`, `key` and `value` are then one device's part,
+        mask and bias those of the complete sequence.
 
     Returns:
       (B, T, H, width) in the query's dtype.
@@ -461,9 +509,12 @@ def chunked_attention(
     G, width = value.shape[2:]
     query = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)
     leaves, structure = jax.tree.flatten(bias)
-    floats = tuple(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves)
-    some = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if floating)
-    others = tuple(leaf for leaf, floating in zip(leaves, floats, strict=True) if not floating)
-    how = _Static(queries, keys, ring, structure, floats, weight_dropout)
+    is_float = tuple(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves)
+    floats, constants = (
+        tuple(leaf for leaf, flag in zip(leaves, is_float, strict=True) if flag == selected)
+        for selected in (True, False)
+    )
+    static = _Static(queries, keys, ring, structure, is_float, weight_dropout)
     words = None if dropout_key is None else random_words(dropout_key)
-    return _attend(how, _Inputs(query, key, value, mask, some, others, words)).reshape(B, T, H, width)
+    inputs = _Inputs(query, key, value, mask, floats, constants, words)
+    return _attend(static, inputs).reshape(B, T, H, width)

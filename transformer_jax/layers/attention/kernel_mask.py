@@ -1,4 +1,4 @@
-"""A mask in the form that attention kernels take: a band around the diagonal, segments, an additive array."""
+"""Masks in the form of attention kernels: a band around the diagonal, segments, or an additive array."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import jax.numpy as jnp
 from transformer_jax.layers.attention.visibility import Visibility
 
 
-def added_to_logits(seen: jax.Array, dtype: Any) -> jax.Array:
-    """What is added to logits: 0 where a key is seen, else half of the lowest number, which would overflow."""
-    return jnp.where(seen, jnp.zeros((), dtype), jnp.asarray(jnp.finfo(dtype).min / 2, dtype))
+def additive_mask(mask: jax.Array, dtype: Any) -> jax.Array:
+    """Return 0 where a mask is True, else half of the lowest number, because the lowest would overflow."""
+    return jnp.where(mask, jnp.zeros((), dtype), jnp.asarray(jnp.finfo(dtype).min / 2, dtype))
 
 
 class KernelMask(flax.struct.PyTreeNode):
-    """Relations of a `Visibility` as kernels know them, made once for all layers of a model.
+    """The relations of a `Visibility` in the form of kernels, computed once for all layers of a model.
 
     Attributes:
-      relations: the complete mask, for the forms of attention that are no kernels.
-      lowest, highest: key - query of visible places lies within; None: no such limit.
-      query_segments, key_segments: (B, T) and (B, S) numbers that must be equal, or None.
-      key_lengths: (B,) how many keys of a row are real, at least 1, where these come first and nothing else is
-        said by segments.
-      first_keys: (B,) the place of a row's first real key, where the real ones come last, the band is causal
-        from place 0 on, and nothing else is said by segments.
-      sees_any: (B, T) whether a query sees a key at all, or None if each does.
-      additive: (1 or B, 1, T, S) in the compute dtype, 0 at visible places, for kernels that know no segments.
+      relations: The complete mask, for attention without kernels.
+      lowest: Lowest visible value of key index - query index, or None.
+      highest: Highest visible value of key index - query index, or None.
+      query_segments: (B, T) numbers that must equal those of the keys, or None.
+      key_segments: (B, S) numbers that must equal those of the queries, or None.
+      key_lengths: (B,) number of real keys of each row, at least 1, if they precede the padding and segments
+        encode nothing else.
+      first_keys: (B,) index of each row's first real key, if the padding precedes the real keys, the band is
+        causal from index 0 on, and segments encode nothing else.
+      sees_any: (B, T) whether a query sees any key, or None if every query does.
+      additive: (1 or B, 1, T, S) in the compute dtype, 0 where visible, for kernels without segments.
     """
 
     relations: Visibility
@@ -42,15 +44,16 @@ class KernelMask(flax.struct.PyTreeNode):
     additive: jax.Array | None = None
 
     @classmethod
-    def of(cls, relations: Visibility, queries: int, keys: int) -> Self | None:
-        """The form of a mask, or None if no kernel has one for it.
+    def from_visibility(cls, relations: Visibility, queries: int, keys: int) -> Self | None:
+        """Convert a mask, or return None if kernels have no form for it.
 
         Args:
-          relations: the mask.
-          queries, keys: T and S.
+          relations: The mask.
+          queries: T.
+          keys: S.
         """
         lowest, highest = None, None
-        segments, real, kinds = None, None, set()
+        segments, real, padding_kinds = None, None, set()
         for relation in relations.relations:
             if relation.kind == "places":
                 low, high = (
@@ -63,10 +66,10 @@ class KernelMask(flax.struct.PyTreeNode):
                 segments = relation.query, relation.key
             elif relation.kind in ("real", "leading", "trailing"):
                 real = relation.key if real is None else real & relation.key
-                kinds.add(relation.kind)
+                padding_kinds.add(relation.kind)
             else:
                 return None
-        # Every query must see a key of the band, whose softmax has no denominator otherwise.
+        # Every query must see a key of the band, or its softmax would have no denominator.
         if (highest is not None and highest < 0) or (lowest is not None and queries - 1 + lowest > keys - 1):
             return None
         if segments is None and real is None:
@@ -74,42 +77,42 @@ class KernelMask(flax.struct.PyTreeNode):
         lengths = first = None
         if segments is None:
             assert real is not None
-            if kinds == {"leading"}:
-                # A kernel divides by the weights of the keys that are there, so that a row has at least one.
+            if padding_kinds == {"leading"}:
+                # A kernel divides by the sum of a row's weights, so each row needs at least one key.
                 lengths = jnp.maximum(real.sum(axis=1), 1)
-            elif kinds == {"trailing"} and highest == 0 and queries == keys:
+            elif padding_kinds == {"trailing"} and highest == 0 and queries == keys:
                 first = keys - real.sum(axis=1)
             segments = jnp.ones((real.shape[0], queries), jnp.int32), real
         elif real is not None:
-            # Numbers of documents are not negative: an unreal key is of no query's document.
+            # Numbers of documents are not negative, so -1 matches no query.
             segments = segments[0], jnp.where(real == 1, segments[1], -1)
-        own, theirs = (
+        query_segments, key_segments = (
             jnp.broadcast_to(x, (x.shape[0], n)) for x, n in zip(segments, (queries, keys), strict=True)
         )
         sees_any = relations.dense().any(axis=(1, 3))
-        return cls(relations, lowest, highest, own, theirs, lengths, first, sees_any)
+        return cls(relations, lowest, highest, query_segments, key_segments, lengths, first, sees_any)
 
     @property
     def band(self) -> tuple[int | None, int | None]:
-        """`lowest` and `highest`."""
+        """The limits (lowest, highest)."""
         return self.lowest, self.highest
 
     @property
     def needs_no_segments(self) -> bool:
-        """Whether numbers of real keys, or the places of the first ones, say the same."""
+        """True if `key_lengths` or `first_keys` express the segments."""
         return self.key_lengths is not None or self.first_keys is not None
 
     def with_additive(self, dtype: str) -> Self:
-        """The same with segments as an array that is added to the logits, unless that can be done without."""
+        """Return a copy with the segments as an array to add to the logits, unless lengths express them."""
         if self.query_segments is None or self.key_segments is None or self.needs_no_segments:
             return self
         same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
-        return self.replace(additive=added_to_logits(same, dtype)[:, None])
+        return self.replace(additive=additive_mask(same, dtype)[:, None])
 
     def dense(self) -> jax.Array:
-        """The boolean mask, broadcastable to (B, H, T, S)."""
+        """Return the boolean mask, broadcastable to (B, H, T, S)."""
         return self.relations.dense()
 
     def part(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """See `Visibility.part`."""
+        """Return the mask of some queries and keys, see `Visibility.part`."""
         return self.relations.part(queries, keys)

@@ -1,7 +1,7 @@
 """Attention masks: boolean, True where a query may attend to a key, broadcastable to (B, H, T, S).
 
-They compose with `&`: `causal_mask(T, T) & padding_mask(valid)`. Models keep `visibility`'s relations, which
-these masks are made of.
+They compose with `&`: `causal_mask(T, T) & padding_mask(valid)`. Models use the relations in `visibility`, from
+which these masks are computed.
 """
 
 import jax
@@ -10,27 +10,27 @@ from transformer_jax.layers.attention import visibility
 
 
 def causal_mask(queries: int, keys: int, *, first_query: int | jax.Array = 0) -> jax.Array:
-    """A query sees the keys up to its own position.
+    """Return the mask of a query that sees the keys up to its own position.
 
     Args:
-      queries: number of queries T.
-      keys: number of keys S.
-      first_query: position of the first query among the keys, a number or an array of one per
-        sentence (B,); queries that continue a cache of 5 tokens start at 5.
+      queries: Number of queries T.
+      keys: Number of keys S.
+      first_query: Position of the first query among the keys, a number or an array (B,) with one per sentence;
+        queries that continue a cache of 5 tokens start at 5.
 
     Returns:
-      (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
+      (1, 1, T, S), or (B, 1, T, S) if `first_query` is (B,).
     """
     return visibility.causal(queries, keys, first_query=first_query).dense()
 
 
 def padding_mask(valid: jax.Array, keys: int | None = None) -> jax.Array:
-    """No query sees a padded key: (B, 1, 1, S); see `visibility.real`."""
+    """Return the mask (B, 1, 1, S) that hides padded keys; see `visibility.real`."""
     return visibility.real(valid, keys).dense()
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """A query sees the keys of its own segment: packed documents do not mix.
+    """Return the mask of a query that sees the keys of its own segment, which separates packed documents.
 
     Args:
       query_segments: (B, T) integers, one number per document.
@@ -45,14 +45,16 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
 def window_mask(
     queries: int, keys: int, *, before: int, after: int = 0, first_query: int | jax.Array = 0
 ) -> jax.Array:
-    """A query sees the keys at most `before` positions behind and `after` positions ahead of it.
+    """Return the mask of a query that sees the keys at most `before` positions before and `after` after it.
 
     Args:
-      queries, keys: numbers of queries T and keys S.
-      before, after: in positions; 0 and 0 leave a query its own position.
-      first_query: see `causal_mask`.
+      queries: Number of queries T.
+      keys: Number of keys S.
+      before: Number of visible positions before the query's own.
+      after: Number of visible positions after the query's own.
+      first_query: See `causal_mask`.
 
     Returns:
-      (1, 1, T, S), or (B, 1, T, S) where `first_query` is (B,).
+      (1, 1, T, S), or (B, 1, T, S) if `first_query` is (B,).
     """
     return visibility.window(queries, keys, before=before, after=after, first_query=first_query).dense()

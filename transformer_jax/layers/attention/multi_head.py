@@ -21,18 +21,18 @@ class MultiHeadAttention(nnx.Module):
     Args:
       width: D.
       heads: H.
-      kv_heads: G; H must be a multiple.
-      head_width: K; None is D / H, and D must be a multiple then.
-      use_bias: biases on the four projections; the paper has none.
-      kernel_init: initialiser of the projections.
-      output_init: of the output's, where it is another.
-      dtype: compute dtype; parameters are float32.
-      implementation: see `ComputeOptions.attention`.
-      weight_dropout: rate on the attention weights.
-      rngs: source of the initial values.
+      kv_heads: G, a divisor of H.
+      head_width: K; None means D / H, for which H must divide D.
+      use_bias: Add biases to the four projections; the paper has none.
+      kernel_init: Initializer of the projections.
+      output_init: Initializer of the output projection; None uses `kernel_init`.
+      dtype: Compute dtype; parameters are float32.
+      implementation: See `ComputeOptions.attention`.
+      weight_dropout: Dropout rate on the attention weights.
+      rngs: Source of the initial values.
 
     Raises:
-      ValueError: sizes that do not divide.
+      ValueError: The sizes do not divide each other.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MultiHeadAttention(nnx.Module):
         self.implementation, self.weight_dropout = implementation, weight_dropout
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys and values (B, S, G, K) of the sequence (B, S, D) that is attended to."""
+        """Return the keys and values (B, S, G, K) of a sequence (B, S, D) to attend to."""
         return self.key(x), self.value(x)
 
     def __call__(
@@ -86,28 +86,35 @@ class MultiHeadAttention(nnx.Module):
         return_weights: bool = False,
         dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Attends from projected queries (B, T, H, K) to projected keys and values (B, S, G, K).
+        """Attend from projected queries to projected keys and values.
 
-        Where the queries have a multiple of the keys' rows (beams of one sentence, next to each other),
-        the rows of a group read the same keys; nothing is copied. A mask or bias is then broadcastable to
-        (B, H, W T, S), for the W beams of a row after each other.
+        If the queries have W times as many rows as the keys (adjacent beams of each sentence), the beams of a
+        sentence read the same keys without copies. Mask and bias are then broadcastable to (B, H, W T, S), with
+        the beams of a row one after another.
+
+        Args:
+          query: (B, T, H, K) or (B W, T, H, K).
+          key: (B, S, G, K).
+          value: (B, S, G, K).
+          mask: See `dot_product_attention`.
+          bias: See `dot_product_attention`.
+          return_weights: Also return the attention weights.
+          dropout_key: Random key; dropout on the weights is on if it is passed.
 
         Returns:
           (output (B, T, D), weights (B, H, T, S) float32 or None).
         """
         rows, T = query.shape[:2]
-        mixed, weights = self._mixed(
-            shared_rows(query, key), key, value, mask, bias, return_weights, dropout_key
-        )
+        mixed, weights = self._mix(share_rows(query, key), key, value, mask, bias, return_weights, dropout_key)
         weights = None if weights is None else separate_rows(weights, rows)
-        return self._joined(mixed, rows, T), weights
+        return self._project_output(mixed, rows, T), weights
 
-    def _joined(self, mixed: jax.Array, rows: int, tokens: int) -> jax.Array:
-        """What the heads mix together, as what attention adds to the stream (rows, tokens, D)."""
+    def _project_output(self, mixed: jax.Array, rows: int, tokens: int) -> jax.Array:
+        """Project the heads' mixed values to the residual stream (rows, tokens, D)."""
         return self.output(named(mixed.reshape(rows, tokens, *mixed.shape[2:]), HEADS))
 
-    def _mixed(self, query, key, value, mask, bias, return_weights, dropout_key=None):
-        """(values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""
+    def _mix(self, query, key, value, mask, bias, return_weights, dropout_key=None):
+        """Return (values mixed by the weights (B, W T, H, K), weights (B, H, W T, S) or None)."""
         result = dot_product_attention(
             query,
             key,
@@ -122,13 +129,13 @@ class MultiHeadAttention(nnx.Module):
         return result if return_weights else (result, None)
 
 
-def shared_rows(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Queries (B W, T, H, K) of W beams as (B, W T, H, K) beside their keys (B, S, G, K)."""
+def share_rows(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Reshape the queries (B W, T, H, K) of W beams to (B, W T, H, K), for keys (B, S, G, K)."""
     return query.reshape(key.shape[0], -1, *query.shape[2:])
 
 
 def separate_rows(weights: jax.Array, rows: int) -> jax.Array:
-    """Weights (B, H, W T, S) of W beams as (B W, H, T, S), for B W `rows`."""
+    """Reshape the weights (B, H, W T, S) of W beams to (B W, H, T, S), for B W `rows`."""
     B, H, _, S = weights.shape
     if rows == B:
         return weights

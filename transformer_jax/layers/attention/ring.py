@@ -1,8 +1,8 @@
-"""Exact attention of sequences that are sharded over devices: keys and values go round (Liu et al. 2023).
+"""Exact attention over sequences that are sharded over devices: ring attention (Liu et al. 2023).
 
-Each device keeps the queries of its own part. In turn it lets every part's keys and values pass, as
-`chunked_attention` does with chunks, while they travel from device to device in a ring. For the backward pass
-they go round once more, and their gradients with them: no device ever holds the keys of more than two parts.
+Each device keeps the queries of its part, while the keys and values of all parts travel from device to device
+in a ring; each part is processed like the chunks of `chunked_attention`. In the backward pass they travel
+again, together with their gradients. No device ever holds the keys of more than two parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformer_jax.layers.positions.bias import PositionBias
 
 
 def ring_size(queries: int, keys: int) -> int:
-    """The number of parts that the program's mesh cuts so many queries and keys into; 1 where it cuts none."""
+    """Return the number of devices over which the program's mesh shards so many queries and keys."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return 1
@@ -40,19 +40,32 @@ def ring_attention(
     queries: int = QUERIES,
     keys: int = KEYS,
 ) -> jax.Array:
-    """`chunked_attention` over the axis `sequence` of the program's mesh, which divides T and S.
+    """Compute `chunked_attention` over the axis `sequence` of the program's mesh, which must divide T and S.
 
-    Args and returns: see there.
+    Args:
+      query: See `chunked_attention`.
+      key: See `chunked_attention`.
+      value: See `chunked_attention`.
+      mask: See `chunked_attention`.
+      bias: See `chunked_attention`.
+      scale: See `chunked_attention`.
+      weight_dropout: See `chunked_attention`.
+      dropout_key: See `chunked_attention`.
+      queries: See `chunked_attention`.
+      keys: See `chunked_attention`.
+
+    Returns:
+      (B, T, H, width) in the query's dtype.
     """
     ring = Ring(SEQUENCE, ring_size(query.shape[1], key.shape[1]))
-    along = PartitionSpec(None, SEQUENCE)
+    sharded, replicated = PartitionSpec(None, SEQUENCE), PartitionSpec()
 
-    # Compiled also where the caller is not: axes that stay automatic need it.
+    # jit is required even in eager code, because the remaining axes of the mesh stay automatic.
     @jax.jit
     @functools.partial(
         jax.shard_map,
-        in_specs=(along, along, along, PartitionSpec(), PartitionSpec(), PartitionSpec()),
-        out_specs=along,
+        in_specs=(sharded, sharded, sharded, replicated, replicated, replicated),
+        out_specs=sharded,
         axis_names={SEQUENCE},
         check_vma=False,
     )

@@ -1,11 +1,11 @@
-"""Ring attention (Liu et al. 2023) whose parts a kernel computes: cuDNN's on GPUs, splash attention on TPUs.
+"""Ring attention (Liu et al. 2023) with kernels: cuDNN's on GPUs, splash attention on TPUs.
 
-Each device keeps its queries; keys and values travel from device to device. A kernel gives a part's output and
-the logarithm of its softmax's denominator, and parts are merged by these. The backward pass hands the kernel's
-backward pass the output and logarithm of all parts, from which it makes the part's true weights again.
+Each device keeps its queries, while keys and values travel from device to device. A kernel returns the output
+of a part and the logarithm of its softmax's denominator, with which parts are merged. The kernel's backward
+pass gets the output and denominator of all parts, from which it recomputes the weights of its part.
 
-JAX keeps the kernels' own derivatives private and leaves the logarithm out of them, so those functions are
-called directly, here alone.
+JAX's public functions have no derivative with respect to the denominator, so this file calls the kernels'
+private forward and backward functions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from transformer_jax.layers.attention.ring import ring_size
 from transformer_jax.layers.attention.visibility import Visibility
 from transformer_jax.layers.named_points import KERNEL_RESULTS, named
 
-# The logarithm of a query that has seen no key. A kernel's own is lower, infinite or not a number; in float16
-# it is about -32,000, which weighs nothing beside that of a query that has seen a key.
-_NOTHING = -1e30
+# Log-denominator of a query without visible keys. Kernels return a lower number, an infinity or NaN; in float16
+# about -32,000, which has no weight next to that of a query with visible keys.
+_EMPTY = -1e30
 
 Band = tuple[int | None, int | None]
 Segments = tuple[jax.Array, jax.Array] | None
 
 
 class _Splash(NamedTuple):
-    """Splash attention of one device's queries and one part's keys."""
+    """Splash attention between one device's queries and one part's keys."""
 
     scale: float
     interpret: bool
@@ -53,17 +53,17 @@ class _Splash(NamedTuple):
     def forward(
         self, query: jax.Array, key: jax.Array, value: jax.Array, band: Band, segments: Segments
     ) -> tuple[jax.Array, jax.Array]:
-        """(output (B, T, H, K), logarithm (B, H, T) float32)."""
+        """Return (output (B, T, H, K), log-denominator (B, H, T) float32)."""
         by_head = [jnp.swapaxes(x, 1, 2) for x in (query * jnp.asarray(self.scale, query.dtype), key, value)]
         if segments is not None:
             by_head.append(splash_segments(*segments, query.shape[0]))
-        output, (logarithm,) = jax.vmap(self._kernel(query, key, band))(*by_head)
-        return jnp.swapaxes(output, 1, 2), logarithm
+        output, (log_denominator,) = jax.vmap(self._kernel(query, key, band))(*by_head)
+        return jnp.swapaxes(output, 1, 2), log_denominator
 
     def backward(
-        self, query, key, value, band: Band, segments: Segments, output, logarithm, gradient
+        self, query, key, value, band: Band, segments: Segments, output, log_denominator, gradient
     ) -> tuple[jax.Array, ...]:
-        """Gradients of query, key and value, for output and logarithm of all parts."""
+        """Return the gradients of query, key and value, from the output and log-denominator of all parts."""
         from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
             _splash_attention_bwd,
         )
@@ -73,18 +73,18 @@ class _Splash(NamedTuple):
         by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, key, value, output, gradient)]
         rows = None if segments is None else splash_segments(*segments, query.shape[0])
 
-        def one(*row: Any) -> Any:
-            query, key, value, output, gradient, logarithm, segments = row
+        def row_gradients(*row: Any) -> Any:
+            query, key, value, output, gradient, log_denominator, segments = row
             infos = kernel.dq_mask_info, kernel.dkv_mask_info
-            kept = (query, key, value, segments, None, output, logarithm, *infos)
-            return _splash_attention_bwd(**kernel.kwargs, res=kept, do=gradient)[3:6]
+            residuals = (query, key, value, segments, None, output, log_denominator, *infos)
+            return _splash_attention_bwd(**kernel.kwargs, res=residuals, do=gradient)[3:6]
 
-        of_query, of_key, of_value = jax.vmap(one)(*by_head, logarithm, rows)
-        return tuple(jnp.swapaxes(x, 1, 2) for x in (of_query * self.scale, of_key, of_value))
+        d_query, d_key, d_value = jax.vmap(row_gradients)(*by_head, log_denominator, rows)
+        return tuple(jnp.swapaxes(x, 1, 2) for x in (d_query * self.scale, d_key, d_value))
 
 
 class _Cudnn(NamedTuple):
-    """cuDNN's attention of one device's queries and one part's keys."""
+    """cuDNN's attention between one device's queries and one part's keys."""
 
     scale: float
 
@@ -103,133 +103,131 @@ class _Cudnn(NamedTuple):
     def forward(
         self, query: jax.Array, key: jax.Array, value: jax.Array, band: Band, segments: Segments
     ) -> tuple[jax.Array, jax.Array]:
-        """(output (B, T, H, K), logarithm (B, H, T) float32)."""
-        # The public function returns the logarithm in the compute dtype, too coarse to merge by.
+        """Return (output (B, T, H, K), log-denominator (B, H, T) float32)."""
+        # The public function returns the log-denominator in the compute dtype, too coarse for merging.
         from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
 
         mask = self._mask(query, key, band, segments)
         return dot_product_attention(query, key, value, **mask, scale=self.scale, return_residual=True)
 
     def backward(
-        self, query, key, value, band: Band, segments: Segments, output, logarithm, gradient
+        self, query, key, value, band: Band, segments: Segments, output, log_denominator, gradient
     ) -> tuple[jax.Array, ...]:
-        """Gradients of query, key and value, for output and logarithm of all parts."""
+        """Return the gradients of query, key and value, from the output and log-denominator of all parts."""
         from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout, _dot_product_attention_bwd_rule
 
         mask = self._mask(query, key, band, segments)
         absent = jnp.zeros(0, query.dtype)
         biased = mask["bias"] is not None
-        kept = (
-            query, key, value, mask["bias"] if biased else absent, *(6 * [absent]), logarithm, output
-        )  # fmt: skip
+        bias = mask["bias"] if biased else absent
+        residuals = query, key, value, bias, *(6 * [absent]), log_denominator, output
         return _dot_product_attention_bwd_rule(
             self.scale, 42, 0.0, (biased, False), mask["mask_type"], AttentionLayout.BTNH.value,
-            mask["sliding_window_length"], True, False, kept, gradient,
+            mask["sliding_window_length"], True, False, residuals, gradient,
         )[:3]  # fmt: skip
 
 
 class _Static(NamedTuple):
-    """What is known before an attention runs."""
+    """Settings known at tracing time."""
 
     kernel: _Splash | _Cudnn
     ring: Ring
     band: Band
 
     def local_bands(self, turn: int, queries: int, keys: int) -> tuple[Band | None, Band | None]:
-        """The bands between a device's queries and the keys that it has in a turn, None where it sees none.
+        """Return the bands between a device's queries and the keys that it holds in a turn.
 
-        The first is for keys that come `turn` parts before the queries, the second for those of the devices
-        where the ring has wrapped around, which come `parts - turn` parts behind.
+        The first band is for devices whose keys come `turn` parts before their queries, the second for devices
+        past which the ring has wrapped around, whose keys come `size - turn` parts after. A band is None if it
+        is empty.
         """
-        found: list[Band | None] = []
-        for parts in (turn, turn - self.ring.parts):
+        bands: list[Band | None] = []
+        for parts in (turn, turn - self.ring.size):
             lowest, highest = (None if limit is None else limit + parts * queries for limit in self.band)
             hidden = (highest is not None and highest <= -queries) or (lowest is not None and lowest >= keys)
             lowest = None if lowest is not None and lowest <= 1 - queries else lowest
             highest = None if highest is not None and highest >= keys - 1 else highest
-            found.append(None if hidden else (lowest, highest))
-        return found[0], found[1]
+            bands.append(None if hidden else (lowest, highest))
+        return bands[0], bands[1]
 
-    def in_turn(self, turn: int, queries: int, keys: int, seen: Any, unseen: Any, *arguments: Any) -> Any:
-        """`seen(band)(*arguments)` of the band of this device in a turn, or `unseen(*arguments)`."""
+    def run_turn(self, turn: int, queries: int, keys: int, add_part: Any, sums: Any, moving: Any) -> Any:
+        """Return `add_part(band, sums, moving)` for this device's band in a turn, or `sums` if it is empty."""
 
-        def of(band: Band | None) -> Any:
-            return unseen if band is None else functools.partial(seen, band)
+        def branch(band: Band | None) -> Any:
+            return (lambda sums, moving: sums) if band is None else functools.partial(add_part, band)
 
-        before, behind = self.local_bands(turn, queries, keys)
-        if turn == 0 or before == behind:
-            return of(before)(*arguments)
-        return jax.lax.cond(self.ring.own() >= turn, of(before), of(behind), *arguments)
+        before, after = self.local_bands(turn, queries, keys)
+        if turn == 0 or before == after:
+            return branch(before)(sums, moving)
+        return jax.lax.cond(self.ring.device() >= turn, branch(before), branch(after), sums, moving)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(how: _Static, query: jax.Array, key: jax.Array, value: jax.Array, segments: Segments) -> jax.Array:
-    return _forward(how, query, key, value, segments)[0]
+def _attend(
+    static: _Static, query: jax.Array, key: jax.Array, value: jax.Array, segments: Segments
+) -> jax.Array:
+    return _forward(static, query, key, value, segments)[0]
 
 
-def _forward(how: _Static, query, key, value, segments: Segments):
+def _forward(static: _Static, query, key, value, segments: Segments):
     (B, T, H, _), S = query.shape, key.shape[1]
 
-    def seen(band: Band, sums, moving):
-        key, value, own = moving
+    def add_part(band: Band, sums, moving):
+        key, value, key_segments = moving
         with jax.named_scope(band_scope(*band)):
-            output, logarithm = how.kernel.forward(query, key, value, band, _pair(segments, own))
-        # Queries that see nothing of this part have no numbers, or those of a mean over all of its keys.
-        some = jnp.abs(logarithm) < -_NOTHING
-        logarithm = jnp.where(some, logarithm, _NOTHING)
-        output = jnp.where(_as_rows(some), output, 0)
-        before, logarithm_before = sums
-        new = jnp.logaddexp(logarithm_before, logarithm)
-        kept, added = (_as_rows(jnp.exp(x - new)) for x in (logarithm_before, logarithm))
-        return kept * before + added * output, new
+            pair = _pair(segments, key_segments)
+            output, log_denominator = static.kernel.forward(query, key, value, band, pair)
+        # For queries without visible keys in this part the kernel's numbers are undefined.
+        visible = jnp.abs(log_denominator) < -_EMPTY
+        log_denominator = jnp.where(visible, log_denominator, _EMPTY)
+        output = jnp.where(_as_rows(visible), output, 0)
+        old_output, old = sums
+        new = jnp.logaddexp(old, log_denominator)
+        old_share, share = (_as_rows(jnp.exp(x - new)) for x in (old, log_denominator))
+        return old_share * old_output + share * output, new
 
-    sums = jnp.zeros((B, T, H, value.shape[3]), jnp.float32), jnp.full((B, H, T), _NOTHING, jnp.float32)
+    sums = jnp.zeros((B, T, H, value.shape[3]), jnp.float32), jnp.full((B, H, T), _EMPTY, jnp.float32)
     moving = key, value, None if segments is None else segments[1]
-    for turn in range(how.ring.parts):
-        sums = how.in_turn(turn, T, S, seen, lambda sums, moving: sums, sums, moving)
-        if turn + 1 < how.ring.parts:
-            moving = how.ring.rotated(moving)
-    output, logarithm = (named(x, KERNEL_RESULTS) for x in (sums[0].astype(query.dtype), sums[1]))
-    return output, (query, key, value, segments, output, logarithm)
+    for turn in range(static.ring.size):
+        sums = static.run_turn(turn, T, S, add_part, sums, moving)
+        if turn + 1 < static.ring.size:
+            moving = static.ring.rotate(moving)
+    output, log_denominator = (named(x, KERNEL_RESULTS) for x in (sums[0].astype(query.dtype), sums[1]))
+    return output, (query, key, value, segments, output, log_denominator)
 
 
-def _backward(how: _Static, kept, gradient: jax.Array):
-    query, key, value, segments, output, logarithm = kept
+def _backward(static: _Static, residuals, gradient: jax.Array):
+    query, key, value, segments, output, log_denominator = residuals
     T, S = query.shape[1], key.shape[1]
     gradient = gradient.astype(query.dtype)
 
-    def seen(band: Band, sums, moving):
-        key, value, own = moving
+    def add_part(band: Band, sums, moving):
+        key, value, key_segments = moving
         with jax.named_scope(band_scope(*band)):
-            found = how.kernel.backward(
-                query, key, value, band, _pair(segments, own), output, logarithm, gradient
-            )
-        return tuple(old + new.astype(jnp.float32) for old, new in zip(sums, found, strict=True))
+            pair = _pair(segments, key_segments)
+            terms = static.kernel.backward(query, key, value, band, pair, output, log_denominator, gradient)
+        return tuple(total + x.astype(jnp.float32) for total, x in zip(sums, terms, strict=True))
 
     moving = key, value, None if segments is None else segments[1]
-    of_query, of_key, of_value = (jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
-    for turn in range(how.ring.parts):
-        sums = of_query, of_key, of_value
-        of_query, of_key, of_value = how.in_turn(
-            turn, T, S, seen, lambda sums, moving: sums, sums, moving
-        )  # fmt: skip
-        # The gradients travel with their keys, and are home after the last turn.
-        of_key, of_value = how.ring.rotated((of_key, of_value))
-        if turn + 1 < how.ring.parts:
-            moving = how.ring.rotated(moving)
-    found = zip((of_query, of_key, of_value), (query, key, value), strict=True)
-    return (*(x.astype(like.dtype) for x, like in found), None)
+    sums = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
+    for turn in range(static.ring.size):
+        d_query, d_key, d_value = static.run_turn(turn, T, S, add_part, sums, moving)
+        # The gradients travel with their keys and are back on their device after the last turn.
+        sums = d_query, *static.ring.rotate((d_key, d_value))
+        if turn + 1 < static.ring.size:
+            moving = static.ring.rotate(moving)
+    return (*(x.astype(like.dtype) for x, like in zip(sums, (query, key, value), strict=True)), None)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _pair(segments: Segments, own: jax.Array | None) -> Segments:
-    return None if segments is None or own is None else (segments[0], own)
+def _pair(segments: Segments, key_segments: jax.Array | None) -> Segments:
+    return None if segments is None or key_segments is None else (segments[0], key_segments)
 
 
 def _as_rows(x: jax.Array) -> jax.Array:
-    """(B, H, T) -> (B, T, H, 1)."""
+    """Transpose (B, H, T) to (B, T, H, 1)."""
     return jnp.swapaxes(x, 1, 2)[..., None]
 
 
@@ -243,32 +241,42 @@ def ring_kernel_attention(
     scale: float,
     interpret: bool = False,
 ) -> jax.Array:
-    """`kernel_attention` over the axis `sequence` of the program's mesh, which divides T and S.
+    """Compute `kernel_attention` over the axis `sequence` of the program's mesh, which must divide T and S.
 
-    The turns of the ring are not in a loop, since the kernel of each has a band of its own; a device skips
-    parts whose keys all lie outside its band.
+    The turns of the ring are unrolled, because the kernel of each turn has its own band; a device skips parts
+    outside its band.
 
-    Args and returns: see there.
+    Args:
+      kernel: See `kernel_attention`.
+      query: See `kernel_attention`.
+      key: See `kernel_attention`.
+      value: See `kernel_attention`.
+      mask: See `kernel_attention`.
+      scale: See `kernel_attention`.
+      interpret: See `kernel_attention`.
+
+    Returns:
+      (B, T, H, K) in the query's dtype.
     """
     form = form_of(mask, query.shape[1], key.shape[1])
     segments: Segments = None
     if form is not None and form.query_segments is not None and form.key_segments is not None:
         segments = form.query_segments, form.key_segments
-    how = _Static(
+    static = _Static(
         _Cudnn(scale) if kernel == "cudnn" else _Splash(scale, interpret),
         Ring(SEQUENCE, ring_size(query.shape[1], key.shape[1])),
         (None, None) if form is None else form.band,
     )
     rows, heads = axes_of(query, key)
-    cut = PartitionSpec(rows, SEQUENCE, heads, None)
-    of_segments = jax.tree.map(
+    spec = PartitionSpec(rows, SEQUENCE, heads, None)
+    segment_specs = jax.tree.map(
         lambda x: PartitionSpec(rows if x.shape[0] == query.shape[0] else None, SEQUENCE), segments
     )
-    # A kernel is one device's: no axis may stay automatic.
+    # A kernel runs on one device, so that no mesh axis may stay automatic.
     local = jax.shard_map(
-        functools.partial(_attend, how),
-        in_specs=(cut, cut, cut, of_segments),
-        out_specs=cut,
+        functools.partial(_attend, static),
+        in_specs=(spec, spec, spec, segment_specs),
+        out_specs=spec,
         check_vma=False,
     )
     output = local(query, key, value, segments)

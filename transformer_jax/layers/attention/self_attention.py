@@ -1,4 +1,4 @@
-"""Self-attention with positions, a cache, and joined projections for decoding."""
+"""Self-attention with positions, a cache, and fused projections for decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flax import nnx
 
 from transformer_jax.layers.attention.cache import KeyValueCache
 from transformer_jax.layers.attention.kernel_mask import KernelMask
-from transformer_jax.layers.attention.multi_head import MultiHeadAttention, separate_rows, shared_rows
+from transformer_jax.layers.attention.multi_head import MultiHeadAttention, separate_rows, share_rows
 from transformer_jax.layers.attention.visibility import Visibility
 from transformer_jax.layers.positions.bias import PositionBias
 from transformer_jax.layers.positions.relative import clipped_distances, shaw_key_bias, shaw_value_sum
@@ -20,15 +20,14 @@ from transformer_jax.layers.stack import unstack
 
 
 class AttentionContext(NamedTuple):
-    """What N new tokens may attend to among S, and their positions; the same for all layers.
+    """Mask and positions of N new tokens that attend to S tokens, shared by all layers.
 
     Attributes:
-      mask: True where a token may attend, broadcastable to (B, H, W N, S), or relations that say so; None is
-        everywhere. See `MultiHeadAttention` for W.
-      queries: positions of the new tokens, (N,) or (B, W N); None where nothing reads them.
-      keys: positions of what is attended to, (S,) or (B, S); None where nothing reads them.
-      rotation: of the new tokens, (N, n) or (B W, N, n), or None.
-      bias: added to the logits, broadcastable to (B, H, W N, S), or positions that it follows from, or None.
+      mask: See `dot_product_attention`, broadcastable to (B, H, W N, S) for W beams; None shows all tokens.
+      queries: Positions of the new tokens, (N,) or (B, W N); None if no layer reads them.
+      keys: Positions of the tokens attended to, (S,) or (B, S); None if no layer reads them.
+      rotation: Rotation of the new tokens, (N, n) or (B W, N, n), or None.
+      bias: See `dot_product_attention`, broadcastable to (B, H, W N, S), or None.
     """
 
     mask: jax.Array | Visibility | KernelMask | None = None
@@ -39,19 +38,19 @@ class AttentionContext(NamedTuple):
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of tokens to the tokens that a mask shows, in a cache or in the same call.
-
-    It is causal or bidirectional by its mask. Options add what some models do to queries, keys and values.
+    """Attention of tokens to each other or to a cache; the mask makes it causal or bidirectional.
 
     Args:
-      width, heads, kv_heads: as in `MultiHeadAttention`.
-      query_key_norm: epsilon of an RMS norm of each head's queries and keys, before they are rotated
-        (Henry et al. 2020; Dehghani et al. 2023), or None.
-      norm_scale: whether those norms have trained scales.
-      shaw_limit: the largest distance with an embedding of its own for keys and values
-        (Shaw et al. 2018), or None for no such embeddings.
-      rngs: source of the initial values.
-      **options: see `MultiHeadAttention`.
+      width: See `MultiHeadAttention`.
+      heads: See `MultiHeadAttention`.
+      kv_heads: See `MultiHeadAttention`.
+      query_key_norm: Epsilon of an RMS norm of each head's queries and keys before their rotation (Henry et al.
+        2020; Dehghani et al. 2023), or None.
+      norm_scale: Give these norms trained scales.
+      shaw_limit: Maximum distance with its own embeddings of keys and values (Shaw et al. 2018), or None for no
+        such embeddings.
+      rngs: Source of the initial values.
+      **options: See `MultiHeadAttention`.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class SelfAttention(MultiHeadAttention):
             dtype=jnp.dtype(options["dtype"]),
             rngs=rngs,
         )
-        normed = query_key_norm is not None
-        self.query_norm = nnx.RMSNorm(head_width, **norm_options) if normed else None
-        self.key_norm = nnx.RMSNorm(head_width, **norm_options) if normed else None
+        has_norms = query_key_norm is not None
+        self.query_norm = nnx.RMSNorm(head_width, **norm_options) if has_norms else None
+        self.key_norm = nnx.RMSNorm(head_width, **norm_options) if has_norms else None
         self.shaw_limit = shaw_limit
         rows = 0 if shaw_limit is None else 2 * shaw_limit + 1
         table: dict[str, Any] = dict(embedding_init=nnx.initializers.normal(head_width**-0.5), rngs=rngs)
@@ -85,7 +84,7 @@ class SelfAttention(MultiHeadAttention):
         self.relative_values = nnx.Embed(rows, head_width, **table) if rows else None
 
     def project_all(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries (B, N, H, K), keys and values (B, N, G, K) of the tokens (B, N, D)."""
+        """Return the queries (B, N, H, K), keys and values (B, N, G, K) of tokens (B, N, D)."""
         return self.query(x), *self.project(x)
 
     def attend(
@@ -98,22 +97,23 @@ class SelfAttention(MultiHeadAttention):
         return_weights: bool = False,
         dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array | None, KeyValueCache | None]]:
-        """Attends from the new tokens.
+        """Attend from new tokens to each other or to a cache.
 
         Args:
           x: (B, N, D), the new tokens.
-          context: what they may attend to, and positions.
-          cache: keys and values of earlier tokens, which receives those of the new ones; None attends within x.
-          at: position in the cache of the first new token; None where the cache is empty, and the new tokens
-            attend to each other alone.
-          return_weights: also return the attention weights.
-          dropout_key: dropout on the weights is on where given.
+          context: Mask and positions.
+          cache: Keys and values of previous tokens, to which those of the new tokens are added; None attends
+            within x.
+          at: Position of the first new token in the cache; None if the cache is empty, so that the new tokens
+            attend only to each other.
+          return_weights: Also return the attention weights.
+          dropout_key: Random key; dropout on the weights is on if it is passed.
 
         Returns:
           (output (B, N, D), (weights (B, H, N, S) or None, cache or None)).
 
         Raises:
-          ValueError: no positions where embeddings of distances need them.
+          ValueError: The context has no positions, which embeddings of distances need.
         """
         query, key, value = self.project_all(x)
         if self.query_norm is not None and self.key_norm is not None:
@@ -140,33 +140,32 @@ class SelfAttention(MultiHeadAttention):
             raise ValueError("embeddings of distances need the positions of queries and keys")
         rows, N = query.shape[:2]
         distance = clipped_distances(context.queries, context.keys, self.shaw_limit)
-        grouped = shared_rows(query, key)
+        query = share_rows(query, key)
         scale = 1.0 / math.sqrt(query.shape[-1])
-        bias = shaw_key_bias(grouped, self.relative_keys.embedding[...], distance, scale=scale)
-        # The values' embeddings need the weights, so the plain form is used.
-        mixed, weights = self._mixed(grouped, key, value, context.mask, bias, True)
-        mixed = mixed + shaw_value_sum(weights, self.relative_values.embedding[...], distance).astype(
-            mixed.dtype
-        )
-        return self._joined(mixed, rows, N), (separate_rows(weights, rows) if return_weights else None, cache)
+        bias = shaw_key_bias(query, self.relative_keys.embedding[...], distance, scale=scale)
+        # The embeddings of values need the weights, so the plain form is used.
+        mixed, weights = self._mix(query, key, value, context.mask, bias, True)
+        relative = shaw_value_sum(weights, self.relative_values.embedding[...], distance)
+        output = self._project_output(mixed + relative.astype(mixed.dtype), rows, N)
+        return output, (separate_rows(weights, rows) if return_weights else None, cache)
 
 
-class JoinedSelfAttention(SelfAttention):
-    """The same attention with one product for queries, keys and values: for decoding.
+class FusedSelfAttention(SelfAttention):
+    """Self-attention with a single product for queries, keys and values, for decoding.
 
-    A step of one token is bound by reading the weights, and each product hands its share of them out to
-    the cores anew: one large product reads a seventh more in the same time than three.
+    A one-token step is bound by reading the weights, and on a CPU one large product reads a seventh more in the
+    same time than three.
 
     Args:
-      attention: whose parameters are taken over.
+      attention: The attention whose parameters are copied.
     """
 
     def __init__(self, attention: SelfAttention):
-        parts = (attention.query, attention.key, attention.value)
-        self.heads, self.kv_heads = (part.out_features[0] for part in parts[:2])
+        projections = (attention.query, attention.key, attention.value)
+        self.heads, self.kv_heads = (projection.out_features[0] for projection in projections[:2])
         self.dtype = attention.query.dtype
-        self.kernel = nnx.Param(jnp.concatenate([part.kernel[...] for part in parts], axis=1))
-        biases = [part.bias[...] for part in parts if part.bias is not None]
+        self.kernel = nnx.Param(jnp.concatenate([p.kernel[...] for p in projections], axis=1))
+        biases = [p.bias[...] for p in projections if p.bias is not None]
         self.bias = nnx.Param(jnp.concatenate(biases)) if biases else None
         self.output, self.implementation = attention.output, attention.implementation
         self.weight_dropout = attention.weight_dropout
@@ -175,23 +174,23 @@ class JoinedSelfAttention(SelfAttention):
         self.relative_keys, self.relative_values = attention.relative_keys, attention.relative_values
 
     def project_all(self, x):
+        """Return the queries (B, N, H, K), keys and values (B, N, G, K) of tokens (B, N, D)."""
         kernel, x = self.kernel[...].astype(self.dtype), x.astype(self.dtype)
-        joined = jnp.einsum("bnd,dhk->bnhk", x, kernel)
+        fused = jnp.einsum("bnd,dhk->bnhk", x, kernel)
         if self.bias is not None:
-            joined = joined + self.bias[...].astype(self.dtype)
-        return tuple(jnp.split(joined, [self.heads, self.heads + self.kv_heads], axis=2))
+            fused = fused + self.bias[...].astype(self.dtype)
+        return tuple(jnp.split(fused, [self.heads, self.heads + self.kv_heads], axis=2))
 
 
-def unstacked(encoder: Any) -> Any:
-    """A copy of an encoder with its blocks one by one rather than stacked, and with joined projections: for a
-    program that is called many times. Training needs the stack.
+def unstack_encoder(encoder: Any) -> Any:
+    """Return a copy of an encoder for repeated inference, with separate blocks and fused projections.
 
     Args:
-      encoder: a module whose `blocks` are a stack of `EncoderBlock`.
+      encoder: A module whose `blocks` are a stack of `EncoderBlock`, the form for training.
     """
     copy = nnx.merge(*nnx.split(encoder))
     blocks = unstack(copy.blocks)
     for block in blocks:
-        block.self_attention = JoinedSelfAttention(block.self_attention)
+        block.self_attention = FusedSelfAttention(block.self_attention)
     copy.blocks = nnx.data(blocks)
     return copy

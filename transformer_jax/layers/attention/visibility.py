@@ -1,8 +1,8 @@
-"""Which keys a query sees, kept as a few numbers for each token rather than as one for each pair.
+"""Attention masks as relations between numbers of queries and keys, in memory linear in the length.
 
-A mask of 32,768 queries and keys has 2^30 places. What it says is nearly always a comparison of a number of
-the query with one of the key (positions, segments, realness), so those are kept, and any part of the mask is
-made when it is needed. `masks` makes complete masks of the same relations.
+A mask of 32,768 queries and keys has 2^30 entries. It nearly always compares a number of the query with a
+number of the key (positions, segments, padding), so only these numbers are stored, and any part of the mask is
+computed when it is needed. `masks` computes complete masks from the same relations.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import jax.numpy as jnp
 
 
 class Relation(flax.struct.PyTreeNode):
-    """lowest <= number of the key - number of the query <= highest.
+    """The condition lowest <= number of the key - number of the query <= highest.
 
     Attributes:
-      query: (B, T) integers; a size of 1 stands for any.
-      key: (B, S) integers, likewise.
-      lowest, highest: None: no such limit.
-      kind: what the numbers are, which a kernel's own form of a mask follows from: "places" are `first` + t of
-        a query and s of a key, "segments" are numbers of documents, "real" is 1 of a query and 1 or 0 of a key,
-        "leading" the same where the real keys of a row come first, "trailing" where they come last.
-      first: see `kind`.
+      query: (B, T) integers; a size of 1 broadcasts.
+      key: (B, S) integers; a size of 1 broadcasts.
+      lowest: Lower limit, or None.
+      highest: Upper limit, or None.
+      kind: Meaning of the numbers, from which kernels derive their form of the mask. "places": index t +
+        `first` of a query and index s of a key; "segments": numbers of documents; "real": 1 for a query, 1 or 0
+        (padding) for a key; "leading": "real", with the padding of each row last; "trailing": "real", with the
+        padding first.
+      first: Index of the first query, see `kind`.
     """
 
     query: jax.Array
@@ -37,7 +39,7 @@ class Relation(flax.struct.PyTreeNode):
     first: int = flax.struct.field(pytree_node=False, default=0)
 
     def holds(self) -> jax.Array:
-        """(B, 1, T, S) boolean, with a size of 1 where the numbers have it."""
+        """Return the mask (B, 1, T, S), with sizes of 1 where the numbers have them."""
         difference = (self.key[:, None, :] - self.query[:, :, None])[:, None]
         limits = []
         if self.lowest is not None:
@@ -48,10 +50,10 @@ class Relation(flax.struct.PyTreeNode):
 
 
 class Visibility(flax.struct.PyTreeNode):
-    """The keys that a query sees: those for which every relation holds. They compose with `&`.
+    """A mask that holds where every relation holds; masks compose with `&`.
 
     Attributes:
-      relations: at least one.
+      relations: One or more relations.
     """
 
     relations: tuple[Relation, ...]
@@ -60,18 +62,18 @@ class Visibility(flax.struct.PyTreeNode):
         return Visibility(self.relations + other.relations)
 
     def dense(self) -> jax.Array:
-        """The boolean mask, broadcastable to (B, H, T, S)."""
-        seen = self.relations[0].holds()
+        """Return the boolean mask, broadcastable to (B, H, T, S)."""
+        mask = self.relations[0].holds()
         for relation in self.relations[1:]:
-            seen = seen & relation.holds()
-        return seen
+            mask = mask & relation.holds()
+        return mask
 
     def part(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """The mask of some queries and keys.
+        """Return the mask of some queries and keys.
 
         Args:
-          queries: (t,) their places among the T; what lies beyond is the last.
-          keys: (s,) likewise.
+          queries: (t,) indices of queries; an index beyond the end reads the last query.
+          keys: (s,) indices of keys; an index beyond the end reads the last key.
 
         Returns:
           Boolean, broadcastable to (B, H, t, s).
@@ -79,16 +81,16 @@ class Visibility(flax.struct.PyTreeNode):
         return Visibility(
             tuple(
                 relation.replace(
-                    query=taken(relation.query, queries, 1), key=taken(relation.key, keys, 1), kind="other"
+                    query=take(relation.query, queries, 1), key=take(relation.key, keys, 1), kind="other"
                 )
                 for relation in self.relations
             )
         ).dense()
 
 
-def taken(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
-    """x at some places of an axis; an axis of size 1 stands for any size and stays."""
-    return x if x.shape[axis] == 1 else jnp.take(x, places, axis=axis, mode="clip")
+def take(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+    """Return elements of an axis, clipping indices; an axis of size 1, which broadcasts, is unchanged."""
+    return x if x.shape[axis] == 1 else jnp.take(x, indices, axis=axis, mode="clip")
 
 
 def _row(numbers: jax.Array) -> jax.Array:
@@ -96,27 +98,27 @@ def _row(numbers: jax.Array) -> jax.Array:
 
 
 def causal(queries: int, keys: int, *, first_query: int | jax.Array = 0) -> Visibility:
-    """A query sees the keys up to its own position; see `causal_mask`."""
+    """Return the mask of a query that sees the keys up to its own position; see `causal_mask`."""
     return window(queries, keys, before=None, first_query=first_query)
 
 
 def window(
     queries: int, keys: int, *, before: int | None, after: int = 0, first_query: int | jax.Array = 0
 ) -> Visibility:
-    """A query sees the keys around its position; see `window_mask`. `before` None: all that come before."""
-    own = jnp.asarray(first_query).reshape(-1, 1) + jnp.arange(queries)
+    """Return the mask of a query that sees a window of keys, see `window_mask`; `before` None has no limit."""
+    indices = jnp.asarray(first_query).reshape(-1, 1) + jnp.arange(queries)
     lowest = None if before is None else -before
     kind: Literal["places", "other"] = "places" if isinstance(first_query, int) else "other"
     first = first_query if isinstance(first_query, int) else 0
-    return Visibility((Relation(own, _row(jnp.arange(keys)), lowest, after, kind, first),))
+    return Visibility((Relation(indices, _row(jnp.arange(keys)), lowest, after, kind, first),))
 
 
 def real(valid: jax.Array, keys: int | None = None) -> Visibility:
-    """No query sees a padded key.
+    """Return the mask that hides padded keys.
 
     Args:
-      valid: (B, S), True at real tokens, or (B,) numbers of real tokens, which come first in their rows.
-      keys: S, where `valid` holds numbers.
+      valid: (B, S), True at real tokens, or (B,) numbers of real tokens, which precede the padding.
+      keys: S, needed if `valid` holds numbers.
     """
     kind: Literal["leading", "real"] = "leading" if valid.ndim == 1 else "real"
     valid = real_tokens(valid, keys).astype(jnp.int32)
@@ -124,16 +126,16 @@ def real(valid: jax.Array, keys: int | None = None) -> Visibility:
 
 
 def real_from(first: jax.Array, keys: int) -> Visibility:
-    """No query sees a key in front of its row's first one (B,), of `keys` in all."""
+    """Return the mask that hides keys before the first real one of each row (B,), for `keys` keys."""
     valid = (jnp.arange(keys) >= first[:, None]).astype(jnp.int32)
     return Visibility((Relation(jnp.ones((1, 1), jnp.int32), valid, 0, None, "trailing"),))
 
 
 def real_tokens(valid: jax.Array, length: int | None) -> jax.Array:
-    """(B, length) boolean of what `real` takes."""
+    """Return the (B, length) boolean form of `valid`, see `real`."""
     return valid.astype(bool) if valid.ndim == 2 else jnp.arange(length) < valid[:, None]
 
 
 def same_segment(query_segments: jax.Array, key_segments: jax.Array) -> Visibility:
-    """A query sees the keys of its own segment; see `segment_mask`."""
+    """Return the mask of a query that sees the keys of its own segment; see `segment_mask`."""
     return Visibility((Relation(query_segments, key_segments, 0, 0, "segments"),))

@@ -1,4 +1,4 @@
-"""A bias that follows from positions, kept as positions: any part of it is made when it is needed."""
+"""Biases stored as positions, so that any part is computed only when it is needed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import flax.struct
 import jax
 
-from transformer_jax.layers.attention.visibility import taken
+from transformer_jax.layers.attention.visibility import take
 
 
 class PositionBias(flax.struct.PyTreeNode):
-    """What a position scheme adds to the logits of some queries and keys.
+    """The bias that a position scheme adds to the logits.
 
     Attributes:
-      scheme: see `position_schemes`; its `bias` is asked.
-      queries: (T,) or (B, T) positions.
-      keys: (S,) or (B, S) positions.
+      scheme: A `PositionScheme`, whose `bias` is called.
+      queries: (T,) or (B, T) positions of the queries.
+      keys: (S,) or (B, S) positions of the keys.
     """
 
     scheme: Any
@@ -24,9 +24,9 @@ class PositionBias(flax.struct.PyTreeNode):
     keys: jax.Array
 
     def dense(self) -> jax.Array:
-        """Broadcastable to (B, H, T, S)."""
+        """Return the bias, broadcastable to (B, H, T, S)."""
         return self.scheme.bias(self.queries, self.keys)
 
     def part(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """Of the queries and keys at these places (t,) and (s,), broadcastable to (B, H, t, s)."""
-        return self.scheme.bias(taken(self.queries, queries, -1), taken(self.keys, keys, -1))
+        """Return the bias for query indices (t,) and key indices (s,), broadcastable to (B, H, t, s)."""
+        return self.scheme.bias(take(self.queries, queries, -1), take(self.keys, keys, -1))

@@ -1,6 +1,6 @@
-"""Which position scheme a decoder has, as a value of its config: `Rotary(theta=500_000.0)`.
+"""Position schemes as values of a decoder's config, such as `Rotary(theta=500_000.0)`.
 
-Each value has a text form for command lines and JSON files: its name, then the fields that differ from their
+Each value has a text form for command lines and JSON files: its name and the fields that differ from their
 defaults, as in "rotary", "bucketed:buckets=16" or "rotary:theta=500000.0,scaling=linear,factor=2.0".
 """
 
@@ -16,7 +16,7 @@ from transformer_jax.layers.positions.rotary import RotaryScaling
 
 
 class Positions:
-    """Base of the position schemes; see `make_positions` for what computes them."""
+    """Base class of position configs; see `make_positions` for their modules."""
 
     name: ClassVar[str]
 
@@ -44,12 +44,12 @@ class Rotary(Positions):
     """Queries and keys rotated by their position (Su et al. 2021).
 
     Attributes:
-      theta: see `rotary_frequencies`.
-      scaling: for longer texts than were trained on. In the text form, `scaling` is its kind and its other
-        fields stand beside it.
+      theta: See `rotary_frequencies`.
+      scaling: Scaling of the frequencies for longer texts than in training. In the text form, `scaling` is its
+        kind, and its other fields follow.
 
     Raises:
-      ValueError: a theta that is not above 0.
+      ValueError: `theta` is not above 0.
     """
 
     name: ClassVar[str] = "rotary"
@@ -73,11 +73,11 @@ class Bucketed(Positions):
     """A trained bias for each head and bucket of distances, as in T5 (Raffel et al. 2020).
 
     Attributes:
-      buckets: number of buckets.
-      max_distance: distances from here on share the last bucket; see `relative_buckets`.
+      buckets: Number of buckets.
+      max_distance: Distances from this value on share the last bucket; see `relative_buckets`.
 
     Raises:
-      ValueError: fewer than 2 buckets, or no distance left for the upper half of them.
+      ValueError: `buckets` is below 2, or `max_distance` leaves no distance for the upper half of the buckets.
     """
 
     name: ClassVar[str] = "bucketed"
@@ -95,13 +95,13 @@ class Bucketed(Positions):
 
 @dataclasses.dataclass(frozen=True)
 class Shaw(Positions):
-    """Trained embeddings of the distance for keys and values, in each layer (Shaw et al. 2018).
+    """Trained embeddings of distances for keys and values, in each layer (Shaw et al. 2018).
 
     Attributes:
-      limit: the largest distance with embeddings of its own; see `clipped_distances`.
+      limit: Maximum distance with its own embeddings; see `clipped_distances`.
 
     Raises:
-      ValueError: a limit below 1.
+      ValueError: `limit` is below 1.
     """
 
     name: ClassVar[str] = "shaw"
@@ -114,24 +114,25 @@ class Shaw(Positions):
 
 @dataclasses.dataclass(frozen=True)
 class NoPositions(Positions):
-    """None: a causal decoder still tells tokens apart by how many it sees (Haviv et al. 2022)."""
+    """No positions: a causal decoder infers them from the number of visible tokens (Haviv et al. 2022)."""
 
     name: ClassVar[str] = "none"
 
 
 SCHEMES: dict[str, type[Positions]] = {
-    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Alibi, Bucketed, Shaw, NoPositions)
+    scheme.name: scheme for scheme in (Learned, Sinusoidal, Rotary, Alibi, Bucketed, Shaw, NoPositions)
 }
 
 
 def parse_positions(text: str) -> Positions:
-    """The value of a text form.
+    """Parse the text form of a position config.
 
     Args:
-      text: a name of `SCHEMES`, then ":" and comma-separated name=value fields if any differ from the defaults.
+      text: A name of `SCHEMES`, followed by ":" and comma-separated name=value fields that differ from the
+        defaults.
 
     Raises:
-      ValueError: an unknown name or field, or a value out of range.
+      ValueError: A name or field is unknown, or a value is out of range.
     """
     name, colon, rest = text.partition(":")
     if name not in SCHEMES:
@@ -143,42 +144,43 @@ def parse_positions(text: str) -> Positions:
 
 
 def _changed(value: Any) -> Iterator[tuple[str, Any]]:
-    """Fields in the text form, with what differs from the defaults; a scaling's fields follow its kind."""
+    """Yield the fields of the text form that differ from the defaults; a scaling's fields follow its kind."""
     for field in dataclasses.fields(value):
-        own = getattr(value, field.name)
-        if isinstance(own, RotaryScaling):
-            yield field.name, own.kind
-            yield from ((name, number) for name, number in _changed(own) if name != "kind")
-        elif own != field.default:
-            yield field.name, own
+        field_value = getattr(value, field.name)
+        if isinstance(field_value, RotaryScaling):
+            yield field.name, field_value.kind
+            yield from ((name, number) for name, number in _changed(field_value) if name != "kind")
+        elif field_value != field.default:
+            yield field.name, field_value
 
 
-def _parsed(kind: type[Positions], fields: list[tuple[str, str, str]]) -> Positions:
-    types = own = _number_types(kind)
-    if "scaling" in typing.get_type_hints(kind):
-        types = own | {"scaling": str} | _number_types(RotaryScaling)
+def _parsed(scheme: type[Positions], fields: list[tuple[str, str, str]]) -> Positions:
+    types = scheme_types = _number_types(scheme)
+    if "scaling" in typing.get_type_hints(scheme):
+        types = scheme_types | {"scaling": str} | _number_types(RotaryScaling)
     values: dict[str, Any] = {}
     for name, _, value in fields:
         if name not in types:
             known = f"its fields are {', '.join(types)}" if types else "it has none"
-            raise ValueError(f"{kind.name} has no field {name!r}: {known}")
+            raise ValueError(f"{scheme.name} has no field {name!r}: {known}")
         if name in values:
-            raise ValueError(f"{name} is given twice")
+            raise ValueError(f"{name} occurs twice")
         try:
             values[name] = types[name](value)
         except ValueError:
             number = "an integer" if types[name] is int else "a number"
             raise ValueError(f"{name}={value!r} is not {number}") from None
-    scaling = {name: values.pop(name) for name in list(values) if name not in own}
+    scaling = {name: values.pop(name) for name in list(values) if name not in scheme_types}
     if scaling:
         if not {"scaling", "factor"} <= set(scaling):
             raise ValueError("a scaling needs its kind and its factor: scaling=linear,factor=2.0")
         values["scaling"] = RotaryScaling(scaling.pop("scaling"), **scaling)
-    return kind(**values)
+    return scheme(**values)
 
 
-def _number_types(kind: type) -> dict[str, type]:
-    """The numeric fields of a dataclass, each with int or float."""
-    hints = typing.get_type_hints(kind)
+def _number_types(config_type: type) -> dict[str, type]:
+    """Return the numeric fields of a dataclass with their type, int or float."""
+    hints = typing.get_type_hints(config_type)
     numeric = {float: float, int: int, float | None: float}
-    return {f.name: numeric[hints[f.name]] for f in dataclasses.fields(kind) if hints[f.name] in numeric}
+    names = [field.name for field in dataclasses.fields(config_type)]
+    return {name: numeric[hints[name]] for name in names if hints[name] in numeric}

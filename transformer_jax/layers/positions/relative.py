@@ -1,7 +1,7 @@
-"""Positions as something added to attention's logits: what counts is how far a key lies from its query.
+"""Relative positions: biases on attention logits that depend on the distance between query and key.
 
-Each takes the positions of the queries (T,) or (B, T) and of the keys (S,) or (B, S), so that a decoder with
-a cache, or one over packed documents, gives those of its tokens.
+The functions take the positions of queries (T,) or (B, T) and of keys (S,) or (B, S), which a cache and packed
+documents determine.
 """
 
 import math
@@ -12,21 +12,21 @@ import numpy as np
 
 
 def distances(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
-    """Key position minus query position: (T, S), or (B, T, S) where a side is (B, ...)."""
+    """Return key position - query position, (T, S), or (B, T, S) if either argument has rows."""
     return key_positions[..., None, :] - query_positions[..., :, None]
 
 
 def _over_heads(per_pair: jax.Array) -> jax.Array:
-    """(T, S, H) or (B, T, S, H) -> (1, H, T, S) or (B, H, T, S)."""
+    """Transpose (T, S, H) or (B, T, S, H) to (1, H, T, S) or (B, H, T, S)."""
     biases = jnp.moveaxis(per_pair, -1, -3)
     return biases[None] if biases.ndim == 3 else biases
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """(H,) 2^(-8/H), 2^(-16/H), ... (Press et al. 2022, section 3).
+    """Return the slopes (H,) 2^(-8/H), 2^(-16/H), ... (Press et al. 2022, section 3).
 
-    Where H is no power of two: those of the next smaller power, then every other one of twice that, as
-    in the authors' code.
+    If H is not a power of two, they are those of the next lower power, followed by every second slope of the
+    next higher power, as in the authors' code.
     """
 
     def geometric(count: int) -> np.ndarray:
@@ -37,30 +37,35 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def alibi_bias(heads: int, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
-    """Each head's slope times minus the distance (Press et al. 2022): attention with linear biases.
+    """Compute the linear biases of each head, minus its slope times the distance (Press et al. 2022).
+
+    Args:
+      heads: H.
+      query_positions: (T,) or (B, T).
+      key_positions: (S,) or (B, S).
 
     Returns:
-      (1, H, T, S) or (B, H, T, S) float32, 0 on the diagonal and falling to both sides.
+      (1, H, T, S) or (B, H, T, S) float32, 0 on the diagonal.
     """
-    far = jnp.abs(distances(query_positions, key_positions)).astype(jnp.float32)
-    return _over_heads(-far[..., None] * alibi_slopes(heads))
+    distance = jnp.abs(distances(query_positions, key_positions)).astype(jnp.float32)
+    return _over_heads(-distance[..., None] * alibi_slopes(heads))
 
 
 def relative_buckets(distance: jax.Array, *, buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
-    """The bucket of each distance (Raffel et al. 2020, section 2.1): one each near by, wider ones further off.
+    """Return the bucket of each distance (Raffel et al. 2020, section 2.1).
 
     Half of the buckets are single distances; the other half grow geometrically up to `max_distance`, and the
-    last holds all beyond.
+    last one includes all greater distances.
 
     Args:
-      distance: integers, key position minus query position.
-      buckets: number of buckets, 32 in the paper.
+      distance: Integers, key position - query position.
+      buckets: Number of buckets, 32 in the paper.
       max_distance: 128 in the paper.
-      bidirectional: half of the buckets are for keys behind the query and half for those ahead;
-        otherwise keys ahead, which a decoder does not see, share bucket 0.
+      bidirectional: Use half of the buckets for keys before the query and half for keys after it; otherwise
+        keys after it, which a decoder does not see, share bucket 0.
 
     Returns:
-      int32 of distance's shape, 0 to buckets - 1.
+      int32 with the shape of `distance`, 0 to buckets - 1.
     """
     ahead = jnp.zeros_like(distance)
     if bidirectional:
@@ -83,12 +88,14 @@ def bucketed_bias(
     max_distance: int,
     bidirectional: bool,
 ) -> jax.Array:
-    """T5's relative bias: a trained number for each head and bucket of distances (Raffel et al. 2020).
+    """Return T5's relative bias, a trained number for each head and bucket of distances (Raffel et al. 2020).
 
     Args:
       table: (buckets, H), shared by all layers in the paper.
-      query_positions, key_positions: see above.
-      max_distance, bidirectional: see `relative_buckets`.
+      query_positions: (T,) or (B, T).
+      key_positions: (S,) or (B, S).
+      max_distance: See `relative_buckets`.
+      bidirectional: See `relative_buckets`.
 
     Returns:
       (1, H, T, S) or (B, H, T, S) float32.
@@ -103,31 +110,37 @@ def bucketed_bias(
 
 
 def clipped_distances(query_positions: jax.Array, key_positions: jax.Array, limit: int) -> jax.Array:
-    """Rows of a Shaw table: distances cut to -limit ... limit, plus limit (Shaw et al. 2018, section 3.2)."""
+    """Return rows of a Shaw table, distances clipped to [-limit, limit] plus limit (Shaw et al. 2018, 3.2).
+
+    Args:
+      query_positions: (T,) or (B, T).
+      key_positions: (S,) or (B, S).
+      limit: Maximum distance with its own embedding.
+    """
     return jnp.clip(distances(query_positions, key_positions), -limit, limit) + limit
 
 
 def shaw_key_bias(query: jax.Array, table: jax.Array, rows: jax.Array, *, scale: float) -> jax.Array:
-    """What relative key embeddings add to the logits: scale * q_i a_ij (Shaw et al. 2018, equation 4).
+    """Compute the bias of relative key embeddings, scale * q_i a_ij (Shaw et al. 2018, equation 4).
 
     Args:
       query: (B, T, H, K).
-      table: (2 * limit + 1, K), one embedding for each distance, shared by the heads.
+      table: (2 * limit + 1, K), an embedding for each distance, shared by the heads.
       rows: (T, S) or (B, T, S) from `clipped_distances`.
-      scale: of the logits, 1 / sqrt(K) in the paper.
+      scale: Factor of the logits, 1 / sqrt(K) in the paper.
 
     Returns:
       (B, H, T, S) float32.
     """
-    # One product with each of the few embeddings, then a choice, rather than one with each of T S.
+    # A product with each of the few embeddings and a gather are cheaper than T S products.
     products = jnp.einsum("bthk,rk->bthr", query * jnp.asarray(scale, query.dtype), table.astype(query.dtype),
                           preferred_element_type=jnp.float32)  # fmt: skip
-    chosen = jnp.broadcast_to(rows, (query.shape[0], *rows.shape[-2:]))[:, :, None]
-    return jnp.moveaxis(jnp.take_along_axis(products, chosen, axis=-1), 2, 1)
+    indices = jnp.broadcast_to(rows, (query.shape[0], *rows.shape[-2:]))[:, :, None]
+    return jnp.moveaxis(jnp.take_along_axis(products, indices, axis=-1), 2, 1)
 
 
 def shaw_value_sum(weights: jax.Array, table: jax.Array, rows: jax.Array) -> jax.Array:
-    """What relative value embeddings add to the output: sum_j w_ij a_ij (Shaw et al. 2018, equation 3).
+    """Compute the weighted sum of relative value embeddings, sum_j w_ij a_ij (Shaw et al. 2018, equation 3).
 
     Args:
       weights: (B, H, T, S) attention weights.
@@ -137,8 +150,9 @@ def shaw_value_sum(weights: jax.Array, table: jax.Array, rows: jax.Array) -> jax
     Returns:
       (B, T, H, width) float32.
     """
-    # The weights of all keys at one distance are added up first, since they share an embedding.
-    of_row = rows[..., None] == jnp.arange(table.shape[0])  # (..., T, S, R)
-    of_row = jnp.broadcast_to(of_row, (weights.shape[0], *of_row.shape[-3:])).astype(weights.dtype)
-    per_row = jnp.einsum("bhts,btsr->bthr", weights, of_row)
-    return jnp.einsum("bthr,rv->bthv", per_row, table.astype(jnp.float32), preferred_element_type=jnp.float32)
+    # The weights of all keys with the same distance are summed first, because they share an embedding.
+    one_hot = rows[..., None] == jnp.arange(table.shape[0])  # (..., T, S, R)
+    one_hot = jnp.broadcast_to(one_hot, (weights.shape[0], *one_hot.shape[-3:])).astype(weights.dtype)
+    row_weights = jnp.einsum("bhts,btsr->bthr", weights, one_hot)
+    table = table.astype(jnp.float32)
+    return jnp.einsum("bthr,rv->bthv", row_weights, table, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys are turned by angles that grow with their position."""
+"""Rotary position embedding: queries and keys are rotated by angles proportional to their position."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-    """How trained frequencies are slowed down for longer texts than the model was trained on.
+    """Scaling of rotary frequencies for longer texts than in training.
 
     Attributes:
-      kind: "linear" divides all by `factor` (Chen et al. 2023); "llama3" only the slow ones, with a
-        ramp between (Grattafiori et al. 2024, the published code); "yarn" likewise by how often they
-        turn within the trained length, and sharpens attention (Peng et al. 2024).
-      factor: how many times longer.
-      original_length: the length that the model was trained on; not read by "linear".
-      low_factor, high_factor: of "llama3": wavelengths above original_length / low_factor are slowed, those
-        below original_length / high_factor kept.
-      beta_fast, beta_slow: of "yarn": dimensions that turn more often than beta_fast in the trained
-        length are kept, those below beta_slow slowed.
-      attention_factor: of "yarn": queries and keys are multiplied by it; None is 0.1 ln(factor) + 1.
+      kind: "linear" divides all frequencies by `factor` (Chen et al. 2023). "llama3" divides only low
+        frequencies, with a ramp between (Grattafiori et al. 2024, the published code). "yarn" divides by the
+        number of rotations within the trained length, and sharpens attention (Peng et al. 2024).
+      factor: Ratio of the new length to the trained length.
+      original_length: The trained length; not read by "linear".
+      low_factor: For "llama3": wavelengths above original_length / low_factor are scaled.
+      high_factor: For "llama3": wavelengths below original_length / high_factor are unchanged.
+      beta_fast: For "yarn": dimensions with more rotations than this in the trained length are unchanged.
+      beta_slow: For "yarn": dimensions with fewer rotations than this in the trained length are scaled.
+      attention_factor: For "yarn": factor of queries and keys; None means 0.1 ln(factor) + 1.
 
     Raises:
-      ValueError: an unknown kind, a factor below 1, or no trained length where one is needed.
+      ValueError: The kind is unknown, the factor is below 1, or the trained length is missing.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -50,50 +50,50 @@ class RotaryScaling:
 
     @property
     def magnitude(self) -> float:
-        """What queries and keys are multiplied by."""
+        """Factor of queries and keys."""
         if self.kind != "yarn":
             return 1.0
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
 
 def rotary_frequencies(width: int, *, theta: float, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Angles per position: theta^(-2i / K) for i below K / 2 (Su et al. 2021, equation 15).
+    """Compute the angles per position, theta^(-2i / K) for i below K / 2 (Su et al. 2021, equation 15).
 
     Args:
-      width: K, the number of a head's dimensions that are turned; even.
+      width: K, the number of rotated dimensions of a head; even.
       theta: 10,000 in the paper, larger in models for long texts.
-      scaling: None keeps the formula's.
+      scaling: Scaling of the frequencies, or None.
 
     Returns:
       (K / 2,) float32, radians.
 
     Raises:
-      ValueError: an odd width.
+      ValueError: The width is odd.
     """
     if width % 2:
-        raise ValueError(f"rotary positions turn pairs of dimensions: a width of {width} is odd")
-    # Constants of the model: NumPy computes them in float64 before they are rounded.
+        raise ValueError(f"rotary positions rotate pairs of dimensions, but the width {width} is odd")
+    # NumPy computes the constant frequencies in float64 before they are rounded.
     frequencies = theta ** (-np.arange(0, width, 2) / width)
     if scaling is not None:
-        slowed = frequencies / scaling.factor
-        kept = _kept(frequencies, width, theta, scaling)
-        frequencies = kept * frequencies + (1 - kept) * slowed
+        unchanged = _unchanged_fraction(frequencies, width, theta, scaling)
+        frequencies = unchanged * frequencies + (1 - unchanged) * (frequencies / scaling.factor)
     return frequencies.astype(np.float32)
 
 
-def _kept(frequencies: np.ndarray, width: int, theta: float, scaling: RotaryScaling) -> np.ndarray | float:
-    """(K / 2,) how much of each frequency is kept as it was trained, 0 to 1."""
+def _unchanged_fraction(
+    frequencies: np.ndarray, width: int, theta: float, scaling: RotaryScaling
+) -> np.ndarray | float:
+    """Return the fraction (K / 2,) of each frequency that scaling does not change, 0 to 1."""
     if scaling.kind == "linear":
         return 0.0
     if scaling.kind == "llama3":
-        # In turns within the trained length.
-        turns = scaling.original_length * frequencies / (2 * math.pi)
-        ramp = (turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
+        rotations = scaling.original_length * frequencies / (2 * math.pi)  # within the trained length
+        ramp = (rotations - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
         return np.clip(ramp, 0, 1)
 
-    def dimension(turns: float) -> float:
-        """The pair of dimensions that turns so often within the trained length."""
-        wavelength = scaling.original_length / (turns * 2 * math.pi)
+    def dimension(rotations: float) -> float:
+        """Return the pair of dimensions with this number of rotations within the trained length."""
+        wavelength = scaling.original_length / (rotations * 2 * math.pi)
         return width * math.log(wavelength) / (2 * math.log(theta))
 
     first = max(math.floor(dimension(scaling.beta_fast)), 0)
@@ -103,41 +103,40 @@ def _kept(frequencies: np.ndarray, width: int, theta: float, scaling: RotaryScal
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles that tokens are turned by, (T, n) or (B, T, n) float32."""
+    """Cosines and sines of the rotation angles of tokens, (T, n) or (B, T, n) float32."""
 
     cosine: jax.Array
     sine: jax.Array
 
 
 def rotation(positions: jax.Array, frequencies: np.ndarray, *, magnitude: float = 1.0) -> Rotation:
-    """The angles position * frequency, once for all layers and heads.
+    """Compute the rotation by angles position * frequency, once for all layers and heads.
 
     Args:
       positions: (T,) or (B, T), counted from 0.
       frequencies: (n,) from `rotary_frequencies`.
-      magnitude: see `RotaryScaling.magnitude`.
+      magnitude: See `RotaryScaling.magnitude`.
     """
     angles = positions.astype(jnp.float32)[..., None] * frequencies  # (..., T, n)
     return Rotation(magnitude * jnp.cos(angles), magnitude * jnp.sin(angles))
 
 
-def rotate(x: jax.Array, turns: Rotation) -> jax.Array:
-    """Turns each pair of dimensions (i, i + n) by its angle (Su et al. 2021, equation 34).
+def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
+    """Rotate each pair of dimensions (i, i + n) by its angle (Su et al. 2021, equation 34).
 
-    The pairs are half a turned width apart, as in the published Llama weights, not neighbours as in the
-    paper: a fixed permutation of the dimensions. The product of a query and a key then depends on
-    their distance alone.
+    The product of a rotated query and key depends only on their distance. The dimensions of a pair are n apart,
+    as in published Llama weights, instead of adjacent as in the paper, a fixed permutation of the dimensions.
 
     Args:
-      x: (B, T, H, K) queries or keys; the first 2n dimensions of K are turned, the others kept.
-      turns: of the T tokens.
+      x: (B, T, H, K) queries or keys; the first 2n dimensions of K are rotated, the rest unchanged.
+      rotation: Rotation of the T tokens.
 
     Returns:
       (B, T, H, K) in x's dtype; computed in float32.
     """
-    cosine, sine = turns.cosine[..., None, :], turns.sine[..., None, :]
+    cosine, sine = rotation.cosine[..., None, :], rotation.sine[..., None, :]
     n = cosine.shape[-1]
     first, second, rest = jnp.split(x, [n, 2 * n], axis=-1)
     first, second = first.astype(jnp.float32), second.astype(jnp.float32)
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)
+    rotated = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), rest], axis=-1)

@@ -1,4 +1,4 @@
-"""Position schemes as modules with one interface: what is added to embeddings and logits, and the rotation."""
+"""Position schemes as modules with one interface: terms of embeddings and logits, and a rotation."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from transformer_jax.layers.positions.rotary import RotaryScaling, Rotation, rot
 
 
 class PositionScheme(nnx.Module):
-    """No positions; each subclass overrides one of the three methods."""
+    """A scheme without positions; each subclass overrides one of the three methods."""
 
-    # Whether `bias` is anything.
+    # True if `bias` returns an array.
     biases = False
 
     def add_to(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """The embeddings (B, T, D) with what the scheme adds for positions (T,) or (B, T)."""
+        """Return the embeddings (B, T, D) with a term for positions (T,) or (B, T)."""
         return x
 
     def rotation(self, positions: jax.Array) -> Rotation | None:
-        """What queries and keys at these positions are turned by, or None."""
+        """Return the rotation of queries and keys at these positions, or None."""
         return None
 
     def bias(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array | None:
-        """What is added to the logits of every layer, broadcastable to (B, H, T, S), or None."""
+        """Return the bias on the logits of every layer, broadcastable to (B, H, T, S), or None."""
         return None
 
 
@@ -44,13 +44,14 @@ class SinusoidalPositions(PositionScheme):
     """Sines and cosines, added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     Args:
-      scale: factor of them. Where embeddings begin small, as GPT-2's do, waves of size 1 drown them.
+      scale: Factor of the sinusoids; with size 1 they would dominate small initial embeddings such as GPT-2's.
     """
 
     def __init__(self, *, scale: float):
         self.scale = scale
 
     def add_to(self, x, positions):
+        """Return the embeddings with sinusoids added."""
         return x + (self.scale * sinusoidal_positions(positions, x.shape[-1])).astype(x.dtype)
 
 
@@ -58,10 +59,10 @@ class LearnedPositions(PositionScheme):
     """A trained vector for each position, added to the embeddings (Radford et al. 2018).
 
     Args:
-      max_length: number of positions.
+      max_length: Number of positions.
       width: D.
-      std: standard deviation of the initial values.
-      rngs: source of the initial values.
+      std: Standard deviation of the initial values.
+      rngs: Source of the initial values.
     """
 
     def __init__(self, max_length: int, width: int, *, std: float, rngs: nnx.Rngs):
@@ -69,16 +70,18 @@ class LearnedPositions(PositionScheme):
         self.table = nnx.Embed(max_length, width, embedding_init=init, rngs=rngs)
 
     def add_to(self, x, positions):
+        """Return the embeddings with rows of the table added."""
         return x + learned_positions(positions, self.table.embedding[...]).astype(x.dtype)
 
 
 class RotaryPositions(PositionScheme):
-    """Queries and keys turned by their position (Su et al. 2021); see `rotary_frequencies`."""
+    """Queries and keys rotated by their position (Su et al. 2021); see `rotary_frequencies`."""
 
     def __init__(self, head_width: int, *, theta: float, scaling: RotaryScaling | None):
         self.head_width, self.theta, self.scaling = head_width, theta, scaling
 
     def rotation(self, positions):
+        """Return the rotation at these positions."""
         frequencies = rotary_frequencies(self.head_width, theta=self.theta, scaling=self.scaling)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return rotation(positions, frequencies, magnitude=magnitude)
@@ -93,6 +96,7 @@ class LinearBiasPositions(PositionScheme):
         self.heads = heads
 
     def bias(self, query_positions, key_positions):
+        """Return the linear biases, see `alibi_bias`."""
         return alibi_bias(self.heads, query_positions, key_positions)
 
 
@@ -106,6 +110,7 @@ class BucketedPositions(PositionScheme):
         self.max_distance = max_distance
 
     def bias(self, query_positions, key_positions):
+        """Return the trained biases, see `bucketed_bias`."""
         table = self.bias_table.embedding[...]
         return bucketed_bias(
             table, query_positions, key_positions, max_distance=self.max_distance, bidirectional=False
@@ -113,25 +118,25 @@ class BucketedPositions(PositionScheme):
 
 
 def make_positions(config: Any, *, std: float, rngs: nnx.Rngs) -> PositionScheme:
-    """The scheme that a decoder's config asks for.
+    """Create the position scheme of a decoder's config.
 
     Args:
-      config: with `positions`, `max_length`, `width` and `heads`.
-      std: standard deviation of trained initial values.
-      rngs: source of the initial values.
+      config: A config with `positions`, `max_length`, `width` and `heads`.
+      std: Standard deviation of the initial values of trained positions.
+      rngs: Source of the initial values.
     """
     match config.positions:
         case Learned():
             return LearnedPositions(config.max_length, config.width, std=std, rngs=rngs)
         case Sinusoidal():
-            return SinusoidalPositions(scale=2**0.5 * std)  # as large as the embeddings at first
+            return SinusoidalPositions(scale=2**0.5 * std)  # the initial size of the embeddings
         case Rotary(theta=theta, scaling=scaling):
             return RotaryPositions(config.width // config.heads, theta=theta, scaling=scaling)
         case Alibi():
             return LinearBiasPositions(config.heads)
-        case Bucketed(buckets=buckets, max_distance=farthest):
-            return BucketedPositions(config.heads, buckets=buckets, max_distance=farthest, std=std, rngs=rngs)
+        case Bucketed(buckets=buckets, max_distance=limit):
+            return BucketedPositions(config.heads, buckets=buckets, max_distance=limit, std=std, rngs=rngs)
         case Shaw() | NoPositions():
-            # Shaw's tables stand in the attention of each layer; see `SelfAttention`.
+            # Shaw's tables belong to the attention of each layer; see `SelfAttention`.
             return PositionScheme()
-    raise ValueError(f"positions {config.positions!r} are no `Positions`")
+    raise ValueError(f"positions {config.positions!r} is not an instance of `Positions`")
