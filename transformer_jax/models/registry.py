@@ -1,4 +1,4 @@
-"""The models by kind and name, as configs and run folders name them."""
+"""The models by kind and by the name that configs and run folders use."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class ModelEntry(NamedTuple):
     """A model's config and module.
 
     Attributes:
-      config: dataclass with presets; see `Presets`.
-      module: what the config configures.
-      changes: fields in which this name differs from the config's defaults.
+      config: Config dataclass with presets; see `Presets`.
+      module: Module class that the config configures.
+      changes: Fields whose values under this name differ from the config's defaults.
     """
 
     config: Any
@@ -68,11 +68,7 @@ class ModelEntry(NamedTuple):
     changes: Mapping[str, Any] = {}
 
     def preset(self, name: str, vocab_size: int | None = None, **changes: Any) -> Any:
-        """The config of a named size; see `Presets.preset`.
-
-        Raises:
-          ValueError: an unknown name, or no vocabulary size where none is published.
-        """
+        """Return the config of a named size; see `Presets.preset`."""
         return self.config.preset(name, vocab_size, **{**self.changes, **changes})
 
     @property
@@ -82,7 +78,7 @@ class ModelEntry(NamedTuple):
 
 
 def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any) -> dict[str, ModelEntry]:
-    """The text encoders with one task's head."""
+    """Return the entries of the text encoders with one task's head."""
     return {
         "bert": ModelEntry(BertConfig, bert),
         "roberta": ModelEntry(RobertaConfig, roberta),
@@ -91,7 +87,7 @@ def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any) -> dict[st
     }
 
 
-# A name such as "lstm" is a model of several kinds.
+# A name such as "lstm" may name a model in several kinds.
 MODELS: dict[str, dict[str, ModelEntry]] = {
     "translator": {
         "transformer": ModelEntry(TransformerConfig, Transformer),
@@ -130,29 +126,29 @@ PUBLIC: dict[str, type] = {cls.__name__: cls for cls in (*_CLASSES, KernelRegres
 
 
 def module_of(config: Any, kind: str | None = None) -> type:
-    """The module that a model's config is of.
+    """Return the module class that a config configures.
 
     Args:
-      config: of any of `MODELS`.
-      kind: of the model, where a config is of several: an encoder's is that of each task's model.
+      config: The config of any model in `MODELS`.
+      kind: The model's kind, needed if several kinds share the config, as the encoders' task models do.
     """
-    kinds = MODELS.values() if kind is None else (MODELS[kind],)
-    return next(e.module for models in kinds for e in models.values() if e.config is type(config))
+    tables = MODELS.values() if kind is None else (MODELS[kind],)
+    return next(e.module for models in tables for e in models.values() if e.config is type(config))
 
 
 def name_of(models: Mapping[str, ModelEntry], config: Any) -> str:
-    """The name of the model that a config is of.
+    """Return the name of the model that a config configures.
 
     Args:
-      models: of one kind, by name.
-      config: of one of them; where several names share a config, their `changes` tell them apart.
+      models: The models of one kind, by name.
+      config: The config of one of them; if several names share it, their `changes` distinguish them.
 
     Raises:
-      ValueError: a config of none of the models.
+      ValueError: The config does not belong to any of the models.
     """
-    own = {name: entry for name, entry in models.items() if entry.config is type(config)}
-    if not own:
-        raise ValueError(f"{type(config).__name__} is the config of none of {', '.join(models)}")
-    # The name with the most changes that the config has.
-    fitting = [n for n, e in own.items() if all(getattr(config, f) == v for f, v in e.changes.items())]
-    return max(fitting or own, key=lambda name: len(own[name].changes) if fitting else 0)
+    entries = {name: entry for name, entry in models.items() if entry.config is type(config)}
+    if not entries:
+        raise ValueError(f"{type(config).__name__} does not configure any of {', '.join(models)}")
+    matching = [n for n, e in entries.items() if all(getattr(config, f) == v for f, v in e.changes.items())]
+    # The name with most changes is the most specific: a config with cell="gru" matches "lstm" too.
+    return max(matching, key=lambda name: len(entries[name].changes)) if matching else next(iter(entries))

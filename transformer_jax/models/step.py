@@ -1,4 +1,4 @@
-"""What decoding sees of a model: a step function and a cache, nothing else."""
+"""The interface of models to decoding: a step function and a cache."""
 
 from typing import Any, Protocol, Self
 
@@ -7,11 +7,11 @@ import jax
 
 
 class StepOutput(flax.struct.PyTreeNode):
-    """What a step yields for its N new tokens.
+    """The output of a step for N new tokens.
 
     Attributes:
-      logits: (B, N, V) float32, of the token after each new one.
-      weights: what the model attended to, (B, L, H, N, S) float32, or None where not asked for.
+      logits: (B, N, V) float32, for the token after each new token.
+      weights: Attention weights, (B, L, H, N, S) float32, or None if the step does not return them.
     """
 
     logits: jax.Array
@@ -22,19 +22,25 @@ class Cache(Protocol):
     """The state of a decoder between steps: a pytree that knows its batch axis."""
 
     def repeat(self, times: int) -> Self:
-        """Each row `times` over, next to each other: B rows become B * times."""
+        """Repeat each row `times` times, next to each other: B rows become B * times."""
         ...
 
     def reorder(self, rows: jax.Array) -> Self:
-        """The cache whose row i is the old row `rows[i]`, a row of the same sentence."""
+        """Return the cache whose row i is the old row `rows[i]`, which must belong to the same sentence."""
         ...
 
 
 class StepFunction(Protocol):
-    """`step(cache, tokens (B, N)) -> (StepOutput, cache)`; N > 1 for prefill and for verifying drafts.
+    """`step(cache, tokens (B, N)) -> (StepOutput, cache)`."""
 
-    With `prompt` the cache is as `start` made it, so that the tokens are all that it holds: they attend to each
-    other alone, by a kernel where one takes them, and the logits are those behind the last token, (B, 1, V).
-    """
+    def __call__(self, cache: Any, tokens: jax.Array, *, prompt: bool = False) -> tuple[StepOutput, Any]:
+        """Advance the decoder by N tokens.
 
-    def __call__(self, cache: Any, tokens: jax.Array, *, prompt: bool = False) -> tuple[StepOutput, Any]: ...
+        Args:
+          cache: The state before the tokens.
+          tokens: (B, N); N > 1 for prefill and for verifying drafts.
+          prompt: Read a prompt into a cache that `start` has just returned. The tokens attend to each other
+            only, with a kernel if the platform has one, and only the last token's logits are returned, (B, 1,
+            V).
+        """
+        ...

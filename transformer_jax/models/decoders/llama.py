@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023; Grattafiori et al. 2024): RMS norms, rotary positions, SwiGLU, grouped heads."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from flax import nnx
 
@@ -12,15 +12,14 @@ from transformer_jax.layers.feed_forward import GatedFeedForward
 from transformer_jax.layers.norms import rms_norm
 from transformer_jax.layers.positions.rotary import RotaryScaling
 from transformer_jax.layers.positions.schemes import RotaryPositions
-from transformer_jax.models.config_checks import check_choices, check_sizes, head_width, make_rotary_scaling
-from transformer_jax.models.decoders.causal_decoder import CausalDecoder
-from transformer_jax.models.presets import Presets
+from transformer_jax.models.config_checks import head_width, parse_rotary_scaling
+from transformer_jax.models.decoders.causal_decoder import CausalDecoder, DecoderConfig
 
-# Of the third generation's context: "llama3" slows rotary frequencies from 8,192 tokens on.
+# The long contexts of the third generation: "llama3" lowers the rotary frequencies from 8,192 tokens on.
 _LONG = RotaryScaling("llama3", 8.0, original_length=8_192, low_factor=1.0, high_factor=4.0)
 _LONG_SMALL = dataclasses.replace(_LONG, factor=32.0)
 
-# The published sizes, with the generation in front; mini is for two CPU cores.
+# The published sizes, prefixed by the generation; mini is for two CPU cores.
 _SIZES: dict[str, dict[str, Any]] = {
     "mini": dict(vocab_size=32_000, width=128, layers=4, heads=4, kv_heads=2, feed_forward=352),
     "7B": dict(
@@ -62,67 +61,38 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig(Presets):
-    """What the model computes. Sizes default to nothing: take a preset, or name them.
+class LlamaConfig(DecoderConfig):
+    """The config of Llama; see `DecoderConfig` for the other fields.
 
     Attributes:
-      vocab_size: V.
-      width: D.
-      layers: L.
-      heads: H.
-      kv_heads: G.
-      head_width: K; None is D / H.
-      feed_forward: F.
-      max_length: longest text in tokens.
-      dropout: on the embeddings and on what each sub-layer adds; 0 in the papers.
-      rotary_theta: 10,000 in the first two generations, 500,000 in the third.
-      rotary_scaling: for longer texts than were trained on, see `RotaryScaling`.
-      attention_bias, feed_forward_bias: biases on the dense layers; the papers have none.
-      tie: logits are made with the embeddings, as in the small models of the third generation.
-      norm_epsilon: of the RMS normalisations.
-      dtype: compute dtype; parameters, softmax and logits are float32.
-      vocab_multiple: the embedding tables are padded inside to a multiple of this.
-
-    Raises:
-      ValueError: a value outside its choices, or sizes that do not divide.
+      head_width: Width K of each attention head; None means D / H.
+      rotary_theta: Base of the rotary frequencies; 10,000 in the first two generations, 500,000 in the third.
+      rotary_scaling: Scaling of the rotary frequencies for texts longer than the training texts, see
+        `RotaryScaling`.
+      attention_bias: Add biases to the attention projections; the papers have none.
+      feed_forward_bias: Add biases to the feed-forward layers; the papers have none.
+      tie: Compute logits with the embedding table, as in the small models of the third generation.
     """
 
-    vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    feed_forward: int
-    head_width: int | None = None
     max_length: int = 2048
-    dropout: float = 0.0
+    head_width: int | None = None
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     attention_bias: bool = False
     feed_forward_bias: bool = False
-    tie: bool = False
-    norm_epsilon: float = 1e-5
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    vocab_multiple: int = 128
 
     preset_fields: ClassVar = _SIZES
 
     def __post_init__(self):
-        check_choices(self)
-        check_sizes(self, head_width=self.head_width)
-        make_rotary_scaling(self)
+        super().__post_init__()
+        parse_rotary_scaling(self)
 
 
 class Llama(CausalDecoder):
-    """Llama: pre-norm blocks with RMS normalisation (Zhang & Sennrich 2019), SwiGLU and rotary positions.
+    """Llama: pre-norm blocks with RMS normalization (Zhang & Sennrich 2019), SwiGLU and rotary positions.
 
     Initial values: matrices and embeddings are normal with standard deviation 0.02, as in the published
-    code's training; normalisation scales are 1.
-
-    Args:
-      config: what it computes.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    training code; normalization scales are 1.
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
@@ -162,7 +132,6 @@ class Llama(CausalDecoder):
             ),
             norm=rms_norm(config, rngs),
             embedding_std=std,
-            tied=config.tie,
             unembedding_std=std,
             rngs=rngs,
             compute=compute,

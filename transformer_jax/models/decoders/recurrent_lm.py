@@ -1,6 +1,7 @@
-"""Recurrent language models (Mikolov et al. 2010; Zaremba et al. 2014): one state for all that was."""
+"""Recurrent language models (Mikolov et al. 2010; Zaremba et al. 2014): one state holds all earlier tokens."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 import flax.struct
@@ -16,27 +17,28 @@ from transformer_jax.models.config_checks import check_choices, check_recurrent_
 from transformer_jax.models.input_checks import check_length
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
+from transformer_jax.models.token_embedding import token_embedding
 
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentLMConfig(Presets):
-    """What the model computes. Sizes default to nothing: take a preset, or name them.
+    """The config of a recurrent language model. Sizes have no defaults: use a preset, or set them.
 
     Attributes:
-      vocab_size: V.
-      width: D of the embeddings.
-      hidden: H of each cell.
-      layers: L.
-      cell: "lstm" or "gru".
-      dropout: on the embeddings, between layers and in front of the logits, never over time
+      vocab_size: Vocabulary size V.
+      width: Width D of the embeddings.
+      hidden: State width H of each cell.
+      layers: Number of layers L.
+      cell: Recurrent cell, "lstm" or "gru".
+      dropout: Dropout rate of the embeddings, between layers and before the logits, never between time steps
         (Zaremba et al. 2014).
-      max_length: longest text in tokens.
-      tie: logits are made with the embeddings.
-      dtype: compute dtype; parameters, softmax and logits are float32.
-      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+      max_length: Maximum length of a text in tokens.
+      tie: Compute logits with the embedding table instead of a separate table.
+      dtype: Compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: The embedding tables are padded internally to a multiple of this size.
 
     Raises:
-      ValueError: a value outside its choices or its range.
+      ValueError: A value is not among its choices or out of range.
     """
 
     vocab_size: int
@@ -50,7 +52,7 @@ class RecurrentLMConfig(Presets):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
-    # mini is for two CPU cores; medium and large are Zaremba et al.'s.
+    # mini is for two CPU cores; medium and large are from Zaremba et al.
     preset_fields: ClassVar = {
         "mini": dict(width=128, hidden=256, layers=2, dropout=0.0),
         "small": dict(width=512, hidden=512, layers=2, dropout=0.2),
@@ -64,12 +66,12 @@ class RecurrentLMConfig(Presets):
 
 
 class RecurrentTextCache(flax.struct.PyTreeNode):
-    """A recurrent decoder between two steps: its states after every token, so that it can go back.
+    """The states of a recurrent decoder after every token, so that `cut` can return to an earlier one.
 
     Attributes:
-      states: leaves (B, T + 1, H); at n the state after n tokens.
-      length: number of places filled so far.
-      first: (B,) the place of each text's first token, or None where all begin at place 0.
+      states: Leaves (B, T + 1, H), the state after n tokens at index n.
+      length: Number of positions filled so far.
+      first: (B,) position of each text's first token, or None if all texts start at position 0.
     """
 
     states: Any
@@ -77,28 +79,24 @@ class RecurrentTextCache(flax.struct.PyTreeNode):
     first: jax.Array | None
 
     def repeat(self, times: int) -> Self:
-        return self._of_rows(lambda x: jnp.repeat(x, times, axis=0))
+        """Repeat each row `times` times; see `Cache`."""
+        return self._map_rows(lambda x: jnp.repeat(x, times, axis=0))
 
     def reorder(self, rows: jax.Array) -> Self:
-        return self._of_rows(lambda x: x[rows])
+        """Reorder the rows; see `Cache`."""
+        return self._map_rows(lambda x: x[rows])
 
-    def _of_rows(self, change: Any) -> Self:
-        first = None if self.first is None else change(self.first)
-        return self.replace(states=jax.tree.map(change, self.states), first=first)
+    def _map_rows(self, function: Callable[[jax.Array], jax.Array]) -> Self:
+        states, first = jax.tree.map(function, (self.states, self.first))
+        return self.replace(states=states, first=first)
 
-    def cut(self, length: jax.Array) -> Self:
-        """The cache as it was when `length` places were filled."""
+    def truncate(self, length: jax.Array) -> Self:
+        """Return the cache as it was when `length` positions were filled."""
         return self.replace(length=length)
 
 
 class RecurrentLM(nnx.Module):
-    """Embeddings, a stack of recurrent cells, logits.
-
-    Args:
-      config: what it computes.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
-    """
+    """Embeddings, a stack of recurrent cells, and logits."""
 
     attends = False
 
@@ -106,19 +104,9 @@ class RecurrentLM(nnx.Module):
         self, config: RecurrentLMConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()
     ):
         self.config, self.compute = config, compute
-
-        def table(std: float) -> TokenEmbedding:
-            return TokenEmbedding(
-                config.vocab_size,
-                config.width,
-                multiple=config.vocab_multiple,
-                std=std,
-                dtype=config.dtype,
-                rngs=rngs,
-            )
-
-        self.embedding = table(config.width**-0.5)
-        self.unembedding = None if config.tie else table(config.width**-0.5)
+        std = config.width**-0.5
+        self.embedding = token_embedding(config, std=std, rngs=rngs)
+        self.unembedding = None if config.tie else token_embedding(config, std=std, rngs=rngs)
         self.decoder = RecurrentStack(
             config.cell,
             config.width,
@@ -132,29 +120,42 @@ class RecurrentLM(nnx.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, the padding of the vocabulary not counted."""
+        """Number of parameters, without the padding of the vocabulary."""
         return count_without_padding(self, self.embedding, self.unembedding)
 
-    def _run(self, tokens, states, dropout_key, **where):
-        """Tokens (B, N) -> (outputs (B, N, D), states after each step, last states)."""
-        embed_key, stack_key, out_key = (
+    def _run(self, tokens, states, dropout_key, **options):
+        """Run the cells over tokens (B, N).
+
+        Returns:
+          (outputs (B, N, D), states after each step, last states).
+        """
+        embed_key, stack_key, output_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
         )
-        # The table is small for the logits' sake; the cells see vectors of unit size.
+        # The table has small values for the logits; scaling gives the cells vectors of unit size.
         x = self.embedding(tokens)
         x = dropout(x * jnp.asarray(self.config.width**0.5, x.dtype), self.config.dropout, embed_key)
-        outputs, each, last = self.decoder(
+        outputs, step_states, last_states = self.decoder(
             x,
             states,
             dropout_key=stack_key,
             unroll=self.compute.unroll_of_time(x.shape[1]),
-            **where,
+            **options,
         )
-        return self.readout(dropout(outputs, self.config.dropout, out_key)), each, last
+        return self.readout(dropout(outputs, self.config.dropout, output_key)), step_states, last_states
+
+    @property
+    def _output_embedding(self) -> TokenEmbedding:
+        return self.embedding if self.unembedding is None else self.unembedding
 
     def logits(self, outputs: jax.Array, table: jax.Array | None = None) -> jax.Array:
-        unembedding = self.embedding if self.unembedding is None else self.unembedding
-        return unembedding.logits(outputs, table)
+        """Compute the logits (B, N, V) float32 from the outputs (B, N, D).
+
+        Args:
+          outputs: The result of `hidden_states`.
+          table: The output table (V, D), if it was computed before a loop of steps.
+        """
+        return self._output_embedding.logits(outputs, table)
 
     def hidden_states(
         self,
@@ -163,15 +164,15 @@ class RecurrentLM(nnx.Module):
         segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """What `logits` makes the logits of: the outputs (B, T, H).
+        """Compute the outputs (B, T, D), the input of `logits`.
 
-        Args and errors: those of `__call__`.
+        Arguments and errors are those of `__call__`.
         """
         B, T = tokens.shape
         check_length(self.config, T, "a text")
-        where = {} if segments is None else dict(restart=segment_changes(segments))
+        restart = None if segments is None else segment_changes(segments)
         with jax.named_scope("decoder"):
-            outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, **where)
+            outputs, _, _ = self._run(tokens, self.decoder.zero_states(B), dropout_key, restart=restart)
         return outputs
 
     def __call__(
@@ -181,59 +182,55 @@ class RecurrentLM(nnx.Module):
         segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Logits of the token after each token.
+        """Compute the logits (B, T, V) float32 of the token after each token.
 
         Args:
-          tokens: (B, T) token ids. Padding behind a text changes nothing in front of it.
-          segments: (B, T) where a row holds several documents after each other: the number of the
-            document that each token is of. Each begins with an empty state.
-          dropout_key: dropout is on where given.
-
-        Returns:
-          logits (B, T, V) float32.
+          tokens: (B, T) token ids. Padding after a text does not change the logits of the text.
+          segments: (B, T) for rows that pack several documents: the number of each token's document. Each
+            document starts with a zero state.
+          dropout_key: Turns dropout on.
 
         Raises:
-          ValueError: no tokens, or more than `max_length`.
+          ValueError: There are no tokens, or more than `max_length`.
         """
         return self.logits(self.hidden_states(tokens, segments=segments, dropout_key=dropout_key))
 
     def for_decoding(self) -> Self:
-        """The model itself, which holds nothing that decoding would have to take apart."""
+        """Return the model itself: unlike `CausalDecoder`, it gains nothing from preparation."""
         return self
 
     def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> RecurrentTextCache:
-        """A cache of `max_length` places for each row; see `RecurrentTextCache` for `first`."""
-        room = jax.tree.map(
+        """Create an empty cache of `max_length` positions per row; see `RecurrentTextCache` for `first`."""
+        states = jax.tree.map(
             lambda x: jnp.zeros((rows, max_length + 1, x.shape[-1]), x.dtype), self.decoder.zero_states(rows)
         )
-        return RecurrentTextCache(room, jnp.zeros((), jnp.int32), first)
+        return RecurrentTextCache(states, jnp.zeros((), jnp.int32), first)
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
-        """The step that decoding sees.
+        """Return the step function for decoding.
 
         Raises:
-          ValueError: weights are asked for; there is no attention.
+          ValueError: `return_weights` is set; the model has no attention.
         """
         if return_weights:
-            raise ValueError("a recurrent language model has no attention, and so no weights to return")
-        unembedding = self.embedding if self.unembedding is None else self.unembedding
-        table = unembedding.output_weight(jnp.dtype(self.config.dtype))
+            raise ValueError("a recurrent language model has no attention weights: set return_weights=False")
+        table = self._output_embedding.output_weight(jnp.dtype(self.config.dtype))
 
         def step(
             cache: RecurrentTextCache, tokens: jax.Array, *, prompt: bool = False
         ) -> tuple[StepOutput, RecurrentTextCache]:
-            now = jax.tree.map(
+            current = jax.tree.map(
                 lambda x: jax.lax.dynamic_index_in_dim(x, cache.length, axis=1, keepdims=False), cache.states
             )
             N, valid = tokens.shape[1], None
             if cache.first is not None:
                 valid = cache.length + jnp.arange(N) >= cache.first[:, None]
             with jax.named_scope("decoder"):
-                outputs, each, _ = self._run(tokens, now, None, valid=valid)
+                outputs, step_states, _ = self._run(tokens, current, None, valid=valid)
             states = jax.tree.map(
-                lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, cache.length + 1, axis=1),
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, cache.length + 1, axis=1),
                 cache.states,
-                each,
+                step_states,
             )
             if prompt:
                 outputs = outputs[:, -1:]

@@ -1,36 +1,104 @@
-"""What the text encoders of the zoo share: tokens -> embeddings -> bidirectional blocks -> states."""
+"""The base of the text encoders: tokens -> embeddings -> bidirectional blocks -> hidden states."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+import dataclasses
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from transformer_jax.layers.attention.dispatch import prepare_mask
-from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstacked
+from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstack_encoder
 from transformer_jax.layers.attention.visibility import real, same_segment
 from transformer_jax.layers.blocks import EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.embedding import TokenEmbedding, count_without_padding
-from transformer_jax.layers.feed_forward import FeedForward
-from transformer_jax.layers.fusion_barrier import materialised
-from transformer_jax.layers.mimetic_initialization import add_identity, attend_to_neighbours, sinusoids
+from transformer_jax.layers.embedding import count_without_padding
+from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
+from transformer_jax.layers.fusion_barrier import materialize
+from transformer_jax.layers.mimetic_initialization import add_identity, attend_to_neighbors, sinusoids
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.positions.absolute import segment_positions
 from transformer_jax.layers.positions.schemes import LearnedPositions
 from transformer_jax.layers.stack import make_stack, run_stack
+from transformer_jax.layers.text_pooling import POOLINGS
+from transformer_jax.models.config_checks import check_choices, check_heads, check_minimum, check_rates
 from transformer_jax.models.input_checks import check_length
+from transformer_jax.models.presets import Presets
+from transformer_jax.models.token_embedding import token_embedding
 
 # Standard deviation of the initial values of every matrix and table (Devlin et al. 2019, the authors' code).
 INITIAL_STD = 0.02
 
 
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig(Presets):
+    """The config fields that all text encoders share. Sizes have no defaults: use a preset, or set them.
+
+    A subclass also defines `embedding_width`, `token_types`, `position_offset` and `pooler`, as fields,
+    properties or constants.
+
+    Attributes:
+      vocab_size: Vocabulary size V.
+      width: Model width D.
+      layers: Number of layers L.
+      heads: Number of attention heads H.
+      feed_forward: Width F of the feed-forward layers.
+      max_length: Maximum length of a text in tokens.
+      dropout: Dropout rate of the embeddings and of the output of each sub-layer.
+      attention_dropout: Dropout rate of the attention weights.
+      classifier_dropout: Dropout rate before a head with classes; None means `dropout`.
+      classifier_pooling: State that a text classifier reads: that of the first token, as published, or the mean
+        or the maximum over all tokens.
+      activation: Activation of the feed-forward layers; any name in `ACTIVATIONS`.
+      norm_epsilon: Epsilon of the layer normalizations.
+      classes: Number of classes of a classifier's head; 0 means the number in the data.
+      dtype: Compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: The embedding table is padded internally to a multiple of this size.
+      initial_values: Initial values: "normal", or "neighbours", with which heads initially attend to adjacent
+        tokens, for short pretraining; see `attend_to_neighbors`.
+
+    Raises:
+      ValueError: A value is not among its choices or out of range, or sizes do not divide.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    feed_forward: int
+    max_length: int = 512
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    classifier_dropout: float | None = None
+    classifier_pooling: Literal["first", "mean", "max"] = "first"
+    activation: str = "gelu"
+    norm_epsilon: float = 1e-12
+    classes: int = 0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    vocab_multiple: int = 128
+    initial_values: Literal["normal", "neighbours"] = "normal"
+
+    def __post_init__(self):
+        check_choices(
+            self,
+            activation=tuple(ACTIVATIONS),
+            classifier_pooling=POOLINGS,
+            initial_values=("normal", "neighbours"),
+        )
+        check_minimum(
+            self, 1, "vocab_size", "width", "layers", "heads", "feed_forward", "max_length", "embedding_width"
+        )
+        check_heads(self)
+        check_minimum(self, 0, "token_types", "classes", "position_offset")
+        check_rates(self, "dropout", "attention_dropout", "classifier_dropout")
+
+
 def dense(config: Any, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
-    """A dense layer with the encoders' initial values."""
+    """Create a dense layer with the encoders' initial values."""
     return nnx.Linear(
         inputs,
         outputs,
@@ -42,24 +110,11 @@ def dense(config: Any, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
 
 
 class TextEmbeddings(nnx.Module):
-    """Token, position and token-type vectors, added up and normalised (Devlin et al. 2019, figure 2).
-
-    Args:
-      config: `vocab_size`, `embedding_width`, `max_length`, `token_types`, `position_offset`, `dropout`,
-        `norm_epsilon`, `dtype`, `vocab_multiple` and `initial_values` are read here.
-      rngs: source of the initial values.
-    """
+    """The normalized sum of token, position and token-type vectors (Devlin et al. 2019, figure 2)."""
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         width = config.embedding_width
-        self.tokens = TokenEmbedding(
-            config.vocab_size,
-            width,
-            multiple=config.vocab_multiple,
-            std=INITIAL_STD,
-            dtype=config.dtype,
-            rngs=rngs,
-        )
+        self.tokens = token_embedding(config, std=INITIAL_STD, rngs=rngs, width=width)
         rows = config.max_length + config.position_offset
         self.positions = LearnedPositions(rows, width, std=INITIAL_STD, rngs=rngs)
         if config.initial_values == "neighbours":
@@ -73,32 +128,36 @@ class TextEmbeddings(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Tokens (B, T) at positions (T,) or (B, T), of types (B, T) or None for all 0 -> (B, T, E)."""
+        """Embed tokens (B, T) at positions (T,) or (B, T) with types (B, T); None means type 0 for all."""
         x = self.positions.add_to(self.tokens(tokens), positions)
         if self.types is not None:
             table = self.types.embedding[...].astype(x.dtype)
-            # A product in place of a lookup, whose gradient adds every token of a batch to two rows in turn.
+            # The gradient of a lookup would add the tokens of a batch one by one to the few rows of the table.
             x = x + (table[0] if types is None else jax.nn.one_hot(types, len(table), dtype=x.dtype) @ table)
         return dropout(self.norm(x), self.dropout, dropout_key)
 
 
 class TextEncoder(nnx.Module):
-    """Embeddings and a stack of bidirectional post-norm blocks; a model's file says what is its own.
+    """Embeddings and a stack of bidirectional post-norm blocks.
 
     Args:
-      config: `width`, `layers`, `heads`, `feed_forward`, `activation`, `attention_dropout` and
-        `initial_values` are read here, and what `TextEmbeddings` reads.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
-      embeds: False for a network that is given another one's embeddings.
+      config: A text encoder's config.
+      rngs: Source of the initial values.
+      compute: Options for computing the model.
+      has_embeddings: False for a network to which each call passes the embeddings of another network.
     """
 
-    # The activation of the dense layer that a classifier has on the first token; None is the model's own
-    # pooler.
+    # Activation of the dense layer through which a classifier reads the first token; None means that it reads
+    # the model's pooler instead.
     classifier_activation: ClassVar[str | None] = None
 
     def __init__(
-        self, config: Any, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions(), embeds: bool = True
+        self,
+        config: Any,
+        *,
+        rngs: nnx.Rngs,
+        compute: ComputeOptions = ComputeOptions(),
+        has_embeddings: bool = True,
     ):
         self.config, self.compute = config, compute
         options: dict[str, Any] = dict(
@@ -126,31 +185,29 @@ class TextEncoder(nnx.Module):
                 dropout=config.dropout,
             )
 
-        self.embeddings = TextEmbeddings(config, rngs=rngs) if embeds else None
-        self.projection = (
-            None if config.embedding_width == config.width
-            else dense(config, config.embedding_width, config.width, rngs)
-        )  # fmt: skip
+        self.embeddings = TextEmbeddings(config, rngs=rngs) if has_embeddings else None
+        narrow = config.embedding_width != config.width
+        self.projection = dense(config, config.embedding_width, config.width, rngs) if narrow else None
         self.blocks = make_stack(block, rngs.params(), config.layers)
         if config.initial_values == "neighbours":
-            attend_to_neighbours(self.blocks.self_attention, config.embedding_width, rngs.params())
+            attend_to_neighbors(self.blocks.self_attention, config.embedding_width, rngs.params())
             if self.projection is not None:
                 add_identity(self.projection.kernel)
         self.pooler = dense(config, config.width, config.width, rngs) if config.pooler else None
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, the padding of the vocabulary not counted."""
+        """Number of parameters, without the padding of the vocabulary."""
         return count_without_padding(self, None if self.embeddings is None else self.embeddings.tokens)
 
     def for_inference(self) -> Self:
-        """The same for a program that is called many times, see `unstacked`."""
-        return unstacked(self)
+        """Return a copy for a program that is called many times; see `unstack_encoder`."""
+        return unstack_encoder(self)
 
-    def positions_of(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
-        """The rows of the position table that T tokens take, (T,) or (B, T)."""
-        places = jnp.arange(length) if segments is None else segment_positions(segments)
-        return places + self.config.position_offset
+    def position_rows(self, length: int, mask: jax.Array | None, segments: jax.Array | None) -> jax.Array:
+        """Compute the rows of the position table for `length` tokens, (T,) or (B, T)."""
+        positions = jnp.arange(length) if segments is None else segment_positions(segments)
+        return positions + self.config.position_offset
 
     def hidden_states(
         self,
@@ -163,59 +220,58 @@ class TextEncoder(nnx.Module):
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """The states behind the last block.
+        """Compute the hidden states after the last block.
 
         Args:
           tokens: (B, T) token ids.
-          types: (B, T) token types, which text of a pair a token is of; None is 0.
-          mask: (B, T), True at real tokens, or (B,) numbers of real tokens, which come first in their rows;
-            None where there is no padding.
-          segments: (B, T) where a row holds several examples after each other: the number of the example that
-            each token is of, from 1, with 0 at padding. An example sees only itself and its positions count
-            from its start. In place of `mask`.
-          embeddings: of another network, for one that has none.
-          dropout_key: dropout is on where given.
-          return_weights: also return the attention weights.
+          types: (B, T) token types, the index of a token's text in a pair; None means 0.
+          mask: (B, T), True at real tokens, or (B,) numbers of leading real tokens; None means no padding.
+          segments: (B, T) for rows that pack several examples, instead of `mask`: the number of each token's
+            example, counted from 1, and 0 at padding. An example attends only to itself, and its positions
+            count from its start.
+          embeddings: Embeddings of another network, for a network without its own.
+          dropout_key: Turns dropout on.
+          return_weights: Also return the attention weights.
 
         Returns:
           x (B, T, D), or (x, weights (B, L, H, T, T) float32).
 
         Raises:
-          ValueError: no tokens, more than `max_length`, or both a mask and segments.
+          ValueError: There are no tokens, or more than `max_length`, or both a mask and segments.
         """
         T = tokens.shape[1]
         check_length(self.config, T, "a text")
         if mask is not None and segments is not None:
-            raise ValueError("segments say where padding is: leave mask out")
+            raise ValueError("segments mark padding already: omit mask")
         embeddings = self.embeddings if embeddings is None else embeddings
-        assert embeddings is not None, "a network without embeddings is given those of another"
+        assert embeddings is not None, "a network without embeddings needs those of another network"
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        seen = None if mask is None else real(mask, T)
+        visible = None if mask is None else real(mask, T)
         if segments is not None:
-            seen = same_segment(segments, segments) & real(segments != 0)
-        context = AttentionContext(prepare_mask(seen, self.compute.attention, T, T, self.config.dtype))
-        context = jax.tree.map(materialised, context)
+            visible = same_segment(segments, segments) & real(segments != 0)
+        context = AttentionContext(prepare_mask(visible, self.compute.attention, T, T, self.config.dtype))
+        context = jax.tree.map(materialize, context)
 
         def run_block(block, x, key):
             return block(x, context, dropout_key=key, return_weights=return_weights)
 
         with jax.named_scope("encoder"):
-            x = embeddings(tokens, self.positions_of(T, mask, segments), types, embed_key)
+            x = embeddings(tokens, self.position_rows(T, mask, segments), types, embed_key)
             if self.projection is not None:
                 x = self.projection(x)
             x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
         return (x, weights.swapaxes(0, 1)) if return_weights else x
 
     def __call__(self, tokens: jax.Array, **arguments: Any):
-        """`hidden_states`."""
+        """Compute `hidden_states`."""
         return self.hidden_states(tokens, **arguments)
 
     def pooled(self, states: jax.Array) -> jax.Array:
-        """tanh of a dense layer of the first token: (..., D) of a text's first state -> (..., D).
+        """Apply the pooler, a dense layer with tanh, to the state (..., D) of a text's first token.
 
         Raises:
-          ValueError: a model without a pooler.
+          ValueError: The model has no pooler.
         """
         if self.pooler is None:
-            raise ValueError(f"this {type(self).__name__} has no pooler: pooler=True in its config")
+            raise ValueError(f"this {type(self).__name__} has no pooler: set pooler=True in its config")
         return jnp.tanh(self.pooler(states))

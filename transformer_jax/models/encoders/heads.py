@@ -1,8 +1,8 @@
-"""What tasks put on a text encoder: masked words, classes of texts and of tokens, spans of answers."""
+"""Task heads on a text encoder: masked words, classes of texts and of tokens, spans of answers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from transformer_jax.layers.embedding import TokenEmbedding, count_without_paddi
 from transformer_jax.layers.feed_forward import ACTIVATIONS
 from transformer_jax.layers.mimetic_initialization import add_identity
 from transformer_jax.layers.norms import layer_norm
-from transformer_jax.layers.text_pooling import pooled
+from transformer_jax.layers.text_pooling import pool
+from transformer_jax.models.encoder_model import EncoderModel
 from transformer_jax.models.encoders.encoder import TextEncoder, dense
 
 
@@ -24,23 +25,22 @@ def _split(dropout_key: jax.Array | None) -> tuple[jax.Array | None, jax.Array |
 
 
 def rate_of_classes(config: Any) -> float:
-    """The dropout rate in front of a head with classes."""
+    """Return the dropout rate before a head with classes."""
     return config.dropout if config.classifier_dropout is None else config.classifier_dropout
 
 
-class EncoderWithHead(nnx.Module):
-    """An encoder with what a task puts on it; a subclass gives `logits` of its states.
+class EncoderWithHead(EncoderModel):
+    """A text encoder with the head of a task; a subclass sets `body` and defines `logits`.
 
     Args:
-      config: of the encoder; `classes` is read by the classifiers.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
-      **options: of the encoder.
+      config: The encoder's config.
+      rngs: Source of the initial values.
+      compute: Options for computing the model.
+      **options: Further arguments of the encoder.
     """
 
-    children = ("encoder",)
     body: ClassVar[type[TextEncoder]]
-    # Parts that belong to a task: a start from another task's model leaves them out, and has them fresh.
+    # The parameters of the task. A start from another task's model initializes them afresh.
     heads: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -51,22 +51,12 @@ class EncoderWithHead(nnx.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, the padding of the vocabulary not counted."""
+        """Number of parameters, without the padding of the vocabulary."""
         embeddings = self.encoder.embeddings
         return count_without_padding(self, None if embeddings is None else embeddings.tokens)
 
-    def for_inference(self) -> Self:
-        """The same with an encoder for a program that is called many times, see `TextEncoder.for_inference`."""
-        copy = nnx.merge(*nnx.split(self))
-        copy.encoder = copy.encoder.for_inference()
-        return copy
-
-    def hidden_states(self, tokens: jax.Array, **where: Any):
-        """See `TextEncoder.hidden_states`."""
-        return self.encoder.hidden_states(tokens, **where)
-
     def logits(self, states: jax.Array) -> jax.Array:
-        """What the head makes of the encoder's states (B, T, D)."""
+        """Compute the head's logits from the encoder's states (B, T, D)."""
         raise NotImplementedError
 
     def __call__(
@@ -75,36 +65,42 @@ class EncoderWithHead(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
-        **where: Any,
+        **inputs: Any,
     ):
-        """What the task predicts.
+        """Compute the logits of the task.
 
         Args:
           tokens: (B, T) token ids.
-          dropout_key: dropout is on where given.
-          return_weights: also return the attention weights.
-          **where: `types`, `mask` and `segments`, see `TextEncoder.hidden_states`.
+          dropout_key: Turns dropout on.
+          return_weights: Also return the attention weights.
+          **inputs: `types`, `mask` and `segments`, see `TextEncoder.hidden_states`.
 
         Returns:
-          logits float32 in the shape of the head, or (logits, weights (B, L, H, T, T) float32).
+          The float32 logits that `logits` returns, or (logits, weights (B, L, H, T, T) float32).
         """
-        body_key, head_key = _split(dropout_key)
-        found = self.encoder.hidden_states(tokens, dropout_key=body_key, return_weights=return_weights, **where)
-        states, weights = found if return_weights else (found, None)
-        logits = self.logits(self._dropped(states, head_key))
+        encoder_key, head_key = _split(dropout_key)
+        output = self.encoder.hidden_states(
+            tokens, dropout_key=encoder_key, return_weights=return_weights, **inputs
+        )
+        states, weights = output if return_weights else (output, None)
+        logits = self._predict(states, head_key, **inputs)
         return (logits, weights) if return_weights else logits
 
-    def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def _predict(self, states: jax.Array, dropout_key: jax.Array | None, **inputs: Any) -> jax.Array:
+        return self.logits(self._apply_dropout(states, dropout_key))
+
+    def _apply_dropout(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         return states
 
 
 class MaskedLM(EncoderWithHead):
-    """Logits of the word at each place: a dense layer, a norm, and the embeddings with a bias.
+    """A head that predicts the word at each position: dense layer, norm, and the embedding table with a bias.
 
-    A config with a pooler adds the head that tells whether a second text follows the first.
+    If the config has a pooler, a second head predicts whether the second text of a pair follows the first.
     """
 
     heads = ("transform", "transform_norm", "vocab_bias", "next_sentence")
+    # None means the config's activation.
     head_activation: ClassVar[str | None] = None
 
     def __init__(
@@ -120,81 +116,80 @@ class MaskedLM(EncoderWithHead):
         self.next_sentence = dense(config, config.width, 2, rngs) if config.pooler else None
 
     def logits(self, states: jax.Array, table: TokenEmbedding | None = None) -> jax.Array:
-        """States (..., D) -> (..., V) float32; `table` is another network's, for one that has none."""
+        """Compute word logits (..., V) float32 from states (..., D).
+
+        Args:
+          states: (..., D).
+          table: The token embeddings of another network, for a network without its own.
+        """
         if table is None:
-            assert self.encoder.embeddings is not None, "a network without embeddings is given a table"
+            assert self.encoder.embeddings is not None, "a network without embeddings needs a table"
             table = self.encoder.embeddings.tokens
         activation = self.head_activation or self.config.activation
         hidden = self.transform_norm(ACTIVATIONS[activation](self.transform(states)))
         return table.logits(hidden) + self.vocab_bias[...]
 
     def sentence_logits(self, first: jax.Array) -> jax.Array:
-        """States of texts' first tokens (..., D) -> (..., 2) float32; class 0 is "the second text follows"."""
+        """Compute next-sentence logits (..., 2) float32 from the states (..., D) of the texts' first tokens.
+
+        Class 0 means that the second text follows the first.
+
+        Raises:
+          ValueError: The model has no pooler.
+        """
         if self.next_sentence is None:
-            raise ValueError("a model without a pooler has no head of next sentences")
+            raise ValueError("the model has no next-sentence head: set pooler=True in its config")
         return self.next_sentence(self.encoder.pooled(first)).astype(jnp.float32)
 
 
 class SequenceClassifier(EncoderWithHead):
-    """Logits of a text's classes, or one score, from the state of its first token, or what the config names.
+    """A head that classifies or scores a text from the state that `classifier_pooling` selects.
 
-    BERT reads its pooler; the others have a dense layer of their own in front of the last one. BERT without a
-    pooler reads the mean or the maximum itself.
+    BERT reads that state through its pooler, the other encoders through a dense layer of the head. BERT without
+    a pooler reads the mean or the maximum directly.
     """
 
     heads = ("pooling", "head")
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         super().__init__(config, rngs=rngs, compute=compute)
-        own = self.body.classifier_activation is not None
-        self.pooling = dense(config, config.width, config.width, rngs) if own else None
+        has_dense = self.body.classifier_activation is not None
+        self.pooling = dense(config, config.width, config.width, rngs) if has_dense else None
         self.head = dense(config, config.width, max(1, config.classes), rngs)
 
     def logits(
         self, states: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None
     ) -> jax.Array:
-        """States (B, T, D) -> (B, C) float32.
+        """Compute the logits (B, C) float32 of texts.
 
         Args:
-          states: of texts.
-          dropout_key: dropout is on where given.
-          real: (B, T) True at tokens, False at padding; None where there is none.
+          states: (B, T, D) of the texts' tokens.
+          dropout_key: Turns dropout on.
+          real: (B, T), True at tokens and False at padding; None means no padding.
         """
         real = jnp.ones(states.shape[:2], bool) if real is None else real
-        state = pooled(states, real, self.config.classifier_pooling).astype(states.dtype)
+        state = pool(states, real, self.config.classifier_pooling).astype(states.dtype)
         rate = rate_of_classes(self.config)
-        before, behind = _split(dropout_key)
+        dense_key, head_key = _split(dropout_key)
         if self.pooling is None:
             if self.config.pooler or self.config.classifier_pooling == "first":
                 state = self.encoder.pooled(state)
         else:
-            # As published: DistilBERT alone has no dropout in front of its dense layer.
             activation = self.body.classifier_activation
             assert activation is not None
-            before = None if activation == "relu" else before
-            state = ACTIVATIONS[activation](self.pooling(dropout(state, rate, before)))
-        return self.head(dropout(state, rate, behind)).astype(jnp.float32)
+            # As published, DistilBERT (the model with "relu") has no dropout before its dense layer.
+            dense_key = None if activation == "relu" else dense_key
+            state = ACTIVATIONS[activation](self.pooling(dropout(state, rate, dense_key)))
+        return self.head(dropout(state, rate, head_key)).astype(jnp.float32)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
-        **where: Any,
-    ):
-        """Logits (B, C) float32 of a text a row; see `EncoderWithHead.__call__`."""
-        body_key, head_key = _split(dropout_key)
-        found = self.encoder.hidden_states(tokens, dropout_key=body_key, return_weights=return_weights, **where)
-        states, weights = found if return_weights else (found, None)
-        mask, segments = where.get("mask"), where.get("segments")
-        real = real_tokens(mask, tokens.shape[1]) if mask is not None else None
-        logits = self.logits(states, head_key, real=segments != 0 if segments is not None else real)
-        return (logits, weights) if return_weights else logits
+    def _predict(self, states: jax.Array, dropout_key: jax.Array | None, **inputs: Any) -> jax.Array:
+        mask, segments = inputs.get("mask"), inputs.get("segments")
+        real = real_tokens(mask, states.shape[1]) if mask is not None else None
+        return self.logits(states, dropout_key, real=segments != 0 if segments is not None else real)
 
 
 class TokenClassifier(EncoderWithHead):
-    """Logits of each token's classes."""
+    """A head that classifies each token."""
 
     heads = ("head",)
 
@@ -202,16 +197,16 @@ class TokenClassifier(EncoderWithHead):
         super().__init__(config, rngs=rngs, compute=compute)
         self.head = dense(config, config.width, max(1, config.classes), rngs)
 
-    def _dropped(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def _apply_dropout(self, states: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         return dropout(states, rate_of_classes(self.config), dropout_key)
 
     def logits(self, states: jax.Array) -> jax.Array:
-        """States (B, T, D) -> (B, T, C) float32."""
+        """Compute the logits (B, T, C) float32 from states (B, T, D)."""
         return self.head(states).astype(jnp.float32)
 
 
 class SpanPredictor(EncoderWithHead):
-    """Logits of where an answer begins and ends."""
+    """A head that predicts the first and the last token of an answer."""
 
     heads = ("head",)
 
@@ -220,5 +215,5 @@ class SpanPredictor(EncoderWithHead):
         self.head = dense(config, config.width, 2, rngs)
 
     def logits(self, states: jax.Array) -> jax.Array:
-        """States (B, T, D) -> (B, T, 2) float32, of begin and end."""
+        """Compute the logits (B, T, 2) float32 of first and last token from states (B, T, D)."""
         return self.head(states).astype(jnp.float32)

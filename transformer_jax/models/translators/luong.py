@@ -10,26 +10,26 @@ from flax import nnx
 from transformer_jax.layers.attention.alignment import additive_scores, attend, dot_scores
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.recurrent import RecurrentStack, choose, gathered_once
+from transformer_jax.layers.recurrent import RecurrentStack, gather_before_loop, select_rows
 from transformer_jax.models.config_checks import check_choices
 from transformer_jax.models.translators.recurrent_translator import (
     DEEP_SIZES,
     Memory,
     RecurrentConfig,
     RecurrentTranslator,
+    linear,
+    read_in_reverse,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class LuongConfig(RecurrentConfig):
-    """What the model computes.
+    """The config of Luong attention; see `RecurrentConfig` for the other fields.
 
     Attributes:
-      score: "dot" h . h_s, "general" h . W h_s, or "concat" v . tanh(W [h; h_s]) (section 3.1).
-      input_feeding: each step sees the attentional vector of the step before (section 3.3).
-
-    Raises:
-      ValueError: a value outside its choices or its range.
+      score: Score of decoder state h and source state h_s, "dot" h . h_s, "general" h . W h_s, or "concat"
+        v . tanh(W [h; h_s]) (section 3.1).
+      input_feeding: Feed each step the attentional vector of the previous step (section 3.3).
     """
 
     score: Literal["dot", "general", "concat"] = "general"
@@ -43,54 +43,41 @@ class LuongConfig(RecurrentConfig):
 
 
 class Luong(RecurrentTranslator):
-    """The encoder reads the source from its last token to its first, as in the paper; the attentional vector
-    tanh(W_c [c; h]) (equation 5) is as wide as the embeddings.
+    """Deep LSTMs with global attention.
 
-    Args:
-      config: what it computes.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    As in the paper, the encoder reads the source from its last token to its first. The attentional vector
+    tanh(W_c [c; h]) (equation 5) is as wide as the embeddings.
     """
 
     def __init__(self, config: LuongConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         super().__init__(config, rngs=rngs, compute=compute)
         self.input_feeding = config.input_feeding
         D, H = config.width, config.hidden
-        dtype = jnp.dtype(config.dtype)
-
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            init = nnx.initializers.xavier_uniform()
-            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
-
         options: dict[str, Any] = dict(dropout=config.dropout, dtype=config.dtype, rngs=rngs)
-        fed = D if config.input_feeding else 0
-        self.encoder = RecurrentStack("lstm", D, H, config.layers, **options)
-        self.decoder = RecurrentStack("lstm", D + fed, H, config.layers, **options)
-        self.key = linear(H, H) if config.score != "dot" else None
-        self.query = linear(H, H) if config.score == "concat" else None
+        fed_width = D if config.input_feeding else 0
         concat = config.score == "concat"
+        self.encoder = RecurrentStack("lstm", D, H, config.layers, **options)
+        self.decoder = RecurrentStack("lstm", D + fed_width, H, config.layers, **options)
+        self.key = linear(config, H, H, rngs) if config.score != "dot" else None
+        self.query = linear(config, H, H, rngs) if concat else None
         self.direction = nnx.Param(nnx.initializers.normal(H**-0.5)(rngs.params(), (H,))) if concat else None
-        self.readout = linear(2 * H, D)  # W_c
+        self.readout = linear(config, 2 * H, D, rngs)  # W_c
 
-    def _read(self, x, valid, begins, ends, dropout_key):
-        values, states, _ = self.encoder(
-            x,
-            self.encoder.zero_states(len(x)),
-            valid=valid,
-            restart=ends,
-            reverse=True,
-            unroll=self.compute.unroll_of_time(x.shape[1]),
-            dropout_key=dropout_key,
-        )
+    def _read(self, x, valid, starts, ends, dropout_key):
+        values, states = read_in_reverse(self.encoder, x, valid, ends, dropout_key, self.compute)
         fed = jnp.zeros((*x.shape[:2], self.config.width), x.dtype)
         return Memory(values=values, keys=values if self.key is None else self.key(values)), (states, fed)
 
-    def _attentional(self, top: jax.Array, memory: Memory, mask: jax.Array | None):
-        """The decoder's top states (B W, N, H) -> (attentional vectors (B W, N, D), weights (B W, N, S))."""
+    def _attentional_vectors(self, top: jax.Array, memory: Memory, mask: jax.Array | None):
+        """Attend with the decoder's top states (B W, N, H).
+
+        Returns:
+          (attentional vectors (B W, N, D), weights (B W, N, S)).
+        """
         assert memory.values is not None
         assert memory.keys is not None
         B, S, H = memory.values.shape
-        states = top.reshape(B, -1, H)  # the W beams of a sentence after each other
+        states = top.reshape(B, -1, H)  # (B, W N, H): the W beams of a sentence share its memory
         if self.query is None:
             scores = dot_scores(states, memory.keys)
         else:
@@ -105,33 +92,34 @@ class Luong(RecurrentTranslator):
         return run(x, state, memory, restart, dropout_key)
 
     def _unroll_unfed(self, x, state, memory, restart, dropout_key):
-        """No step waits for the attention of the one before: it is done for all at once."""
+        """Run the cells over all steps first, then attend for all steps at once."""
         states, fed = state
-        stack_key, key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        where: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
+        stack_key, output_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        options: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
         if restart is not None:
-            where |= dict(restart=restart.at, fresh=restart.state[0])
-        top, _, states = self.decoder(x, states, dropout_key=stack_key, **where)
-        vectors, weights = self._attentional(top, memory, memory.mask)
-        return dropout(vectors, self.config.dropout, key), weights, (states, fed)
+            options |= dict(restart=restart.at, fresh=restart.state[0])
+        top, _, states = self.decoder(x, states, dropout_key=stack_key, **options)
+        vectors, weights = self._attentional_vectors(top, memory, memory.mask)
+        return dropout(vectors, self.config.dropout, output_key), weights, (states, fed)
 
     def _unroll_fed(self, x, state, memory, restart, dropout_key):
+        """Attend within each step, since the next step reads the attentional vector."""
         packed = memory.mask is not None and memory.mask.shape[1] > 1
         keys = None if dropout_key is None else jax.random.split(dropout_key, x.shape[1])
-        gathered = gathered_once(self)
+        gathered = gather_before_loop(self)
         by_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (x, memory.mask if packed else None, restart))
 
-        def step(state, now):
-            (x, own, restart), key = now
+        def step(state, inputs):
+            (x, step_mask, restart), key = inputs
             if restart is not None:
-                state = choose(restart.at, restart.state, state)
+                state = select_rows(restart.at, restart.state, state)
             states, fed = state
-            stack_key, key = (None, None) if key is None else jax.random.split(key)
-            inputs = jnp.concatenate([x, fed], axis=-1)
-            top, _, states = gathered.decoder(inputs[:, None], states, dropout_key=stack_key)
-            mask = own[:, None] if packed else memory.mask
-            vector, weights = gathered._attentional(top, memory, mask)
-            vector = dropout(vector[:, 0], self.config.dropout, key)
+            stack_key, output_key = (None, None) if key is None else jax.random.split(key)
+            x = jnp.concatenate([x, fed], axis=-1)
+            top, _, states = gathered.decoder(x[:, None], states, dropout_key=stack_key)
+            mask = step_mask[:, None] if packed else memory.mask
+            vector, weights = gathered._attentional_vectors(top, memory, mask)
+            vector = dropout(vector[:, 0], self.config.dropout, output_key)
             return (states, vector), (vector, weights[:, 0])
 
         state, (outputs, weights) = jax.lax.scan(

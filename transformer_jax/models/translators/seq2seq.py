@@ -1,4 +1,4 @@
-"""Sequence to sequence with one fixed vector (Sutskever et al. 2014): a deep LSTM reads, another one writes."""
+"""Sequence to sequence with one fixed vector (Sutskever et al. 2014): a deep LSTM reads, another writes."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -16,18 +16,16 @@ from transformer_jax.models.translators.recurrent_translator import (
     Memory,
     RecurrentConfig,
     RecurrentTranslator,
+    read_in_reverse,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Seq2SeqConfig(RecurrentConfig):
-    """What the model computes.
+    """The config of sequence to sequence; see `RecurrentConfig` for the other fields.
 
     Attributes:
-      cell: "lstm" (the paper's) or "gru".
-
-    Raises:
-      ValueError: a value outside its choices or its range.
+      cell: Recurrent cell, "lstm", as in the paper, or "gru".
     """
 
     cell: Literal["lstm", "gru"] = "lstm"
@@ -40,13 +38,10 @@ class Seq2SeqConfig(RecurrentConfig):
 
 
 class Seq2Seq(RecurrentTranslator):
-    """The encoder reads the source from its last token to its first, which brings the beginnings of both
-    sentences near each other (section 3.3); its layers' last states are the decoder's first ones.
+    """Two recurrent stacks: the last states of the encoder are the first states of the decoder, layer by layer.
 
-    Args:
-      config: what it computes.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    The encoder reads the source from its last token to its first, so that the first words of both sentences are
+    close in time (section 3.3).
     """
 
     attends = False
@@ -56,25 +51,17 @@ class Seq2Seq(RecurrentTranslator):
         options: dict[str, Any] = dict(dropout=config.dropout, dtype=config.dtype, rngs=rngs)
         self.encoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
         self.decoder = RecurrentStack(config.cell, config.width, config.hidden, config.layers, **options)
-        # Logits are made at the embeddings' width.
+        # The logits use a table of the embeddings' width.
         self.readout = nnx.Linear(config.hidden, config.width, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
-    def _read(self, x, valid, begins, ends, dropout_key):
-        _, states, _ = self.encoder(
-            x,
-            self.encoder.zero_states(len(x)),
-            valid=valid,
-            restart=ends,
-            reverse=True,
-            unroll=self.compute.unroll_of_time(x.shape[1]),
-            dropout_key=dropout_key,
-        )
+    def _read(self, x, valid, starts, ends, dropout_key):
+        _, states = read_in_reverse(self.encoder, x, valid, ends, dropout_key, self.compute)
         return Memory(), states
 
     def _unroll(self, x, state, memory, restart, dropout_key, draws):
-        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        where: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
+        stack_key, output_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        options: dict[str, Any] = dict(unroll=self.compute.unroll_of_time(x.shape[1]))
         if restart is not None:
-            where |= dict(restart=restart.at, fresh=restart.state)
-        outputs, _, state = self.decoder(x, state, dropout_key=keys[0], **where)
-        return self.readout(dropout(outputs, self.config.dropout, keys[1])), None, state
+            options |= dict(restart=restart.at, fresh=restart.state)
+        outputs, _, state = self.decoder(x, state, dropout_key=stack_key, **options)
+        return self.readout(dropout(outputs, self.config.dropout, output_key)), None, state

@@ -16,18 +16,19 @@ from transformer_jax.layers.blocks import DecoderBlock, EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.dropout import dropout
-from transformer_jax.layers.embedding import TokenEmbedding
 from transformer_jax.layers.feed_forward import FeedForward
-from transformer_jax.layers.fusion_barrier import materialised
+from transformer_jax.layers.fusion_barrier import materialize
 from transformer_jax.layers.named_points import EMBEDDING, named
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.positions.absolute import learned_positions, segment_positions, sinusoidal_positions
 from transformer_jax.layers.stack import make_stack, run_stack, unstack
-from transformer_jax.models.config_checks import check_choices, check_sizes
-from transformer_jax.models.input_checks import check_length, check_where
+from transformer_jax.models.config_checks import check_choices, check_heads, check_rates
+from transformer_jax.models.input_checks import check_length, check_masks_and_segments
 from transformer_jax.models.presets import Presets
 from transformer_jax.models.step import StepFunction, StepOutput
+from transformer_jax.models.token_embedding import token_embedding
 from transformer_jax.models.translators.transformer_cache import TransformerCache
+from transformer_jax.models.translators.translator import Translator
 
 
 def _size(layers: int, width: int, feed_forward: int, heads: int, dropout: float) -> dict[str, Any]:
@@ -44,30 +45,32 @@ def _size(layers: int, width: int, feed_forward: int, heads: int, dropout: float
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(Presets):
-    """What the model computes. Sizes default to nothing: take a preset, or name them.
+    """The config of a Transformer. Sizes have no defaults: use a preset, or set them.
 
     Attributes:
-      vocab_size: V, shared by source and target.
-      width: D.
-      feed_forward: F.
-      heads: H.
-      kv_heads: G; the paper's G is H.
-      encoder_layers, decoder_layers: L of each stack.
-      max_length: longest source or target, in tokens.
-      dropout: after each sub-layer and after the sum of embedding and position (section 5.4).
-      norm: "post" is the paper's arrangement, "pre" trains deeper stacks without care.
-      positions: "sinusoidal" (the paper's) or "learned".
-      activation: "relu" (the paper's) or "gelu".
-      tie: "all" shares one matrix between both embeddings and the logits (section 3.4), "decoder"
-        between target embedding and logits, "none" nothing.
-      attention_bias: biases on the attention projections; the paper has none.
-      embedding_scale: embeddings times sqrt(D) (section 3.4).
-      norm_epsilon: of the layer normalisations.
-      dtype: compute dtype, "float32" or "bfloat16"; parameters, softmax and logits are float32.
-      vocab_multiple: the embedding tables are padded inside to a multiple of this.
+      vocab_size: Vocabulary size V, shared by source and target.
+      width: Model width D.
+      feed_forward: Width F of the feed-forward layers.
+      heads: Number of attention heads H.
+      kv_heads: Number of key/value heads G, each shared by H / G query heads; the paper has G = H.
+      encoder_layers: Number of encoder layers L.
+      decoder_layers: Number of decoder layers L.
+      max_length: Maximum length of a source or target in tokens.
+      dropout: Dropout rate after each sub-layer and after the sum of embedding and position (section 5.4).
+      norm: "post" normalizes after each sub-layer, as in the paper; "pre" before it, which trains deeper stacks
+        stably.
+      positions: "sinusoidal", as in the paper, or "learned".
+      activation: Activation of the feed-forward layers, "relu", as in the paper, or "gelu".
+      tie: "all" shares one matrix between both embeddings and the logits (section 3.4), "decoder" between
+        target embedding and logits, "none" nothing.
+      attention_bias: Add biases to the attention projections; the paper has none.
+      embedding_scale: Multiply embeddings by sqrt(D) (section 3.4).
+      norm_epsilon: Epsilon of the layer normalizations.
+      dtype: Compute dtype; parameters, softmax and logits are float32.
+      vocab_multiple: The embedding tables are padded internally to a multiple of this size.
 
     Raises:
-      ValueError: a value outside its choices, or sizes that do not divide.
+      ValueError: A value is not among its choices or out of range, or sizes do not divide.
     """
 
     vocab_size: int
@@ -89,8 +92,8 @@ class TransformerConfig(Presets):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     vocab_multiple: int = 128
 
-    # base and big are table 3 of the paper, tiny is the size that the literature uses for Multi30k
-    # (Wu et al. 2021), small doubles its width, mini is for the embedded phrases and two CPU cores.
+    # base and big are from table 3 of the paper, tiny is the usual size for Multi30k (Wu et al. 2021), small
+    # has twice its width, mini is for the included phrases and two CPU cores.
     preset_fields: ClassVar = {
         "mini": _size(2, 128, 512, 4, 0.1),
         "tiny": _size(4, 128, 256, 4, 0.3),
@@ -107,20 +110,19 @@ class TransformerConfig(Presets):
             activation=("relu", "gelu"),
             tie=("all", "decoder", "none"),
         )
-        check_sizes(self)
+        check_heads(self)
+        check_rates(self, "dropout")
 
 
-class Transformer(nnx.Module):
+class Transformer(Translator):
     """An encoder-decoder Transformer.
 
-    Initial values, all in one place: every matrix is Xavier-uniform (Glorot & Bengio 2010), as in the
-    authors' Tensor2Tensor; embeddings are normal with standard deviation D^-0.5, so that they have
-    unit size once scaled by sqrt(D); biases are 0 and normalisation scales 1.
+    Calling it computes `logits(hidden_states(source, target))`: `hidden_states` runs encoder and decoder in
+    training, while `start` and `step_function` decode token by token with a cache.
 
-    Args:
-      config: what it computes.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    Initial values: every matrix is Xavier-uniform (Glorot & Bengio 2010), as in the authors' Tensor2Tensor;
+    embeddings are normal with standard deviation D^-0.5, so that they have unit size once scaled by sqrt(D);
+    biases are 0 and normalization scales 1.
     """
 
     def __init__(
@@ -163,32 +165,20 @@ class Transformer(nnx.Module):
                 dropout=config.dropout,
             )
 
-        def embedding():
-            return TokenEmbedding(
-                config.vocab_size,
-                config.width,
-                multiple=config.vocab_multiple,
-                std=config.width**-0.5,
-                dtype=config.dtype,
-                rngs=rngs,
-            )
+        std = config.width**-0.5
 
         def position_table():
-            return nnx.Embed(
-                config.max_length,
-                config.width,
-                embedding_init=nnx.initializers.normal(config.width**-0.5),
-                rngs=rngs,
-            )
+            init = nnx.initializers.normal(std)
+            return nnx.Embed(config.max_length, config.width, embedding_init=init, rngs=rngs)
 
-        self.target_embedding = embedding()
-        self.source_embedding = embedding() if config.tie != "all" else None
+        self.target_embedding = token_embedding(config, std=std, rngs=rngs)
+        self.source_embedding = token_embedding(config, std=std, rngs=rngs) if config.tie != "all" else None
         self.unembedding = (
             nnx.Linear(
                 config.width,
                 self.target_embedding.table.num_embeddings,
                 use_bias=False,
-                kernel_init=nnx.initializers.normal(config.width**-0.5),
+                kernel_init=nnx.initializers.normal(std),
                 dtype=jnp.dtype(config.dtype),
                 preferred_element_type=jnp.float32,
                 dot_general=dense_dot_general,
@@ -202,21 +192,21 @@ class Transformer(nnx.Module):
         self.target_positions = position_table() if learned else None
         self.encoder = make_stack(encoder_block, rngs.params(), config.encoder_layers)
         self.decoder = make_stack(decoder_block, rngs.params(), config.decoder_layers)
-        # Pre-norm leaves the stream unnormalised; post-norm ends each block with a norm already.
+        # Pre-norm leaves the stream unnormalized, while post-norm ends each block with a norm.
         self.encoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
         self.decoder_norm = layer_norm(config, rngs) if config.norm == "pre" else None
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, the padding of the vocabulary not counted."""
+        """Number of parameters, without the padding of the vocabulary."""
         padding = self.target_embedding.table.num_embeddings - self.config.vocab_size
         tables = sum(x is not None for x in (self.target_embedding, self.source_embedding, self.unembedding))
         return sum(x.size for x in jax.tree.leaves(self)) - tables * padding * self.config.width
 
     def _embed(self, embedding, position_table, tokens, positions, dropout_key):
-        """Scaled embedding plus position, with dropout on the sum: (B, N) -> (B, N, D).
+        """Add scaled embeddings and positions and apply dropout: (B, N) -> (B, N, D).
 
-        Positions are (N,), or (B, N) where they differ from row to row.
+        Positions are (N,), or (B, N) if they differ between rows.
         """
         config = self.config
         x = embedding(tokens)
@@ -229,6 +219,7 @@ class Transformer(nnx.Module):
         return dropout(x + encoding.astype(x.dtype), config.dropout, dropout_key)
 
     def logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
+        """Compute the logits (B, T, V) float32 from the residual stream; see `Translator.logits`."""
         if self.decoder_norm is not None:
             x = self.decoder_norm(x)
         if self.unembedding is None:
@@ -243,32 +234,30 @@ class Transformer(nnx.Module):
         source_segments: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """The encoder's output.
+        """Compute the encoder's output (B, S, D) in the compute dtype.
 
         Args:
           source: (B, S) token ids.
-          source_mask: (B, S), True at real tokens, or (B,) numbers of real tokens, which come first in their
-            rows; None where there is no padding.
-          source_segments: see `__call__`; in place of `source_mask`.
-          dropout_key: dropout is on where given.
-
-        Returns:
-          (B, S, D) in the compute dtype.
+          source_mask: (B, S), True at real tokens, or (B,) numbers of leading real tokens; None means no
+            padding.
+          source_segments: Segments of packed rows, see `__call__`; instead of `source_mask`.
+          dropout_key: Turns dropout on.
 
         Raises:
-          ValueError: a source of no tokens or longer than `max_length`, or both a mask and segments.
+          ValueError: The source has no tokens or more than `max_length`, or both a mask and segments are
+            passed.
         """
         if source_segments is not None and source_mask is not None:
-            raise ValueError("segments say where padding is: leave source_mask out")
+            raise ValueError("segments mark padding already: omit source_mask")
         check_length(self.config, source.shape[1], "a source")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         embedding = self.target_embedding if self.source_embedding is None else self.source_embedding
         S = source.shape[1]
-        seen, positions = None if source_mask is None else real(source_mask, S), jnp.arange(S)
+        visible, positions = None if source_mask is None else real(source_mask, S), jnp.arange(S)
         if source_segments is not None:
-            seen = same_segment(source_segments, source_segments) & real(source_segments != 0)
+            visible = same_segment(source_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(source_segments)
-        context = AttentionContext(prepare_mask(seen, self.compute.attention, S, S, self.config.dtype))
+        context = AttentionContext(prepare_mask(visible, self.compute.attention, S, S, self.config.dtype))
         with jax.named_scope("encoder"):
             x = self._embed(embedding, self.source_positions, source, positions, embed_key)
             x, _ = run_stack(
@@ -292,15 +281,15 @@ class Transformer(nnx.Module):
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """What `logits` makes the logits of: the stream behind the decoder's last block.
+        """Compute the residual stream after the decoder's last block, the input of `logits`.
 
-        Args and errors: those of `__call__`.
+        Arguments and errors are those of `__call__`.
 
         Returns:
           x (B, T, D), or (x, weights (B, L, H, T, S) float32).
         """
         check_length(self.config, target.shape[1], "a target")
-        check_where(source_mask, target_mask, source_segments, target_segments)
+        check_masks_and_segments(source_mask, target_mask, source_segments, target_segments)
         encoder_key, embed_key, stack_key = (
             (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
         )
@@ -308,16 +297,16 @@ class Transformer(nnx.Module):
             source, source_mask=source_mask, source_segments=source_segments, dropout_key=encoder_key
         )
         T, S = target.shape[1], source.shape[1]
-        seen, positions = causal(T, T), jnp.arange(T)
+        visible, positions = causal(T, T), jnp.arange(T)
         if target_mask is not None:
-            seen = seen & real(target_mask, T)
-        seen_source = None if source_mask is None else real(source_mask, S)
+            visible = visible & real(target_mask, T)
+        visible_source = None if source_mask is None else real(source_mask, S)
         if source_segments is not None and target_segments is not None:
-            seen = seen & same_segment(target_segments, target_segments)
-            seen_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
+            visible = visible & same_segment(target_segments, target_segments)
+            visible_source = same_segment(target_segments, source_segments) & real(source_segments != 0)
             positions = segment_positions(target_segments)
-        context = AttentionContext(prepare_mask(seen, self.compute.attention, T, T, self.config.dtype))
-        memory_mask = prepare_mask(seen_source, self.compute.attention, T, S, self.config.dtype)
+        context = AttentionContext(prepare_mask(visible, self.compute.attention, T, T, self.config.dtype))
+        memory_mask = prepare_mask(visible_source, self.compute.attention, T, S, self.config.dtype)
 
         def run_block(block, x, key):
             x, (weights, _) = block(
@@ -335,77 +324,39 @@ class Transformer(nnx.Module):
             x, weights = run_stack(run_block, self.decoder, x, stack_key, self.compute)
         return (x, weights.swapaxes(0, 1)) if return_weights else x
 
-    def __call__(
-        self,
-        source: jax.Array,
-        target: jax.Array,
-        *,
-        source_mask: jax.Array | None = None,
-        target_mask: jax.Array | None = None,
-        source_segments: jax.Array | None = None,
-        target_segments: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
-    ):
-        """Logits of the token after each target token, given the source.
-
-        Args:
-          source: (B, S) token ids.
-          target: (B, T) token ids, starting with the begin token.
-          source_mask, target_mask: (B, S) and (B, T), True at real tokens, or numbers of them, see `encode`.
-          source_segments, target_segments: (B, S) and (B, T), in place of the masks where a row holds
-            several sentences after each other: the number of the sentence that each token is of, from
-            1, and 0 at padding. A sentence sees only itself and its positions count from its start.
-          dropout_key: dropout is on where given.
-          return_weights: also return the cross-attention.
-
-        Returns:
-          logits (B, T, V) float32, or (logits, weights (B, L, H, T, S) float32).
-
-        Raises:
-          ValueError: a source or target of no tokens or longer than `max_length`, segments of one side only,
-            or both segments and a mask.
-        """
-        where: dict[str, Any] = dict(
-            source_mask=source_mask,
-            target_mask=target_mask,
-            source_segments=source_segments,
-            target_segments=target_segments,
-            dropout_key=dropout_key,
-        )
-        if not return_weights:
-            return self.logits(self.hidden_states(source, target, **where))
-        x, weights = self.hidden_states(source, target, return_weights=True, **where)
-        return self.logits(x), weights
-
     def start(
         self, source: jax.Array, *, source_mask: jax.Array | None = None, max_length: int
     ) -> TransformerCache:
-        """Encodes the source (B, S) and makes room for `max_length` target tokens.
+        """Encode the source and create the cache for decoding.
+
+        Args:
+          source: (B, S) token ids.
+          source_mask: See `encode`.
+          max_length: Maximum number of target tokens.
 
         Raises:
-          ValueError: a source or target of no tokens or longer than the model's `max_length`.
+          ValueError: The source has no tokens, or it or `max_length` exceeds the model's `max_length`.
         """
         check_length(self.config, max_length, "a target")
         config = self.config
         memory = self.encode(source, source_mask=source_mask)
         blocks = unstack(self.decoder)
-        return TransformerCache.room(
+        return TransformerCache.empty(
             len(blocks), source.shape[0], max_length,
             config.kv_heads, config.width // config.heads, memory.dtype,
             first=None,
-            # Stored in the order that the steps read: XLA would carry it as it was computed, and turn it
-            # around in every step of the loop.
-            memory=tuple(jax.tree.map(materialised, block.project_memory(memory)) for block in blocks),
+            # Materialized in the layout that the steps read; XLA would otherwise keep the layout in which it
+            # was computed and transpose it in every step of the loop.
+            memory=tuple(jax.tree.map(materialize, block.project_memory(memory)) for block in blocks),
             memory_mask=None if source_mask is None else padding_mask(source_mask, source.shape[1]),
         )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
-        """The step that decoding sees; its weights are cut out once, so make it before a loop."""
+        """Return the step function for decoding; create it before a loop, since it slices the weights once."""
         blocks = unstack(self.decoder)
         table = None
         if self.unembedding is None:
-            table = materialised(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
+            table = materialize(self.target_embedding.output_weight(jnp.dtype(self.config.dtype)))
 
         def step(
             cache: TransformerCache, tokens: jax.Array, *, prompt: bool = False
@@ -415,9 +366,9 @@ class Transformer(nnx.Module):
                 x = self._embed(self.target_embedding, self.target_positions, tokens, positions, None)
                 x = named(x, EMBEDDING)
                 extended, mask = cache.extended(tokens.shape[1])
-                target, kept = [], []
+                layers, weights = [], []
                 for block, memory, layer in zip(blocks, cache.memory, cache.target, strict=True):
-                    x, (weights, layer) = block(
+                    x, (layer_weights, layer) = block(
                         x,
                         AttentionContext(mask),
                         memory,
@@ -426,11 +377,11 @@ class Transformer(nnx.Module):
                         at=cache.length,
                         return_weights=return_weights,
                     )
-                    target.append(layer)
-                    kept.append(weights)
-            weights = jnp.stack(kept, axis=1) if return_weights else None
+                    layers.append(layer)
+                    weights.append(layer_weights)
             if prompt:
                 x = x[:, -1:]
-            return StepOutput(self.logits(x, table), weights), extended.replace(target=tuple(target))
+            output = StepOutput(self.logits(x, table), jnp.stack(weights, axis=1) if return_weights else None)
+            return output, extended.replace(target=tuple(layers))
 
         return step

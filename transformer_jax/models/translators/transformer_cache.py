@@ -1,4 +1,4 @@
-"""What the Transformer's decoder keeps between two steps, beside its own tokens."""
+"""The cache of the Transformer's decoder."""
 
 import jax
 
@@ -7,10 +7,10 @@ from transformer_jax.models.decoder_cache import DecoderCache
 
 
 class TransformerCache(DecoderCache):
-    """A decoder's cache with the source that it attends to.
+    """A decoder's cache with the source to which it attends.
 
     Attributes:
-      memory: per layer, keys and values of the source, B rows: one copy for all beams.
+      memory: For each layer, keys and values of the source in B rows, one copy for all beams.
       memory_mask: (B, 1, 1, S) or None.
     """
 

@@ -1,10 +1,9 @@
-"""DINO (Caron et al. 2021): a ViT with the projection head that a student and its teacher are compared by."""
+"""DINO (Caron et al. 2021): a ViT with the projection head that compares a student with its teacher."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +11,19 @@ from flax import nnx
 
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
+from transformer_jax.models.config_checks import check_minimum
+from transformer_jax.models.encoder_model import EncoderModel
 from transformer_jax.models.vision.vit import ViT, ViTConfig
-from transformer_jax.parameter_names import named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
 class DinoConfig(ViTConfig):
-    """`ViTConfig` with the projection head.
+    """`ViTConfig` with the fields of the projection head.
 
     Attributes:
-      prototypes: K, outputs that images are sorted into; 65,536 of the paper.
-      projection_hidden: width of the head's hidden layers; 2,048 of the paper.
-      bottleneck: width of the vectors of length 1 that prototypes are compared with.
-
-    Raises:
-      ValueError: a size below 1, or see `ViTConfig`.
+      prototypes: Number of prototypes K, the outputs to which images are assigned; 65,536 in the paper.
+      projection_hidden: Width of the head's hidden layers; 2,048 in the paper.
+      bottleneck: Width of the unit vectors that are compared with the prototypes.
     """
 
     prototypes: int = 65_536
@@ -35,34 +32,25 @@ class DinoConfig(ViTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("prototypes", "projection_hidden", "bottleneck"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+        check_minimum(self, 1, "prototypes", "projection_hidden", "bottleneck")
 
     @property
     def encoder(self) -> ViTConfig:
-        """The config of the ViT alone."""
+        """The config of the ViT only."""
         return encoder_config(self)
 
 
 def encoder_config(config: ViTConfig) -> ViTConfig:
-    """The `ViTConfig` in a config that has further fields."""
+    """Return the `ViTConfig` in a config with further fields."""
     return ViTConfig(**{field.name: getattr(config, field.name) for field in dataclasses.fields(ViTConfig)})
 
 
-class Dino(nnx.Module):
-    """A ViT and, on what it pools, three dense layers with GELU, a vector of length 1, and prototypes (Caron et
-    al. 2021, section 3.1 and appendix C).
+class Dino(EncoderModel):
+    """A ViT with a projection head: three dense layers with GELU, normalization to length 1, and prototypes.
 
-    Prototypes are weight-normalised: their directions alone are trained, their lengths are 1.
-
-    Args:
-      config: of the encoder and the head.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    Prototypes are weight-normalized: only their directions are trained, and their lengths are 1 (Caron et al.
+    2021, section 3.1 and appendix C).
     """
-
-    children = ("encoder",)
 
     def __init__(self, config: DinoConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         self.config, self.compute = config, compute
@@ -78,27 +66,12 @@ class Dino(nnx.Module):
         self.projector = nnx.List(dense(*pair) for pair in itertools.pairwise(sizes))
         self.prototypes = dense(config.bottleneck, config.prototypes, use_bias=False)
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of parameters."""
-        return sum(leaf.size for leaf in named_leaves(self).values())
-
-    def for_inference(self) -> Self:
-        """See `ViT.for_inference`."""
-        copy = nnx.merge(*nnx.split(self))
-        copy.encoder = copy.encoder.for_inference()
-        return copy
-
-    def hidden_states(self, images: jax.Array, **how):
-        """See `ViT.hidden_states`."""
-        return self.encoder.hidden_states(images, **how)
-
-    def projected(self, pooled: jax.Array, *, frozen_prototypes: jax.Array | bool = False) -> jax.Array:
-        """What the encoder pools (B, D) -> (B, K) float32.
+    def project(self, pooled: jax.Array, *, frozen_prototypes: jax.Array | bool = False) -> jax.Array:
+        """Compute the similarities (B, K) float32 of images with the prototypes.
 
         Args:
-          pooled: of the images.
-          frozen_prototypes: prototypes get no gradient; may be traced.
+          pooled: The encoder's pooled vectors (B, D).
+          frozen_prototypes: Stop the gradient of the prototypes; may be a traced value.
         """
         x = pooled
         for number, layer in enumerate(self.projector):
@@ -116,6 +89,12 @@ class Dino(nnx.Module):
         dropout_key: jax.Array | None = None,
         frozen_prototypes: jax.Array | bool = False,
     ) -> jax.Array:
-        """Images (B, height, width, channels) of any size that patches divide -> (B, K) float32."""
+        """Compute the similarities (B, K) float32 of images with the prototypes.
+
+        Args:
+          images: (B, height, width, channels) float, normalized; any size that the patch size divides.
+          dropout_key: Turns dropout and stochastic depth on.
+          frozen_prototypes: Stop the gradient of the prototypes; may be a traced value.
+        """
         states = self.hidden_states(images, dropout_key=dropout_key)
-        return self.projected(self.encoder.pooled(states), frozen_prototypes=frozen_prototypes)
+        return self.project(self.encoder.pooled(states), frozen_prototypes=frozen_prototypes)

@@ -1,10 +1,9 @@
-"""Masked autoencoder (He et al. 2022): a ViT that reads a quarter of the patches, and a small decoder of the
-rest."""
+"""Masked autoencoder (He et al. 2022): a ViT reads a quarter of the patches, a decoder predicts the rest."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from flax import nnx
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.positions.images import sinusoidal_grid
+from transformer_jax.models.config_checks import check_minimum
 from transformer_jax.models.vision.dino import encoder_config
 from transformer_jax.models.vision.vit import INITIAL_STD, ViT, ViTConfig
 from transformer_jax.parameter_names import named_leaves
@@ -20,15 +20,12 @@ from transformer_jax.parameter_names import named_leaves
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAutoencoderConfig(ViTConfig):
-    """`ViTConfig` with the decoder.
+    """`ViTConfig` with the fields of the decoder.
 
     Attributes:
-      decoder_width: of the decoder; 512 of the paper.
-      decoder_layers: 8 of the paper.
-      decoder_heads: 16 of the paper.
-
-    Raises:
-      ValueError: convolutions in place of patches, sizes that do not divide, or see `ViTConfig`.
+      decoder_width: Width of the decoder; 512 in the paper.
+      decoder_layers: Number of the decoder's layers; 8 in the paper.
+      decoder_heads: Number of the decoder's attention heads; 16 in the paper.
     """
 
     decoder_width: int = 128
@@ -42,10 +39,9 @@ class MaskedAutoencoderConfig(ViTConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.convolutions:
-            raise ValueError("convolutions see every pixel: a masked autoencoder needs patches")
-        for field in ("decoder_width", "decoder_layers", "decoder_heads"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+            raise ValueError("a masked autoencoder needs patches, since convolutions see every pixel: "
+                             "set convolutions=0")  # fmt: skip
+        check_minimum(self, 1, "decoder_width", "decoder_layers", "decoder_heads")
         if self.decoder_width % self.decoder_heads or self.decoder_width % 4:
             raise ValueError(
                 f"decoder_width {self.decoder_width} must be a multiple of 4 and of decoder_heads "
@@ -54,12 +50,12 @@ class MaskedAutoencoderConfig(ViTConfig):
 
     @property
     def encoder(self) -> ViTConfig:
-        """The config of the ViT alone."""
+        """The config of the ViT only."""
         return encoder_config(self)
 
     @property
     def decoder(self) -> ViTConfig:
-        """The config of the decoder's blocks: a ViT whose tokens are given."""
+        """The config of the decoder, a ViT without patches."""
         return dataclasses.replace(
             self.encoder, width=self.decoder_width, layers=self.decoder_layers, heads=self.decoder_heads,
             feed_forward=4 * self.decoder_width, pooling="mean", registers=0, distillation=False, pooler=False,
@@ -68,13 +64,7 @@ class MaskedAutoencoderConfig(ViTConfig):
 
 
 class MaskedAutoencoder(nnx.Module):
-    """The encoder of the patches that are seen, and a decoder that predicts the pixels of the others.
-
-    Args:
-      config: of both.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
-    """
+    """An encoder that reads the visible patches, and a decoder that predicts the pixels of all patches."""
 
     children = ("encoder", "decoder")
 
@@ -107,22 +97,22 @@ class MaskedAutoencoder(nnx.Module):
     def __call__(
         self, images: jax.Array, kept: jax.Array, *, dropout_key: jax.Array | None = None
     ) -> jax.Array:
-        """Predicted pixels of every patch.
+        """Predict the pixels of every patch.
 
         Args:
-          images: (B, height, width, channels) float, normalised.
-          kept: (B, K) numbers of the patches that the encoder reads.
-          dropout_key: dropout is on where given.
+          images: (B, height, width, channels) float, normalized.
+          kept: (B, K) indices of the patches that the encoder reads.
+          dropout_key: Turns dropout and stochastic depth on.
 
         Returns:
           (B, P, size * size * channels) float32.
         """
-        keys: Any = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        states = self.encoder.hidden_states(images, kept=kept, dropout_key=keys[0])
-        seen = self.projection(states[:, self.config.prefix :])
+        encoder_key, decoder_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        states = self.encoder.hidden_states(images, kept=kept, dropout_key=encoder_key)
+        visible = self.projection(states[:, self.config.prefix :])
         rows, columns = self.encoder.patches.grid(*images.shape[1:3])
         B, P = len(images), rows * columns
-        masked = jnp.broadcast_to(self.mask_token[...].astype(seen.dtype), (B, P, seen.shape[-1]))
-        x = masked.at[jnp.arange(B)[:, None], kept].set(seen)
-        x = x + sinusoidal_grid(rows, columns, seen.shape[-1]).astype(seen.dtype)
-        return self.head(self.decoder.through_blocks(x, dropout_key=keys[1])).astype(jnp.float32)
+        masked = jnp.broadcast_to(self.mask_token[...].astype(visible.dtype), (B, P, visible.shape[-1]))
+        x = masked.at[jnp.arange(B)[:, None], kept].set(visible)
+        x = x + sinusoidal_grid(rows, columns, visible.shape[-1]).astype(visible.dtype)
+        return self.head(self.decoder.run_blocks(x, dropout_key=decoder_key)).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Vision Transformer (Dosovitskiy et al. 2021): an encoder that reads patches of an image in place of words."""
+"""Vision Transformer (Dosovitskiy et al. 2021): an encoder that reads patches of an image instead of words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstacked
+from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstack_encoder
 from transformer_jax.layers.blocks import EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
@@ -17,10 +17,11 @@ from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from transformer_jax.layers.norms import layer_norm
 from transformer_jax.layers.patches import ConvolutionalTokens, PatchTokens
-from transformer_jax.layers.positions.images import resized_grid, sinusoidal_grid
+from transformer_jax.layers.positions.images import resize_grid, sinusoidal_grid
 from transformer_jax.layers.positions.schemes import LearnedPositions
 from transformer_jax.layers.stack import make_stack, run_stack
-from transformer_jax.models.config_checks import check_choices, check_dropout
+from transformer_jax.models.config_checks import check_choices, check_heads, check_minimum, check_rates
+from transformer_jax.models.encoder_model import EncoderModel
 from transformer_jax.models.presets import Presets
 from transformer_jax.parameter_names import named_leaves
 
@@ -28,18 +29,15 @@ from transformer_jax.parameter_names import named_leaves
 INITIAL_STD = 0.02
 
 
-def _sizes(layers: int, width: int, heads: int, patch: int, image: int = 224, **others: Any) -> dict[str, Any]:
-    """The fields of a ViT, whose feed-forward layers are four times as wide."""
-    return (
-        dict(
-            layers=layers, width=width, heads=heads, feed_forward=4 * width, patch_size=patch, image_size=image
-        )
-        | others
+def _sizes(layers: int, width: int, heads: int, patch: int, image: int = 224) -> dict[str, Any]:
+    """Return the size fields of a ViT, whose feed-forward layers are four times as wide as its stream."""
+    return dict(
+        layers=layers, width=width, heads=heads, feed_forward=4 * width, patch_size=patch, image_size=image
     )
 
 
 def _compact(layers: int, width: int, heads: int, factor: int, convolutions: int) -> dict[str, Any]:
-    """The fields of a compact convolutional transformer (Hassani et al. 2021, table 1, and their code)."""
+    """Return the fields of a compact convolutional transformer (Hassani et al. 2021, table 1 and code)."""
     return dict(
         layers=layers, width=width, heads=heads, feed_forward=factor * width, patch_size=1, image_size=32,
         convolutions=convolutions, pooling="weighted", norm_epsilon=1e-5, stochastic_depth=0.1,
@@ -48,40 +46,41 @@ def _compact(layers: int, width: int, heads: int, factor: int, convolutions: int
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig(Presets):
-    """What the model computes. Sizes default to nothing: take a preset, or name them.
+    """The config of a Vision Transformer. Sizes have no defaults: use a preset, or set them.
 
     Attributes:
-      image_size: height and width in pixels that positions are learned for; other sizes have them interpolated.
-      patch_size: height and width of a patch; not read where there are convolutions.
-      width: D.
-      layers: L.
-      heads: H.
-      feed_forward: F.
-      channels: of an image.
-      convolutions: layers of a convolutional tokenizer in place of patches; 0 is patches.
-      pooling: what classes are read from: "class" token, "mean" of the patches, "class_mean" both after each
-        other, "weighted" mean with trained weights (Hassani et al. 2021, equation 5).
-      positions: "learned", or fixed "sinusoidal" ones of row and column.
-      antialias: whether positions that are interpolated to a smaller grid are smoothed.
-      registers: tokens that belong to no patch (Darcet et al. 2024).
-      distillation: a second class token, taught by another network (Touvron et al. 2021).
-      distillation_head: a classifier reads that token too, and the mean of both is predicted.
+      image_size: Height and width in pixels for which positions are learned; they are interpolated for images
+        of other sizes.
+      patch_size: Height and width of a patch; ignored if `convolutions` is above 0.
+      width: Model width D.
+      layers: Number of layers L.
+      heads: Number of attention heads H.
+      feed_forward: Width F of the feed-forward layers.
+      channels: Number of channels of an image.
+      convolutions: Number of layers of a convolutional tokenizer, used instead of patches; 0 means patches.
+      pooling: Input of the classifier: "class" token, "mean" of the patches, "class_mean" for both
+        concatenated, or "weighted" mean with trained weights (Hassani et al. 2021, equation 5).
+      positions: "learned", or fixed "sinusoidal" positions of row and column.
+      antialias: Smooth positions that are interpolated to a smaller grid.
+      registers: Number of tokens that belong to no patch (Darcet et al. 2024).
+      distillation: Add a second class token, trained on another network's predictions (Touvron et al. 2021).
+      distillation_head: Let a classifier read that token too, and predict the mean of both heads.
       norm: "pre", or "post" as in older models.
-      final_norm: a norm behind the last block.
-      layer_scale: first value of a factor on what each sub-layer adds; 0 has none.
-      gated: SwiGLU feed-forward layers.
-      stochastic_depth: probability that a sub-layer of the last block is left out in training; it rises from 0
-        in the first one.
-      dropout: on the embeddings and on what each sub-layer adds.
-      attention_dropout: on the attention weights.
-      activation: of the feed-forward layers; any name of `ACTIVATIONS`.
-      norm_epsilon: of the layer normalisations.
-      pooler: a dense layer with tanh on the class token, as pretrained models have.
-      classes: of a classifier's head; 0 takes what the data has.
-      dtype: compute dtype; parameters, softmax and logits are float32.
+      final_norm: Apply a norm after the last block.
+      layer_scale: Initial value of a trained factor on the output of each sub-layer; 0 means no factor.
+      gated: Use SwiGLU feed-forward layers.
+      stochastic_depth: Probability that training skips a sub-layer of the last block; it rises linearly from 0
+        in the first block.
+      dropout: Dropout rate of the embeddings and of the output of each sub-layer.
+      attention_dropout: Dropout rate of the attention weights.
+      activation: Activation of the feed-forward layers; any name in `ACTIVATIONS`.
+      norm_epsilon: Epsilon of the layer normalizations.
+      pooler: Apply a dense layer with tanh to the class token, as pretrained models do.
+      classes: Number of classes of a classifier's head; 0 means the number in the data.
+      dtype: Compute dtype; parameters, softmax and logits are float32.
 
     Raises:
-      ValueError: a value outside its choices, or sizes that do not divide.
+      ValueError: A value is not among its choices or out of range, or sizes do not divide.
     """
 
     image_size: int
@@ -111,8 +110,8 @@ class ViTConfig(Presets):
     classes: int = 0
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
-    # Ti is DeiT's (Touvron et al. 2021, table 1), the others are the paper's table 1; the number is the
-    # patch's.
+    # Ti is from DeiT (Touvron et al. 2021, table 1), the others are from table 1 of the paper; the number is
+    # the patch size.
     preset_fields: ClassVar = {
         "mini": _sizes(4, 64, 4, 2, 8),
         "ti4": _sizes(12, 192, 3, 4, 32),
@@ -135,36 +134,30 @@ class ViTConfig(Presets):
             self, activation=tuple(ACTIVATIONS), pooling=("class", "mean", "class_mean", "weighted"),
             positions=("learned", "sinusoidal"), norm=("pre", "post"),
         )  # fmt: skip
-        for field in ("image_size", "patch_size", "width", "layers", "heads", "feed_forward", "channels"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
-        for field in ("convolutions", "registers", "classes", "layer_scale"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 0")
+        check_minimum(
+            self, 1, "image_size", "patch_size", "width", "layers", "heads", "feed_forward", "channels"
+        )
+        check_minimum(self, 0, "convolutions", "registers", "classes", "layer_scale")
         if not self.convolutions and self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}")
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        check_heads(self)
         if self.positions == "sinusoidal" and self.width % 4:
             raise ValueError(f"width {self.width} must be a multiple of 4 for sinusoidal positions of two axes")
-        check_dropout(self)
-        for field in ("attention_dropout", "stochastic_depth"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 0 and below 1")
+        check_rates(self, "dropout", "attention_dropout", "stochastic_depth")
 
     @property
     def has_class_token(self) -> bool:
-        """Whether a token stands in front of the patches that classes are read from."""
+        """True if a class token precedes the patches."""
         return self.pooling in ("class", "class_mean")
 
     @property
     def prefix(self) -> int:
-        """Number of tokens in front of the patches."""
+        """Number of tokens before the patches."""
         return self.has_class_token + self.distillation + self.registers
 
     @property
     def features(self) -> int:
-        """Width of what classes are read from."""
+        """Width of the pooled vector."""
         return self.width * (2 if self.pooling == "class_mean" else 1)
 
 
@@ -176,17 +169,17 @@ def _dense(config: ViTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.
 
 
 class ViT(nnx.Module):
-    """Patches, positions and a class token through a stack of bidirectional blocks.
+    """Patches with positions and a class token, and a stack of bidirectional blocks.
 
     Initial values: matrices of blocks and patches are uniform (Glorot & Bengio 2010), as in the authors' code;
-    tokens and positions are normal with standard deviation 0.02, cut off at two of them; biases are 0 and
-    normalisation scales 1.
+    tokens and positions are normal with standard deviation 0.02, truncated at two standard deviations; biases
+    are 0 and normalization scales 1.
 
     Args:
-      config: sizes and variants.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
-      reads_images: False for a stack that is given its tokens, see `through_blocks`.
+      config: Sizes and variants.
+      rngs: Source of the initial values.
+      compute: Options for computing the model.
+      reads_images: False for a stack of blocks without patches, see `run_blocks`.
     """
 
     def __init__(
@@ -239,7 +232,7 @@ class ViT(nnx.Module):
             self.class_token = token(1) if config.has_class_token else None
             self.distillation_token = token(1) if config.distillation else None
             self.registers = token(config.registers) if config.registers else None
-            # The class tokens have positions of their own; registers have none.
+            # The class tokens have positions; registers have none.
             self._tokens_with_position = config.has_class_token + config.distillation
             rows = self._tokens_with_position + self.grid[0] * self.grid[1]
             learned = config.positions == "learned"
@@ -257,43 +250,43 @@ class ViT(nnx.Module):
         return sum(leaf.size for leaf in named_leaves(self).values())
 
     def for_inference(self) -> Self:
-        """The same for a program that is called many times, see `unstacked`."""
-        return unstacked(self)
+        """Return a copy for a program that is called many times; see `unstack_encoder`."""
+        return unstack_encoder(self)
 
     def position_vectors(self, grid: tuple[int, int]) -> jax.Array:
-        """What is added to the class tokens and to the patches of a grid, (tokens, D) float32."""
-        front = self._tokens_with_position
+        """Compute the vectors to add to the class tokens and to the patches of a grid, (tokens, D) float32."""
+        count = self._tokens_with_position
         if self.positions is None:
-            fixed = sinusoidal_grid(*grid, self.config.width)
-            return jnp.concatenate([jnp.zeros((front, self.config.width)), fixed])
+            patch_vectors = sinusoidal_grid(*grid, self.config.width)
+            return jnp.concatenate([jnp.zeros((count, self.config.width)), patch_vectors])
         table = self.positions.table.embedding[...]
-        own = resized_grid(table[front:], self.grid, grid, antialias=self.config.antialias)
-        return jnp.concatenate([table[:front], own.astype(table.dtype)])
+        patch_vectors = resize_grid(table[count:], self.grid, grid, antialias=self.config.antialias)
+        return jnp.concatenate([table[:count], patch_vectors.astype(table.dtype)])
 
-    def embedded(self, images: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        """The tokens of images with their positions, in front of the first block.
+    def embed_images(self, images: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Compute the input of the first block: the tokens of images with their positions.
 
         Args:
-          images: (B, height, width, channels) float, normalised.
-          kept: (B, K) numbers of the patches that are read, of a masked autoencoder; None is all.
+          images: (B, height, width, channels) float, normalized.
+          kept: (B, K) indices of the patches to read, for a masked autoencoder; None means all.
 
         Returns:
           (B, prefix + P, D).
 
         Raises:
-          ValueError: patches that do not divide the image, or another number of channels.
+          ValueError: The patch size does not divide the image, or the number of channels differs.
         """
         config = self.config
         if images.ndim != 4 or images.shape[-1] != config.channels:
-            raise ValueError(f"images are (B, height, width, {config.channels}), got {images.shape}")
+            raise ValueError(f"images must be (B, height, width, {config.channels}), got {images.shape}")
         x = self.patches(images.astype(config.dtype))
         vectors = self.position_vectors(self.patches.grid(*images.shape[1:3])).astype(x.dtype)
-        front = self._tokens_with_position
-        x = x + vectors[front:]
+        count = self._tokens_with_position
+        x = x + vectors[count:]
         if kept is not None:
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
-        own = [t[...].astype(x.dtype) for t in (self.class_token, self.distillation_token) if t is not None]
-        parts = [jnp.concatenate(own) + vectors[:front]] if own else []
+        tokens = [t[...].astype(x.dtype) for t in (self.class_token, self.distillation_token) if t is not None]
+        parts = [jnp.concatenate(tokens) + vectors[:count]] if tokens else []
         if self.registers is not None:
             parts.append(self.registers[...].astype(x.dtype))
         if not parts:
@@ -302,12 +295,12 @@ class ViT(nnx.Module):
         return jnp.concatenate([jnp.broadcast_to(prefix, (len(x), *prefix.shape)), x], axis=1)
 
     def _branch_factors(self, rows: int, key: jax.Array | None) -> jax.Array | None:
-        """(L, 2, B): 0 for sub-layers that are left out, 1 / probability for the others."""
+        """Draw the factors (L, 2, B) of stochastic depth: 0 skips a sub-layer, else 1 / probability."""
         rate, layers = self.config.stochastic_depth, self.config.layers
         if key is None or not rate:
             return None
-        kept = 1.0 - jnp.linspace(0.0, rate, layers)[:, None, None]
-        return jax.random.bernoulli(key, jnp.broadcast_to(kept, (layers, 2, rows))) / kept
+        probability = 1.0 - jnp.linspace(0.0, rate, layers)[:, None, None]
+        return jax.random.bernoulli(key, jnp.broadcast_to(probability, (layers, 2, rows))) / probability
 
     def hidden_states(
         self,
@@ -317,32 +310,30 @@ class ViT(nnx.Module):
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
-        """The states behind the last block and norm.
+        """Compute the hidden states after the last block and norm.
 
         Args:
-          images: (B, height, width, channels) float, normalised; any size that patches divide.
-          kept: (B, K) numbers of the patches that are read; None is all.
-          dropout_key: dropout and stochastic depth are on where given.
-          return_weights: also return the attention weights.
+          images: (B, height, width, channels) float, normalized; any size that the patch size divides.
+          kept: (B, K) indices of the patches to read; None means all.
+          dropout_key: Turns dropout and stochastic depth on.
+          return_weights: Also return the attention weights.
 
         Returns:
-          x (B, prefix + P, D), the class token, that of distillation and registers first; or
+          x (B, prefix + P, D), starting with the class token, the distillation token and the registers; or
           (x, weights (B, L, H, T, T) float32).
 
         Raises:
-          ValueError: see `embedded`.
+          ValueError: The images do not fit, see `embed_images`.
         """
-        keys: Any = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         with jax.named_scope("encoder"):
-            x = dropout(self.embedded(images, kept), self.config.dropout, keys[0])
-        return self.through_blocks(x, dropout_key=keys[1], return_weights=return_weights)
+            x = dropout(self.embed_images(images, kept), self.config.dropout, embed_key)
+        return self.run_blocks(x, dropout_key=blocks_key, return_weights=return_weights)
 
-    def through_blocks(
-        self, x: jax.Array, *, dropout_key: jax.Array | None = None, return_weights: bool = False
-    ):
-        """Tokens (B, T, D) through the blocks and the last norm; returns what `hidden_states` does."""
-        keys: Any = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        factors = self._branch_factors(len(x), keys[1])
+    def run_blocks(self, x: jax.Array, *, dropout_key: jax.Array | None = None, return_weights: bool = False):
+        """Apply the blocks and the last norm to tokens (B, T, D); return what `hidden_states` returns."""
+        stack_key, depth_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        factors = self._branch_factors(len(x), depth_key)
 
         def run_block(block, x, key, factors=None):
             return block(
@@ -350,17 +341,17 @@ class ViT(nnx.Module):
             )
 
         with jax.named_scope("encoder"):
-            x, weights = run_stack(run_block, self.blocks, x, keys[0], self.compute, by_layer=factors)
+            x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute, by_layer=factors)
             if self.norm is not None:
                 x = self.norm(x)
         return (x, weights.swapaxes(0, 1)) if return_weights else x
 
     def __call__(self, images: jax.Array, **arguments: Any):
-        """`hidden_states`."""
+        """Compute `hidden_states`."""
         return self.hidden_states(images, **arguments)
 
     def pooled(self, states: jax.Array) -> jax.Array:
-        """What classes are read from: states (B, prefix + P, D) -> (B, `config.features`)."""
+        """Pool states (B, prefix + P, D) to the classifier's input (B, `config.features`)."""
         config = self.config
         patches = states[:, config.prefix :]
         if self.pooling is not None:
@@ -374,18 +365,13 @@ class ViT(nnx.Module):
         )
 
 
-class ViTClassifier(nnx.Module):
-    """A ViT with a dense layer on what it pools.
+class ViTClassifier(EncoderModel):
+    """A ViT with a dense layer on the pooled vector.
 
-    A model with a distillation token has a second one on that, and predicts their mean (Touvron et al. 2021).
-
-    Args:
-      config: of the encoder; `classes` is read here.
-      rngs: source of the initial values, only used here.
-      compute: how it is computed.
+    If the config has a distillation head, a second dense layer reads the distillation token, and the model
+    predicts the mean of both (Touvron et al. 2021).
     """
 
-    children = ("encoder",)
     heads: ClassVar[tuple[str, ...]] = ("head", "distillation_head")
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
@@ -396,37 +382,30 @@ class ViTClassifier(nnx.Module):
         second = config.distillation and config.distillation_head
         self.distillation_head = _dense(config, config.width, classes, rngs) if second else None
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of parameters."""
-        return sum(leaf.size for leaf in named_leaves(self).values())
-
-    def for_inference(self) -> Self:
-        """See `ViT.for_inference`."""
-        copy = nnx.merge(*nnx.split(self))
-        copy.encoder = copy.encoder.for_inference()
-        return copy
-
-    def hidden_states(self, images: jax.Array, **how: Any):
-        """See `ViT.hidden_states`."""
-        return self.encoder.hidden_states(images, **how)
-
     def logits(self, states: jax.Array) -> jax.Array:
-        """States (B, prefix + P, D) -> (B, C) float32."""
-        own = self.head(self.encoder.pooled(states)).astype(jnp.float32)
+        """Compute the logits (B, C) float32 from states (B, prefix + P, D)."""
+        logits = self.head(self.encoder.pooled(states)).astype(jnp.float32)
         if self.distillation_head is None:
-            return own
-        taught = states[:, int(self.config.has_class_token)]
-        return (own + self.distillation_head(taught).astype(jnp.float32)) / 2
+            return logits
+        distillation_state = states[:, int(self.config.has_class_token)]
+        return (logits + self.distillation_head(distillation_state).astype(jnp.float32)) / 2
 
     def __call__(
         self, images: jax.Array, *, dropout_key: jax.Array | None = None, return_weights: bool = False
     ):
-        """Logits (B, C) float32 of images (B, height, width, channels), or (logits, weights (B, L, H, T, T)).
+        """Compute the logits (B, C) float32 of images.
+
+        Args:
+          images: (B, height, width, channels) float, normalized; any size that the patch size divides.
+          dropout_key: Turns dropout and stochastic depth on.
+          return_weights: Also return the attention weights.
+
+        Returns:
+          logits, or (logits, weights (B, L, H, T, T) float32).
 
         Raises:
-          ValueError: see `ViT.embedded`.
+          ValueError: The images do not fit, see `ViT.embed_images`.
         """
-        found = self.hidden_states(images, dropout_key=dropout_key, return_weights=return_weights)
-        states, weights = found if return_weights else (found, None)
+        output = self.hidden_states(images, dropout_key=dropout_key, return_weights=return_weights)
+        states, weights = output if return_weights else (output, None)
         return (self.logits(states), weights) if return_weights else self.logits(states)
