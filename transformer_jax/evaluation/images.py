@@ -18,16 +18,15 @@ _ROWS = 128
 
 
 def image_scores(logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Scores of a classifier.
+    """Compute the scores of a classifier.
 
     Args:
       logits: (N, C).
-      labels: (N,) numbers of the true classes.
+      labels: (N,) true class numbers.
 
     Yields:
-      (name, value in percent): `top1`, `top5` (all classes where there are fewer than five), and
-      `calibration_error`, the mean distance between confidence and accuracy over 15 bins of equal width (Guo et
-      al. 2017, equation 3).
+      (name, value in percent): `top1`, `top5` (100 % for fewer than five classes), and `calibration_error`, the
+      mean distance between confidence and accuracy over 15 bins of equal width (Guo et al. 2017, equation 3).
     """
     order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     hit = order == labels[:, None]
@@ -38,16 +37,16 @@ def image_scores(logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, 
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     error = 0.0
     for number in range(_BINS):
-        own = bins == number
-        if own.any():
-            error += own.mean() * abs(confidence[own].mean() - hit[own, 0].mean())
+        members = bins == number
+        if members.any():
+            error += members.mean() * abs(confidence[members].mean() - hit[members, 0].mean())
     yield "calibration_error", 100 * float(error)
 
 
-def confusion(found: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """(C, C) counts: row of the true class, column of the one that was found."""
+def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return the confusion matrix (C, C): a row for each true class, a column for each prediction."""
     matrix = np.zeros((classes, classes), np.int64)
-    np.add.at(matrix, (labels, found), 1)
+    np.add.at(matrix, (labels, predictions), 1)
     return matrix
 
 
@@ -56,8 +55,8 @@ def _nearest(
     queries: jax.Array, features: jax.Array, votes: jax.Array, *, k: int, temperature: float
 ) -> jax.Array:
     similarity = queries @ features.T
-    values, places = jax.lax.top_k(similarity, k)
-    return (jnp.exp(values / temperature)[..., None] * votes[places]).sum(axis=1)
+    values, indices = jax.lax.top_k(similarity, k)
+    return (jnp.exp(values / temperature)[..., None] * votes[indices]).sum(axis=1)
 
 
 def knn_votes(
@@ -69,47 +68,54 @@ def knn_votes(
     k: int = 20,
     temperature: float = 0.07,
 ) -> np.ndarray:
-    """The votes (M, C) for each class (Wu et al. 2018, section 3.4): each of the k nearest by cosine votes for
-    its class with exp(similarity / temperature).
+    """Compute the votes (M, C) of the k nearest neighbors for each class (Wu et al. 2018, section 3.4).
+
+    Each neighbor by cosine similarity votes for its class with weight exp(similarity / temperature).
 
     Args:
-      features: (N, D) of the known images; labels (N,).
-      queries: (M, D) of the images that are classified.
+      features: (N, D) features of the labeled images.
+      labels: (N,) their classes.
+      queries: (M, D) features of the images to classify.
       classes: C.
-      k: neighbours, at most N.
-      temperature: of the weights.
+      k: Number of neighbors, at most N.
+      temperature: Temperature of the weights.
     """
 
     def unit(x: np.ndarray) -> np.ndarray:
         x = np.asarray(x, np.float32).reshape(len(x), -1)
         return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
-    known, asked = unit(features), unit(queries)
-    votes = np.eye(classes, dtype=np.float32)[labels]
-    k, found = min(k, len(known)), []
-    for begin in range(0, len(asked), 1_000):
-        # A last part that is shorter is filled up, so that one shape is compiled.
-        part = np.resize(asked[begin : begin + 1_000], (min(1_000, len(asked)), asked.shape[1]))
-        found.append(np.asarray(_nearest(part, known, votes, k=k, temperature=temperature)))
-    return np.concatenate(found)[: len(asked)]
+    features, queries = unit(features), unit(queries)
+    one_hot = np.eye(classes, dtype=np.float32)[labels]
+    k, votes = min(k, len(features)), []
+    for start in range(0, len(queries), 1_000):
+        # The last part is padded, so that one shape is compiled.
+        part = np.resize(queries[start : start + 1_000], (min(1_000, len(queries)), queries.shape[1]))
+        votes.append(np.asarray(_nearest(part, features, one_hot, k=k, temperature=temperature)))
+    return np.concatenate(votes)[: len(queries)]
 
 
 def knn_accuracy(
     features: np.ndarray, labels: np.ndarray, queries: np.ndarray, expected: np.ndarray, *, k: int = 20
 ) -> float:
-    """Accuracy in percent of the classes with the most votes; see `knn_votes`.
+    """Compute the accuracy in percent of the classes with the most votes; see `knn_votes`.
 
     Args:
-      features, labels, queries, k: see there.
+      features: See `knn_votes`.
+      labels: See `knn_votes`.
+      queries: See `knn_votes`.
       expected: (M,) true classes of the queries.
+      k: See `knn_votes`.
     """
     votes = knn_votes(features, labels, queries, int(max(labels.max(), expected.max())) + 1, k=k)
     return 100 * float((votes.argmax(axis=1) == expected).mean())
 
 
 def feature_spread(features: np.ndarray) -> float:
-    """The mean over dimensions of the standard deviation of features of length 1, times the root of D: about 1
-    where they are spread evenly over the sphere, 0 where all are the same (Chen & He 2021, section 4.1).
+    """Compute the spread of normalized features (Chen & He 2021, section 4.1).
+
+    It is the mean over dimensions of the standard deviation, times sqrt(D): about 1 for features that are
+    spread evenly over the sphere, 0 for equal features (collapse).
 
     Args:
       features: (N, D).
@@ -119,12 +125,12 @@ def feature_spread(features: np.ndarray) -> float:
 
 
 class ImageRunner:
-    """Runs a function of a model and images over any number of them, in one shape.
+    """Runner of a function over any number of images, in few batch shapes.
 
     Args:
       function: `(model, images (B, height, width, 3) uint8) -> array (B, ...)`.
-      mesh: that models are sharded over, or None.
-      rows: B at most.
+      mesh: Mesh over which models are sharded, or None.
+      rows: Maximum B.
     """
 
     def __init__(
@@ -133,36 +139,38 @@ class ImageRunner:
         self._function = jax.jit(lambda model, images: replicated(function(model, images)))
         self._mesh, self._rows = mesh, rows
 
-    def prepared(self, model: Any) -> Any:
-        """The model as `__call__` takes it: without a mesh its blocks are taken apart, once."""
+    def prepare(self, model: Any) -> Any:
+        """Return the form of a model that `__call__` takes, without a mesh that with separate blocks."""
         return model.for_inference() if self._mesh is None else model
 
     def __call__(self, model: Any, images: Any) -> np.ndarray:
-        """What the function gives for each image, (N, ...).
+        """Return the function's results for all images, (N, ...).
 
         Args:
-          model: what `prepared` gave.
-          images: (N, height, width, 3) uint8, at least one; or a sequence of such images that is read in parts.
+          model: A model from `prepare`.
+          images: (N, height, width, 3) uint8 with N >= 1, or a sequence of images that is read batch by batch.
         """
-        return np.concatenate(list(self.parts(model, images)))
+        return np.concatenate(list(self.batches(model, images)))
 
-    def parts(self, model: Any, images: Any) -> Iterator[np.ndarray]:
-        """What `__call__` gives, a batch at a time; one more is computed ahead.
+    def batches(self, model: Any, images: Any) -> Iterator[np.ndarray]:
+        """Yield the results of `__call__` batch by batch, computing the next batch ahead.
 
-        Args: see `__call__`.
+        Args:
+          model: See `__call__`.
+          images: See `__call__`.
         """
         count = len(images)
-        # Few images take a small shape; powers of two, so that few are compiled.
+        # Few images use a smaller batch, of few possible sizes.
         rows = next((r for r in (1, 8, 32, self._rows) if r >= count), self._rows)
-        ahead: tuple[Any, int] | None = None
-        for begin in range(0, count, rows):
-            part = np.stack([np.asarray(images[n]) for n in range(begin, min(begin + rows, count))])
-            own = len(part)
-            if own < rows:
-                part = np.concatenate([part, np.zeros((rows - own, *part.shape[1:]), part.dtype)])
-            found = self._function(model, place_batch({"images": part}, self._mesh)["images"])
-            if ahead is not None:
-                yield np.asarray(ahead[0])[: ahead[1]]
-            ahead = found, own
-        assert ahead is not None, "at least one image"
-        yield np.asarray(ahead[0])[: ahead[1]]
+        pending: tuple[Any, int] | None = None
+        for start in range(0, count, rows):
+            batch = np.stack([np.asarray(images[n]) for n in range(start, min(start + rows, count))])
+            size = len(batch)
+            if size < rows:
+                batch = np.concatenate([batch, np.zeros((rows - size, *batch.shape[1:]), batch.dtype)])
+            output = self._function(model, place_batch({"images": batch}, self._mesh)["images"])
+            if pending is not None:
+                yield np.asarray(pending[0])[: pending[1]]
+            pending = output, size
+        assert pending is not None, "there is at least one image"
+        yield np.asarray(pending[0])[: pending[1]]

@@ -10,10 +10,10 @@ BLEU_TOKENIZERS = tuple(BLEU.TOKENIZERS)
 
 
 def check_bleu_tokenizer(name: str) -> None:
-    """Checks that the tokenizer is known and that what it needs is installed.
+    """Check that a tokenizer of sacreBLEU is known and its requirements are installed.
 
     Raises:
-      ValueError: it is not; the message is one line.
+      ValueError: It is not.
     """
     if name not in BLEU_TOKENIZERS:
         raise ValueError(f"unknown BLEU tokenizer {name!r}: choose one of {', '.join(BLEU_TOKENIZERS)}")
@@ -24,7 +24,7 @@ def check_bleu_tokenizer(name: str) -> None:
 
 
 def bleu_signature(references: Sequence[str], tokenize: str) -> str:
-    """sacreBLEU's signature: everything that the BLEU score depends on."""
+    """Return sacreBLEU's signature, which lists all settings of the BLEU score."""
     bleu = BLEU(tokenize=tokenize)
     bleu.corpus_score(references, [references])
     return str(bleu.get_signature())
@@ -33,18 +33,19 @@ def bleu_signature(references: Sequence[str], tokenize: str) -> str:
 def translation_scores(
     hypotheses: Sequence[str], references: Sequence[str], *, bleu_tokenize: str = "13a"
 ) -> Iterator[tuple[str, float]]:
-    """Yields ("bleu", 0 to 100), ("chrf", 0 to 100) and ("exact_match", percent of equal sentences).
+    """Yield ("bleu", 0 to 100), ("chrf", 0 to 100) and ("exact_match", percent of equal sentences).
 
     Args:
-      hypotheses, references: aligned sentences, one reference each.
-      bleu_tokenize: sacreBLEU's tokenizer; "none" for text that is tokenised already.
+      hypotheses: Translations.
+      references: A reference for each translation.
+      bleu_tokenize: sacreBLEU's tokenizer; "none" for text that is already tokenized.
 
     Raises:
-      ValueError: lists of unequal length.
+      ValueError: The numbers of hypotheses and references differ.
     """
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    # force: silence the advice about a final period, which tokenised text is meant to have.
+    # `force` silences sacreBLEU's warning about tokenized periods, which tokenized text has.
     bleu = BLEU(tokenize=bleu_tokenize, force=True)
     yield "bleu", bleu.corpus_score(hypotheses, [references]).score
     yield "chrf", CHRF().corpus_score(hypotheses, [references]).score

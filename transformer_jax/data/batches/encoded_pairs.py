@@ -1,4 +1,4 @@
-"""Sentence pairs as token ids, encoded when they are asked for: only lengths are held in memory."""
+"""Sentence pairs as token ids, encoded on access; only lengths are held in memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.tokenizers.bpe_dropout import BPEDropout
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 
-# Pairs encoded at once while lengths are counted: enough for the tokenizer's threads.
+# Pairs encoded per call when lengths are counted, enough for the tokenizer's threads.
 _CHUNK = 4_096
-# Pairs that show how much longer sentences get under BPE-dropout.
-_MEASURED_PAIRS = 2_000
+# Number of pairs in the estimate of how much BPE-dropout lengthens sentences.
+_SAMPLE_SIZE = 2_000
 
 
 class EncodedPairs:
-    """Pairs of a corpus, in memory or on disk, as token ids by number.
+    """Pairs of a corpus as token ids.
 
     Args:
-      pairs: the corpus; read by number, in any order, whenever a batch is made.
-      tokenizer: what encodes it.
-      max_length: pairs with more tokens on a side, the begin or end token counted, are left out.
-      dropout: rate of BPE-dropout, see `BPEDropout`; 0 for none.
-      lengths: what `token_lengths` gave for the same pairs and tokenizer; counted here where None.
+      pairs: The corpus, in memory or on disk, which is read by number.
+      tokenizer: The tokenizer.
+      max_length: Maximum tokens per side, including the begin or end token; longer pairs are left out.
+      dropout: Rate of BPE-dropout, see `BPEDropout`; 0 disables it.
+      lengths: Result of `token_lengths` for the same pairs and tokenizer; None computes it.
 
     Attributes:
-      numbers: (N,) int32, index in `pairs` of each example: those that were not left out.
-      lengths: (N, 2) int32 tokens to plan for on the source and target side, without begin and end.
-      too_long, empty: how many pairs were left out, and how many of these lack a side.
+      numbers: (N,) int32, index in `pairs` of each example.
+      lengths: (N, 2) int32 tokens to reserve for source and target, without begin and end tokens.
+      too_long: Number of pairs left out because a side is too long.
+      empty: Number of pairs left out because a side is empty.
     """
 
     def __init__(
@@ -50,22 +51,22 @@ class EncodedPairs:
         self.lengths = lengths[self.numbers].astype(np.int32)
         self._dropout = BPEDropout(tokenizer, dropout) if dropout else None
         if self._dropout is not None and len(self):
-            longer = np.ceil(self.lengths * self._growth(self._dropout))
-            self.lengths = np.maximum(self.lengths, np.minimum(longer, max_length - 1)).astype(np.int32)
+            expected = np.ceil(self.lengths * self._growth(self._dropout))
+            self.lengths = np.maximum(self.lengths, np.minimum(expected, max_length - 1)).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def read(
-        self, rows: Sequence[Sequence[int]], room: int, seeds: Sequence[tuple[int, ...]]
+        self, rows: Sequence[Sequence[int]], length: int, seeds: Sequence[tuple[int, ...]]
     ) -> list[list[tuple[list[int], list[int]]]]:
-        """The examples of each row as (source ids, target ids).
+        """Return the examples of each row as (source ids, target ids).
 
         Args:
-          rows: the numbers of the examples, 0 to N - 1, that share each row.
-          room: tokens of a row on either side; each example takes one more than its ids.
-          seeds: of BPE-dropout, one for each row. Rows are planned with the mean length, so that a few
-            sentences (3 % of Multi30k's) would overflow theirs: they keep their usual segmentation.
+          rows: The numbers of the examples, 0 to N - 1, in each row.
+          length: Tokens of a row per side; each example takes one more than its ids.
+          seeds: Seed of BPE-dropout for each row. Rows are planned with the mean length, so that a few
+            sentences (3 % of Multi30k) would overflow their row; these keep the segmentation without dropout.
         """
         pairs = [self._pairs[int(self.numbers[i])] for row in rows for i in row]
         sides = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
@@ -73,45 +74,46 @@ class EncodedPairs:
         if self._dropout is not None:
             first = 0
             for row, seed in zip(rows, seeds, strict=True):
-                here, rng = slice(first, first + len(row)), np.random.default_rng(seed)
+                members, rng = slice(first, first + len(row)), np.random.default_rng(seed)
                 for ids, texts in zip(encoded, sides, strict=True):
-                    ids[here] = _where_it_fits(ids[here], self._dropout.encode(texts[here], rng), room)
+                    drawn = self._dropout.encode(texts[members], rng)
+                    ids[members] = _replace_if_it_fits(ids[members], drawn, length)
                 first += len(row)
         examples = zip(*encoded, strict=True)
         return [list(itertools.islice(examples, len(row))) for row in rows]
 
     def _growth(self, dropout: BPEDropout) -> np.ndarray:
-        """(2,) how many times longer each side gets on average."""
+        """Return the mean growth (2,) of the length of each side."""
         rng = np.random.default_rng(0)
-        chosen = rng.choice(self.numbers, min(len(self), _MEASURED_PAIRS), replace=False)
-        pairs = [self._pairs[int(i)] for i in chosen]
+        sample = rng.choice(self.numbers, min(len(self), _SAMPLE_SIZE), replace=False)
+        pairs = [self._pairs[int(i)] for i in sample]
         sides = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
         return np.array(
-            [_tokens(dropout.encode(side, rng)) / _tokens(self._tokenizer.encode(side)) for side in sides]
+            [_count(dropout.encode(side, rng)) / _count(self._tokenizer.encode(side)) for side in sides]
         )
 
 
-def _tokens(encoded: Sequence[Sequence[int]]) -> int:
+def _count(encoded: Sequence[Sequence[int]]) -> int:
     return sum(map(len, encoded))
 
 
-def _where_it_fits(usual: list[list[int]], drawn: list[list[int]], room: int) -> list[list[int]]:
-    """The drawn segmentation of a row's texts as long as it has room, and the usual one of those after them."""
-    spare = room - sum(len(ids) + 1 for ids in usual)
-    chosen = list(usual)
+def _replace_if_it_fits(usual: list[list[int]], drawn: list[list[int]], length: int) -> list[list[int]]:
+    """Return a row's texts in their drawn segmentation, or the usual one where the row would overflow."""
+    spare = length - sum(len(ids) + 1 for ids in usual)
+    result = list(usual)
     for i, ids in enumerate(drawn):
-        longer = len(ids) - len(usual[i])
-        if longer <= spare:
-            chosen[i] = ids
-            spare -= longer
-    return chosen
+        growth = len(ids) - len(usual[i])
+        if growth <= spare:
+            result[i] = ids
+            spare -= growth
+    return result
 
 
 def token_lengths(pairs: Sequence[Pair], tokenizer: BytePairTokenizer) -> np.ndarray:
-    """Tokens of each side, without begin and end, counted in one pass, in order.
+    """Count the tokens of each side, without begin and end tokens, in one pass.
 
     Returns:
-      (pairs, 2) uint16; 0 is a side without text, and 65,535 means that or more.
+      (pairs, 2) uint16; 0 is a side without text, and 65,535 stands for all greater lengths.
     """
 
     def chunks() -> Iterator[np.ndarray]:
@@ -119,7 +121,10 @@ def token_lengths(pairs: Sequence[Pair], tokenizer: BytePairTokenizer) -> np.nda
         while chunk := list(itertools.islice(remaining, _CHUNK)):
             sides = ([pair.source for pair in chunk], [pair.target for pair in chunk])
             yield np.array(
-                [[_length(*both) for both in zip(side, tokenizer.encode(side), strict=True)] for side in sides],
+                [
+                    [_length(t, ids) for t, ids in zip(side, tokenizer.encode(side), strict=True)]
+                    for side in sides
+                ],
                 np.uint16,
             ).T
 

@@ -1,6 +1,6 @@
-"""Batches of augmented images, made ahead of time by worker processes.
+"""Batches of augmented images, prefetched by worker processes.
 
-Which images make up step n, and what is done to each, is a pure function of (images, seed, n, row).
+The images of step n and their augmentation are a pure function of (images, seed, n, row).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PREFETCHED = 8
 
 
 class Pixels(Protocol):
-    """Images by number, (height, width, 3) uint8 each; it can be sent to another process."""
+    """Picklable sequence of images, each (height, width, 3) uint8."""
 
     def __len__(self) -> int: ...
 
@@ -29,23 +29,25 @@ class Pixels(Protocol):
 
 
 class Views(Protocol):
-    """What is made of one row: named arrays of fixed shapes."""
+    """Function from an image to the arrays of a row, by name and with fixed shapes."""
 
-    def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
+    def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return the arrays of image `number`, augmented with `rng`."""
+        ...
 
 
 class ImageBatches:
-    """An endless sequence of batches of B rows, one for each step; an epoch sees every image once.
+    """An endless sequence of batches of B rows, one for each step; an epoch has every image at most once.
 
-    The rest of an epoch that fills no batch comes again in a later one.
+    The last images of an epoch, fewer than a batch, are dropped.
 
     Args:
-      images: what to draw from.
+      images: The images.
       batch_size: B.
-      seed: of the order and of all changes.
-      views: what is made of an image.
-      finish: what is done with a batch, given with a generator for each row: mixing of pairs.
-      workers: processes that make batches; 0 is a thread of this one.
+      seed: Seed of the order and the augmentation.
+      views: Function from an image to the arrays of a row.
+      finish: Function that changes a complete batch, with a generator for each row, such as a `Mixer`.
+      workers: Number of processes that create batches; 0 uses a thread.
     """
 
     def __init__(
@@ -60,31 +62,33 @@ class ImageBatches:
     ):
         self.images, self.batch_size, self.seed, self.workers = images, batch_size, seed, workers
         self._views, self._finish = views, finish
-        self._here: np.ndarray | None = None
+        self._local_rows: np.ndarray | None = None
         self.batches_per_epoch = max(1, len(images) // batch_size)
 
-    def share(self, here: np.ndarray) -> ImageBatches:
-        """The same batches of which the rows that `here` (B,) names alone are filled."""
-        own = copy.copy(self)
-        own._here = None if here.all() else here
-        return own
+    def share(self, local_rows: np.ndarray) -> ImageBatches:
+        """Return the same batches with only the rows where `local_rows` (B,) is True; the rest are zeros."""
+        batches = copy.copy(self)
+        batches._local_rows = None if local_rows.all() else local_rows
+        return batches
 
     def __len__(self) -> int:
-        # Grain needs a length; no run has as many steps.
+        # Grain needs a length; no run has so many steps.
         return 2**31
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
         step = int(step)
-        epoch, place = divmod(step, self.batches_per_epoch)
+        epoch, index = divmod(step, self.batches_per_epoch)
         order = _order(len(self.images), self.seed, epoch)
-        # A set of less than one batch is repeated in it.
+        # Fewer images than a batch are repeated.
         order = np.resize(order, max(len(order), self.batch_size))
-        numbers = order[place * self.batch_size : (place + 1) * self.batch_size]
-        # Mixing reads other rows: where there is any, every row is made.
-        made = np.ones(self.batch_size, bool) if self._here is None or self._finish else self._here
+        numbers = order[index * self.batch_size : (index + 1) * self.batch_size]
+        # Mixing reads other rows, so it needs all of them.
+        needed = np.ones(self.batch_size, bool)
+        if self._local_rows is not None and self._finish is None:
+            needed = self._local_rows
         rngs = [np.random.default_rng((self.seed, step, row)) for row in range(self.batch_size)]
         batch: Batch = {}
-        for row in np.flatnonzero(made):
+        for row in np.flatnonzero(needed):
             for name, value in self._views(self.images, int(numbers[row]), rngs[row]).items():
                 if name not in batch:
                     batch[name] = np.zeros((self.batch_size, *value.shape), value.dtype)
@@ -92,17 +96,17 @@ class ImageBatches:
         batch["weight"] = np.ones(self.batch_size, np.float32)
         if self._finish is not None:
             batch = self._finish(batch, rngs)
-        if self._here is not None:
+        if self._local_rows is not None:
             for values in batch.values():
-                values[~self._here] = 0
+                values[~self._local_rows] = 0
         return batch
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Batches of this step and those after it, made ahead of time."""
+        """Yield the prefetched batches from this step on."""
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
         batches = grain.MapDataset.source(self)[step:].to_iter_dataset(options)
         if self.workers:
-            if not flags.FLAGS.is_parsed():  # which Grain reads, and a program without absl's flags never does
+            if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, which no other part parses
                 flags.FLAGS.mark_as_parsed()
             batches = batches.mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
@@ -116,27 +120,28 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class OneView:
-    """One changed image.
+    """An augmented image.
 
     Args:
-      size: of an image for the model.
-      augmentation: what is done to it.
+      size: Size of the model's images in pixels.
+      augmentation: The augmentation.
     """
 
     def __init__(self, size: int, augmentation: Augmentation):
         self._size, self._augmentation = size, augmentation
 
     def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Augment an image."""
         return {"images": self._augmentation(images[number], self._size, rng)}
 
 
-class LabelledViews(OneView):
-    """One changed image with its label.
+class LabeledViews(OneView):
+    """An augmented image with its label.
 
     Args:
-      labels: (N,) of each image.
+      labels: (N,) the label of each image.
       classes: C.
-      **options: see `OneView`.
+      **options: See `OneView`.
     """
 
     def __init__(self, labels: np.ndarray, classes: int, **options: Any):
@@ -144,45 +149,60 @@ class LabelledViews(OneView):
         self._labels, self._one_hot = labels, np.eye(classes, dtype=np.float32)
 
     def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Augment an image and return it with its one-hot label."""
         return super().__call__(images, number, rng) | {"target": self._one_hot[self._labels[number]]}
 
 
 class Mixer:
-    """Mixes each row of a batch with the one that stands as far from the other end.
+    """Mix each row of a batch with the row at the same distance from the other end.
 
     Args:
-      mixing: see `Mixing`.
+      mixing: See `Mixing`.
     """
 
     def __init__(self, mixing: Mixing):
         self._mixing = mixing
 
     def __call__(self, batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:
+        """Mix the images and labels of a batch."""
         images, target = batch["images"], batch["target"]
         mixed, labels = np.empty_like(images), np.empty_like(target)
         for row, rng in enumerate(rngs):
-            other = len(images) - 1 - row
-            mixed[row], share = self._mixing(images[row], images[other], rng)
-            labels[row] = share * target[row] + (1 - share) * target[other]
+            partner = len(images) - 1 - row
+            mixed[row], weight = self._mixing(images[row], images[partner], rng)
+            labels[row] = weight * target[row] + (1 - weight) * target[partner]
         return {**batch, "images": mixed, "target": labels}
 
 
 class CropViews:
-    """Global and local parts of an image, each changed in its own way (Caron et al. 2020, multi-crop).
+    """Global and local crops of an image, each with its own augmentation (Caron et al. 2020, multi-crop).
 
     Args:
-      size, small: of global and of local parts.
-      wholes: of the global ones, an augmentation each.
-      part: of the local ones.
-      parts: number of local ones.
+      global_size: Size of global crops in pixels.
+      local_size: Size of local crops in pixels.
+      global_augmentations: The augmentation of each global crop.
+      local_augmentation: The augmentation of local crops.
+      local_crops: Number of local crops.
     """
 
-    def __init__(self, size: int, small: int, wholes: Sequence[Augmentation], part: Augmentation, parts: int):
-        self._size, self._small, self._wholes, self._part, self._parts = size, small, list(wholes), part, parts
+    def __init__(
+        self,
+        global_size: int,
+        local_size: int,
+        global_augmentations: Sequence[Augmentation],
+        local_augmentation: Augmentation,
+        local_crops: int,
+    ):
+        self._global_size, self._local_size = global_size, local_size
+        self._global_augmentations, self._local_augmentation = list(global_augmentations), local_augmentation
+        self._local_crops = local_crops
 
     def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return the global and local crops of an image."""
         pixels = images[number]
-        found = {"wholes": np.stack([whole(pixels, self._size, rng) for whole in self._wholes])}
-        if self._parts:
-            found["parts"] = np.stack([self._part(pixels, self._small, rng) for _ in range(self._parts)])
-        return found
+        crops = [augment(pixels, self._global_size, rng) for augment in self._global_augmentations]
+        views = {"global_crops": np.stack(crops)}
+        if self._local_crops:
+            crops = [self._local_augmentation(pixels, self._local_size, rng) for _ in range(self._local_crops)]
+            views["local_crops"] = np.stack(crops)
+        return views

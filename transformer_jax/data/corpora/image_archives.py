@@ -1,4 +1,4 @@
-"""Images in folders, archives and files of arrays, with the classes that their places say."""
+"""Labeled images in folders, archives and files of arrays."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_i
 from transformer_jax.data.corpora.image_sets import ImageSet, Source
 from transformer_jax.errors import UserError
 
-# Names of folders that hold splits: two of them side by side are no classes.
+# Names of folders of splits, which must not be mistaken for classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 _BAD_ARRAYS = (
     OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
-    TypeError, AttributeError,  # an array alone, of NumPy's other format
+    TypeError, AttributeError,  # the file is a single array in NumPy's other format
 )  # fmt: skip
 _NUMBERED = re.compile(r"\d+_(.+)")
 
 
 class _Files:
-    """Files of a folder."""
+    """Contents of files."""
 
     def __init__(self, paths: Sequence[pathlib.Path]):
         self._paths = list(paths)
@@ -44,23 +44,23 @@ class _Files:
             raise UserError(f"{self._paths[number]}: cannot be read ({error.strerror})") from None
 
 
-class _TarParts:
-    """Members of a tar file that is not compressed, by their place in it."""
+class _TarMembers:
+    """Contents of members of an uncompressed tar file, by offset and size."""
 
-    def __init__(self, path: pathlib.Path, places: Sequence[tuple[int, int]]):
-        self._path, self._places = path, list(places)
+    def __init__(self, path: pathlib.Path, ranges: Sequence[tuple[int, int]]):
+        self._path, self._ranges = path, list(ranges)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._ranges)
 
     def __getitem__(self, number: int) -> bytes:
-        begin, size = self._places[number]
-        with self._path.open("rb") as file:  # a descriptor of its own: threads and processes read at once
-            return os.pread(file.fileno(), size, begin)
+        offset, size = self._ranges[number]
+        with self._path.open("rb") as file:  # threads and processes read concurrently
+            return os.pread(file.fileno(), size, offset)
 
 
 class _ZipMembers:
-    """Members of a zip file, which each process opens once: its list of names is read as a whole."""
+    """Contents of members of a zip file, which each process opens once because its index must be read."""
 
     def __init__(self, path: pathlib.Path, names: Sequence[str]):
         self._path, self._names = path, list(names)
@@ -82,126 +82,141 @@ class _ZipMembers:
 
 
 def splits_of(path: str) -> tuple[str, ...]:
-    """The splits that one .npz file holds, ("train", "test"); empty for everything else."""
+    """Return the splits in an .npz file, such as ("train", "test"); () for anything else."""
     if not path.endswith(".npz") or not pathlib.Path(path).is_file():
         return ()
     try:
         with np.load(path) as file:
             return tuple(split for split in ("train", "test") if f"x_{split}" in file.files)
     except _BAD_ARRAYS as error:
-        raise UserError(f"{path}: no .npz file that can be read ({error})") from None
+        raise UserError(f"{path}: not a readable .npz file ({error})") from None
 
 
-class Known(NamedTuple):
-    """What is known of a set before it is opened: the classes of training, and whether it must have some."""
+class Expected(NamedTuple):
+    """Expectations of a set before it is opened.
+
+    Attributes:
+      classes: Classes of the training set, or ().
+      labeled: True if the set must have classes.
+    """
 
     classes: Sequence[str]
-    labelled: bool
+    labeled: bool
 
 
-def _check_splits(where: str, parents: Iterable[str]) -> None:
-    """Raises an error where folders of two splits are side by side, at whatever depth."""
-    there: dict[tuple[str, ...], set[str]] = {}
+def _check_splits(root: str, parents: Iterable[str]) -> None:
+    """Check that a folder does not contain folders of two splits."""
+    subfolders: dict[tuple[str, ...], set[str]] = {}
     for parent in set(parents):
         parts = pathlib.PurePosixPath(parent).parts
         for depth, part in enumerate(parts):
-            there.setdefault(parts[:depth], set()).add(part.lower())
-    for found in there.values():
-        if len(found & _SPLITS) > 1:
+            subfolders.setdefault(parts[:depth], set()).add(part.lower())
+    for names in subfolders.values():
+        if len(names & _SPLITS) > 1:
             raise UserError(
-                f"{where} holds {', '.join(sorted(found & _SPLITS))} side by side: name one as `data` and "
-                "another as `test`"
+                f"{root} has folders of several splits ({', '.join(sorted(names & _SPLITS))}): name one as "
+                "`data` and another as `test`"
             )
 
 
-def _check_filled(where: str, folders: Iterable[str], root: str, classes: set[str]) -> None:
-    """Raises an error where one of `folders` is in `root` beside the classes, which have images."""
-    above = pathlib.PurePosixPath(root).parts
+def _check_filled(root: str, folders: Iterable[str], parent: str, classes: set[str]) -> None:
+    """Check that all folders in `parent` are classes with images."""
+    parent_parts = pathlib.PurePosixPath(parent).parts
+    depth = len(parent_parts)
     for folder in sorted(folders):
         parts = pathlib.PurePosixPath(folder).parts
-        if len(parts) > len(above) and parts[: len(above)] == above and parts[len(above)] not in classes:
-            own = "/".join(parts[: len(above) + 1])
-            raise UserError(f"{where}: the class folder {own!r} has no images: add some, or remove it")
+        if len(parts) > depth and parts[:depth] == parent_parts and parts[depth] not in classes:
+            empty = "/".join(parts[: depth + 1])
+            raise UserError(f"{root}: the class folder {empty!r} has no images: add some, or remove it")
 
 
-def _labelled(
-    where: str, names: Sequence[str], source: Source, folders: Iterable[str], known: Known
+def _label_by_folder(
+    root: str, names: Sequence[str], source: Source, folders: Iterable[str], expected: Expected
 ) -> ImageSet:
-    """The set of files whose folders are their classes; `folders` are all that there are."""
+    """Return the set of files whose classes are the names of their folders.
+
+    Args:
+      root: The folder or archive, for messages.
+      names: Paths of the images in it.
+      source: Contents of the images.
+      folders: All folders in it.
+      expected: See `Expected`.
+    """
     if not names:
-        raise UserError(f"{where}: no images; their names end in .jpg, .png, .webp ...")
+        raise UserError(f"{root}: no images; their names must end in .jpg, .png, .webp ...")
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: the name {name!a} is not UTF-8: rename it") from None
+            raise UserError(f"{root}: the name {name!a} is not UTF-8: rename it") from None
     parents = [name.rpartition("/")[0] for name in names]
-    folders = [one for one in folders if not any(map(is_hidden, one.split("/")))]
-    _check_splits(where, parents)
-    if len(set(parents)) == 1 and parents[0] not in ("", "."):
-        above, _, last = parents[0].rpartition("/")
-        _check_filled(where, folders, above, {last})
-    # One folder may be one class of those that training has.
-    if len(set(parents)) == 1 and parents[0].rpartition("/")[2] not in known.classes:
-        found = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
-        # Where hardly two names agree they are no classes: 20260704_153012.jpg of a camera.
-        alike = len({match[1] for match in found if match}) <= len(names) / 2
-        if not known.labelled and not (all(found) and alike):
-            return ImageSet(where, names, np.zeros(len(names)), [""], source)
-        if not all(found):
+    folders = [folder for folder in folders if not any(map(is_hidden, folder.split("/")))]
+    _check_splits(root, parents)
+    single_folder = len(set(parents)) == 1
+    if single_folder and parents[0] not in ("", "."):
+        parent, _, last = parents[0].rpartition("/")
+        _check_filled(root, folders, parent, {last})
+    # A single folder may be one of the training classes.
+    if single_folder and parents[0].rpartition("/")[2] not in expected.classes:
+        matches = [_NUMBERED.fullmatch(pathlib.PurePosixPath(name).stem) for name in names]
+        # Names with few repetitions are not classes, such as a camera's 20260704_153012.jpg.
+        repeat = len({match[1] for match in matches if match}) <= len(names) / 2
+        if not expected.labeled and not (all(matches) and repeat):
+            return ImageSet(root, names, np.zeros(len(names)), [""], source)
+        if not all(matches):
             raise UserError(
-                f"{where}: all images are in one folder; classes need a folder each, or names as 00001_cat.png"
+                f"{root}: all images are in one folder; classes need a folder each, or names as 00001_cat.png"
             )
-        own = [match[1] for match in found if match]
-    elif len(set(parents)) == 1:
-        own = [parents[0].rpartition("/")[2]] * len(names)
+        labels = [match[1] for match in matches if match]
+    elif single_folder:
+        labels = [parents[0].rpartition("/")[2]] * len(names)
     else:
-        # The first folders that differ are the classes; what lies deeper belongs to them.
-        root = posixpath.commonpath(set(parents))
-        depth = len(pathlib.PurePosixPath(root).parts)
+        # The folders at the first level that differs are the classes.
+        common = posixpath.commonpath(set(parents))
+        depth = len(pathlib.PurePosixPath(common).parts)
         for name, parent in zip(names, parents, strict=True):
             if len(pathlib.PurePosixPath(parent).parts) == depth:
-                raise UserError(f"{where}: {name} lies beside the class folders: put it into one, or remove it")
-        own = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
-        _check_filled(where, folders, root, set(own))
-    classes = sorted(set(own))
+                raise UserError(f"{root}: {name} is not in a class folder: move it into one, or remove it")
+        labels = [pathlib.PurePosixPath(parent).parts[depth] for parent in parents]
+        _check_filled(root, folders, common, set(labels))
+    classes = sorted(set(labels))
     numbers = {name: number for number, name in enumerate(classes)}
-    return ImageSet(where, names, np.array([numbers[name] for name in own]), classes, source)
+    return ImageSet(root, names, np.array([numbers[label] for label in labels]), classes, source)
 
 
-def of_folder(folder: pathlib.Path, known: Known) -> ImageSet:
-    """The images below a folder, of a folder each class.
+def read_folder(folder: pathlib.Path, expected: Expected) -> ImageSet:
+    """Read the images below a folder, with a folder for each class.
 
     Raises:
-      UserError: see `open_images`.
+      UserError: See `open_images`.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [path for path in files if is_image_name(path.relative_to(folder).as_posix())]
     names = [path.relative_to(folder).as_posix() for path in files]
     folders = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()]
-    return _labelled(str(folder), names, _Files(files), folders, known)
+    return _label_by_folder(str(folder), names, _Files(files), folders, expected)
 
 
-def _check_inside(where: str, names: Iterable[str]) -> None:
+def _check_inside(archive: str, names: Iterable[str]) -> None:
     for name in names:
         parts = pathlib.PurePosixPath(name.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or re.match(r"[A-Za-z]:", name):
-            raise UserError(f"{where}: the name {name!r} leads out of the archive: it is not read")
+            raise UserError(f"{archive}: the name {name!r} leads out of the archive: it is not read")
 
 
-def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
-    """The images of a tar archive, compressed or not.
+def read_tar(path: pathlib.Path, expected: Expected) -> ImageSet:
+    """Read the images of a tar archive, compressed or not.
 
     Raises:
-      UserError: see `open_images`.
+      UserError: See `open_images`.
     """
     names: list[str] = []
     contents: list[bytes] = []
-    places: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     folders: set[str] = set()
-    stored: dict[str, tuple[tuple[int, int], bytes]] = {}  # (place, content) of the images so far
+    stored: dict[str, tuple[tuple[int, int], bytes]] = {}  # (range, content) of each image
     try:
-        # Compressed archives have no cheap random access: their files are kept in memory, still encoded.
+        # Compressed archives have no random access, so their encoded files are kept in memory.
         plain = tarfile.is_tarfile(path) and _is_plain_tar(path)
         with tarfile.open(path) as file:
             for member in file:
@@ -210,15 +225,15 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
                     folders.add(member.name.rstrip("/"))
                 if member.issym() and is_image_name(member.name):
                     raise UserError(
-                        f"{path}: {member.name} is a link to {member.linkname}: make the archive with what is "
-                        "there (tar --dereference)"
+                        f"{path}: {member.name} is a link to {member.linkname}: create the archive with "
+                        "tar --dereference"
                     )
                 if not (member.isfile() or member.islnk()) or not is_image_name(member.name):
                     continue
-                if member.islnk():  # a second name of a file that came before
+                if member.islnk():  # a second name of a previous file
                     if member.linkname not in stored:
                         raise UserError(
-                            f"{path}: {member.name} is a link to {member.linkname}, no image before it"
+                            f"{path}: {member.name} links to {member.linkname}, which is not a previous image"
                         )
                     stored[member.name] = stored[member.linkname]
                 else:
@@ -227,16 +242,16 @@ def of_tar(path: pathlib.Path, known: Known) -> ImageSet:
                     content = b"" if opened is None else opened.read()
                     stored[member.name] = (member.offset_data, member.size), content
                 names.append(member.name)
-                places.append(stored[member.name][0])
+                ranges.append(stored[member.name][0])
                 contents.append(stored[member.name][1])
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise UserError(f"{path}: no archive that can be read ({error})") from None
+        raise UserError(f"{path}: not a readable archive ({error})") from None
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  zlib, lzma and bz2 have errors of their own
-        raise UserError(f"{path}: no archive that can be read ({type(error).__name__}: {error})") from None
-    source: Source = _TarParts(path, places) if plain else contents
-    return _labelled(str(path), names, source, folders, known)
+    except Exception as error:  # noqa: BLE001  zlib, lzma and bz2 raise their own errors
+        raise UserError(f"{path}: not a readable archive ({type(error).__name__}: {error})") from None
+    source: Source = _TarMembers(path, ranges) if plain else contents
+    return _label_by_folder(str(path), names, source, folders, expected)
 
 
 def _is_plain_tar(path: pathlib.Path) -> bool:
@@ -247,62 +262,67 @@ def _is_plain_tar(path: pathlib.Path) -> bool:
         return False
 
 
-def of_zip(path: pathlib.Path, known: Known) -> ImageSet:
-    """The images of a zip archive.
+def read_zip(path: pathlib.Path, expected: Expected) -> ImageSet:
+    """Read the images of a zip archive.
 
     Raises:
-      UserError: see `open_images`.
+      UserError: See `open_images`.
     """
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
     except (OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: no archive that can be read ({error})") from None
-    every = [member.filename for member in members]
-    _check_inside(str(path), every)
+        raise UserError(f"{path}: not a readable archive ({error})") from None
+    member_names = [member.filename for member in members]
+    _check_inside(str(path), member_names)
     for member in members:
         if is_image_name(member.filename):
             check_size(member.file_size, f"{path}/{member.filename}")
-    names = [name for name in every if is_image_name(name)]
-    folders = [name.rstrip("/") for name in every if name.endswith("/")]
-    return _labelled(str(path), names, _ZipMembers(path, names), folders, known)
+    names = [name for name in member_names if is_image_name(name)]
+    folders = [name.rstrip("/") for name in member_names if name.endswith("/")]
+    return _label_by_folder(str(path), names, _ZipMembers(path, names), folders, expected)
 
 
-def of_npz(path: pathlib.Path, split: str, known: Known) -> ImageSet:
-    """The images of an .npz file, of a split where it has several.
+def read_npz(path: pathlib.Path, split: str, expected: Expected) -> ImageSet:
+    """Read the images of an .npz file.
+
+    Args:
+      path: The file.
+      split: Split of a file with several; "" means "train" if there is one.
+      expected: See `Expected`.
 
     Raises:
-      UserError: see `open_images`.
+      UserError: See `open_images`.
     """
     try:
         with np.load(path) as file:
-            there = set(file.files)
-            split = split or ("train" if "x_train" in there else "")
+            arrays = set(file.files)
+            split = split or ("train" if "x_train" in arrays else "")
             first, second = (f"x_{split}", f"y_{split}") if split else ("images", "labels")
-            if not {first, second} <= there:
+            if not {first, second} <= arrays:
                 raise UserError(
-                    f"{path}: has {', '.join(sorted(there))}; images are `images` and `labels`, or `x_train`, "
-                    "`y_train`, `x_test`, `y_test`"
+                    f"{path}: has {', '.join(sorted(arrays))}; images must be `images` and `labels`, or "
+                    "`x_train`, `y_train`, `x_test`, `y_test`"
                 )
             images, labels = file[first], file[second].reshape(-1)
-            named = [str(name) for name in file["classes"]] if "classes" in there else None
+            classes = [str(name) for name in file["classes"]] if "classes" in arrays else None
     except _BAD_ARRAYS as error:
-        raise UserError(f"{path}: no .npz file that can be read ({error})") from None
+        raise UserError(f"{path}: not a readable .npz file ({error})") from None
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise UserError(
-            f"{path}: {first} is {images.dtype} {images.shape}; give uint8 (N, height, width, channels)"
+            f"{path}: {first} is {images.dtype} {images.shape}; it must be uint8 (N, height, width, channels)"
         )
     if len(images) != len(labels) or not len(images):
         raise UserError(f"{path}: {len(images):,} images and {len(labels):,} labels")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{path}: {second} is {labels.dtype}; labels are numbers of classes")
-    if named is None:
+        raise UserError(f"{path}: {second} is {labels.dtype}; labels must be numbers of classes")
+    if classes is None:
         numbers, labels = np.unique(labels, return_inverse=True)
-        named = [str(number) for number in numbers]
+        classes = [str(number) for number in numbers]
         missing = np.setdiff1d(np.arange(len(numbers)), numbers)
-        if numbers[0] < 0 or (known.labelled and not known.classes and len(missing)):
+        if numbers[0] < 0 or (expected.labeled and not expected.classes and len(missing)):
             raise UserError(
-                f"{path}: labels from {numbers[0]} to {numbers[-1]}, of which there are {len(numbers)}: "
-                "classes are counted from 0, and each has an image; or name them in an array `classes`"
+                f"{path}: {len(numbers)} different labels from {numbers[0]} to {numbers[-1]}: number the "
+                "classes from 0 without gaps, or name them in an array `classes`"
             )
-    return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, named, images)
+    return ImageSet(str(path), [f"{first}[{n}]" for n in range(len(images))], labels, classes, images)

@@ -1,4 +1,4 @@
-"""Labelled images by number, from whatever source holds them."""
+"""Sets of labeled images from any source."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from transformer_jax.data.corpora.image_files import decoded, image_array, kind_of
+from transformer_jax.data.corpora.image_files import conversion_of, decode, image_array
 from transformer_jax.errors import UserError
 
-# What arrays of so many channels are.
-_KINDS = {1: "grey", 4: "alpha"}
+# Conversions of arrays by their number of channels.
+_CONVERSIONS = {1: "gray", 4: "alpha"}
 
 
 class Source(Protocol):
-    """Images by number, encoded or as arrays; it can be sent to another process."""
+    """Picklable sequence of images, encoded or as arrays."""
 
     def __len__(self) -> int: ...
 
@@ -28,96 +28,99 @@ class ImageSet:
     """Images with a label each.
 
     Args:
-      where: what they are from, for messages.
-      names: of each image, for messages.
-      labels: (N,) numbers of classes.
-      classes: their names.
-      source: see `Source`.
+      path: Path or name of the set, for messages.
+      names: Name of each image, for messages.
+      labels: (N,) class number of each image.
+      classes: Names of the classes.
+      source: See `Source`.
 
     Raises:
-      UserError: a label that is of no class.
+      UserError: A label is not the number of a class.
     """
 
     def __init__(
-        self, where: str, names: Sequence[str], labels: np.ndarray, classes: Sequence[str], source: Source
+        self, path: str, names: Sequence[str], labels: np.ndarray, classes: Sequence[str], source: Source
     ):
-        self.where, self.names, self.source = where, list(names), source
+        self.path, self.names, self.source = path, list(names), source
         self.labels, self.classes = np.asarray(labels, np.int32), tuple(classes)
         if len(labels) and not 0 <= self.labels.min() <= self.labels.max() < len(classes):
             raise UserError(
-                f"{where}: labels from {self.labels.min()} to {self.labels.max()}, where there are "
+                f"{path}: labels from {self.labels.min()} to {self.labels.max()}, but there are "
                 f"{len(classes)} classes"
             )
-        self._kinds: dict[int, str] = {}
+        self._conversions: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """The pixels of an image, (height, width, 3) uint8.
+        """Return the pixels of an image, (height, width, 3) uint8.
 
         Raises:
-          UserError: see `decoded`.
+          UserError: See `decode`.
         """
-        found = self.source[number]
-        name = f"{self.where}/{self.names[number]}"
-        if isinstance(found, np.ndarray):
-            channels = found.shape[2] if found.ndim == 3 else 1
-            pixels, kind = image_array(found, name), _KINDS.get(channels, "")
+        image = self.source[number]
+        name = f"{self.path}/{self.names[number]}"
+        if isinstance(image, np.ndarray):
+            pixels, conversion = image_array(image, name), _array_conversion(image)
         else:
-            pixels, kind = decoded(found, name)
-        if kind:
-            self._kinds[number] = kind
+            pixels, conversion = decode(image, name)
+        if conversion:
+            self._conversions[number] = conversion
         return pixels
 
     @property
     def converted(self) -> collections.Counter[str]:
-        """How many of the images that were decoded so far were of which other kind, see `decoded`."""
-        return collections.Counter(self._kinds.values())
+        """Number of decoded images for each conversion, see `decode`."""
+        return collections.Counter(self._conversions.values())
 
-    def kinds(self, most: int) -> collections.Counter[str]:
-        """How many of `most` images, spread over the set, would be converted; see `kind_of`."""
-        found: collections.Counter[str] = collections.Counter()
-        for number in np.linspace(0, len(self) - 1, min(most, len(self))).astype(int).tolist():
-            own = self.source[number]
-            channels = own.shape[2] if isinstance(own, np.ndarray) and own.ndim == 3 else 1
-            found[_KINDS.get(channels, "") if isinstance(own, np.ndarray) else kind_of(own)] += 1
-        del found[""]
-        return found
+    def expected_conversions(self, count: int) -> collections.Counter[str]:
+        """Return the number of images for each conversion among `count` images, spread over the set."""
+        conversions: collections.Counter[str] = collections.Counter()
+        for number in np.linspace(0, len(self) - 1, min(count, len(self))).astype(int).tolist():
+            image = self.source[number]
+            conversion = _array_conversion(image) if isinstance(image, np.ndarray) else conversion_of(image)
+            conversions[conversion] += 1
+        del conversions[""]
+        return conversions
 
-    def some(self, numbers: np.ndarray) -> ImageSet:
-        """The set of some of the images, in this order."""
+    def select(self, numbers: np.ndarray) -> ImageSet:
+        """Return the set of these images, in this order."""
         names = [self.names[n] for n in numbers]
-        return ImageSet(self.where, names, self.labels[numbers], self.classes, _Some(self.source, numbers))
+        return ImageSet(self.path, names, self.labels[numbers], self.classes, _Subset(self.source, numbers))
 
     def with_classes(self, classes: Sequence[str]) -> ImageSet:
-        """The same with its labels counted in another list of classes.
+        """Return the set with its labels numbered by another list of classes.
 
         Raises:
-          UserError: a class that the list lacks.
+          UserError: The list lacks a class.
         """
-        strange = [name for name in self.classes if name not in classes]
-        if strange:
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
             raise UserError(
-                f"{self.where}: the class {strange[0]!r} was not in training, which has "
+                f"{self.path}: the class {unknown[0]!r} was not in training, which has "
                 f"{', '.join(list(classes)[:12])}"
             )
-        number = np.array([list(classes).index(name) for name in self.classes], np.int32)
-        return ImageSet(self.where, self.names, number[self.labels], classes, self.source)
+        numbers = np.array([list(classes).index(name) for name in self.classes], np.int32)
+        return ImageSet(self.path, self.names, numbers[self.labels], classes, self.source)
 
     def fingerprint(self) -> str:
-        """Tells this set from any other, by names, labels and the content of about a thousand images."""
+        """Return a digest of names, labels and the content of about a thousand images."""
         digest = hashlib.sha256(repr((self.classes, len(self))).encode())
         digest.update(self.labels.tobytes())
         for name in self.names:
             digest.update(name.encode() + b"\0")
         for number in range(0, len(self), max(1, len(self) // 1_000)):
-            found = self.source[number]
-            digest.update(found if isinstance(found, bytes) else np.ascontiguousarray(found).tobytes())
+            image = self.source[number]
+            digest.update(image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes())
         return digest.hexdigest()
 
 
-class _Some:
+def _array_conversion(image: np.ndarray) -> str:
+    return _CONVERSIONS.get(image.shape[2] if image.ndim == 3 else 1, "")
+
+
+class _Subset:
     """Some images of a source."""
 
     def __init__(self, source: Source, numbers: np.ndarray):
@@ -131,20 +134,24 @@ class _Some:
 
 
 def stratified(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
-    """(the rest, a share of each class, at least one image), drawn with seed 0.
+    """Return (training images, held-out images), drawn with seed 0.
+
+    Args:
+      images: The images.
+      share: Fraction of each class to hold out, but at least one image.
 
     Raises:
-      UserError: a class of one image.
+      UserError: A class has only one image.
     """
     rng = np.random.default_rng(0)
     held = np.zeros(len(images), bool)
     for number, name in enumerate(images.classes):
-        own = np.flatnonzero(images.labels == number)
-        if len(own) == 1:
+        members = np.flatnonzero(images.labels == number)
+        if len(members) == 1:
             raise UserError(
-                f"{images.where}: the class {name!r} has one image, which leaves none to hold out: give "
+                f"{images.path}: the class {name!r} has one image, which leaves none to hold out: add "
                 "more, or name `valid`"
             )
-        count = min(len(own) - 1, max(1, round(share * len(own))))  # and one that is learned from
-        held[rng.permutation(own)[: max(0, count)]] = True
-    return images.some(np.flatnonzero(~held)), images.some(np.flatnonzero(held))
+        count = min(len(members) - 1, max(1, round(share * len(members))))  # one image remains for training
+        held[rng.permutation(members)[: max(0, count)]] = True
+    return images.select(np.flatnonzero(~held)), images.select(np.flatnonzero(held))

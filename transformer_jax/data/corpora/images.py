@@ -1,4 +1,4 @@
-"""Sets of labelled images: folders, archives, arrays, TensorFlow Datasets, and digits that need no download."""
+"""Labeled images from folders, archives, arrays, TensorFlow Datasets, and digits that need no download."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.data.corpora.image_archives import Known, of_folder, of_npz, of_tar, of_zip
+from transformer_jax.data.corpora.image_archives import (
+    Expected,
+    read_folder,
+    read_npz,
+    read_tar,
+    read_zip,
+)
 from transformer_jax.data.corpora.image_sets import ImageSet, stratified
 from transformer_jax.errors import UserError
 
 
-class _Features:
+class _TfdsImages:
     """The images of a TFDS split."""
 
     def __init__(self, records: Any, feature: str):
@@ -28,18 +34,17 @@ class _Features:
 
 
 def digits() -> tuple[ImageSet, ImageSet]:
-    """(training set, test set) of scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is
-    downloaded.
+    """Return the (training set, test set) of scikit-learn's 1,797 handwritten digits of 8 x 8 pixels.
 
-    A fifth of each digit is the test set, drawn with seed 0.
+    A fifth of each digit is the test set, drawn with seed 0. Nothing is downloaded.
     """
-    from sklearn.datasets import load_digits  # an import of a second
+    from sklearn.datasets import load_digits  # takes a second to import
 
-    found: Any = load_digits()
-    pixels = np.repeat((found.images * (255 / 16)).round().astype(np.uint8)[..., None], 3, axis=3)
+    data: Any = load_digits()
+    pixels = np.repeat((data.images * (255 / 16)).round().astype(np.uint8)[..., None], 3, axis=3)
     names = [str(number) for number in range(len(pixels))]
-    whole = ImageSet("digits", names, found.target, [str(n) for n in range(10)], pixels)
-    return stratified(whole, 0.2)
+    images = ImageSet("digits", names, data.target, [str(n) for n in range(10)], pixels)
+    return stratified(images, 0.2)
 
 
 def open_images(
@@ -48,62 +53,61 @@ def open_images(
     classes: Sequence[str] | None = None,
     split: str = "",
     data_dir: str | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
 ) -> ImageSet:
-    """A set of labelled images.
+    """Open a set of labeled images.
 
     Args:
-      path: a folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, which may have
-        further folders inside, or with all files in one folder as NUMBER_CLASS.png; an .npz file with `images`
-        and `labels`, or `x_train`, `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an
+      path: A folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, which may have
+        subfolders, or with all files in one folder as NUMBER_CLASS.png; an .npz file with `images` and
+        `labels`, or with `x_train`, `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an
         image and a label.
-      classes: of the training set, for a further one; None takes its own, by the alphabet.
-      split: of an .npz file that has several, or of a TFDS set.
-      data_dir: folder of TFDS's sets.
-      labelled: False: files in one folder whose names say no class are all of one that is named "".
+      classes: Classes of the training set, if this is another set; None uses the set's own, in alphabetical
+        order.
+      split: Split of an .npz file or a TFDS set.
+      data_dir: Folder of TFDS's sets.
+      labeled: Require classes; otherwise files in one folder without classes in their names have the class "".
 
     Raises:
-      UserError: nothing that can be read, no images, a class without any, names that lead out of an archive, or
-        a class that training lacks.
+      UserError: The path cannot be read or has no images, a class has no images or is not in training, or a
+        name leads out of an archive.
     """
     if path.startswith("tfds:"):
-        found = _tfds(path, split or "train", data_dir)
+        images = _tfds(path, split or "train", data_dir)
     else:
-        place, known = pathlib.Path(path), Known(classes or (), labelled)
-        if place.is_dir():
-            found = of_folder(place, known)
-        elif not place.is_file():
+        file, expected = pathlib.Path(path), Expected(classes or (), labeled)
+        if file.is_dir():
+            images = read_folder(file, expected)
+        elif not file.is_file():
             raise UserError(f"{path}: no such folder or archive of images")
-        elif place.suffix == ".npz":
-            found = of_npz(place, split, known)
-        elif zipfile.is_zipfile(place):
-            found = of_zip(place, known)
+        elif file.suffix == ".npz":
+            images = read_npz(file, split, expected)
+        elif zipfile.is_zipfile(file):
+            images = read_zip(file, expected)
         else:
-            found = of_tar(place, known)
-    return found if classes is None else found.with_classes(classes)
+            images = read_tar(file, expected)
+    return images if classes is None else images.with_classes(classes)
 
 
 def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
-    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
+    from transformer_jax.data.corpora import tfds_sources  # imports tensorflow-datasets, an extra
 
     def choose(builder: Any) -> Mapping[str, str]:
-        features = sorted(builder.info.features.items())
-        kinds = {own: type(feature).__name__ for own, feature in features}
-        images = [own for own, kind in kinds.items() if kind == "Image"]
-        labels = [own for own, kind in kinds.items() if kind == "ClassLabel"]
+        types = {n: type(feature).__name__ for n, feature in sorted(builder.info.features.items())}
+        images = [feature for feature, name in types.items() if name == "Image"]
+        labels = [feature for feature, name in types.items() if name == "ClassLabel"]
         if not images or not labels:
             raise UserError(
-                f"{builder.info.full_name} has the features {', '.join(kinds)}: no image with a "
-                "label is among them"
+                f"{builder.info.full_name} has the features {', '.join(types)}, but needs an image and a label"
             )
         return {"image": images[0], "label": "label" if "label" in labels else labels[0]}
 
     builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=choose)
-    chosen = choose(builder)
-    records = tfds_sources.TfdsExamples(builder, split, tuple(chosen.values()))
-    # Labels are read alone, without decoding any image.
-    bare = tfds_sources.TfdsExamples(builder, split, (chosen["label"],), encoded=(chosen["image"],))
-    labels = np.array([int(bare[n][chosen["label"]]) for n in range(len(bare))])
-    classes = builder.info.features[chosen["label"]].names
+    features = choose(builder)
+    records = tfds_sources.TfdsExamples(builder, split, tuple(features.values()))
+    # Labels are read separately, without decoding images.
+    encoded = tfds_sources.TfdsExamples(builder, split, (features["label"],), encoded=(features["image"],))
+    labels = np.array([int(encoded[n][features["label"]]) for n in range(len(encoded))])
+    classes = builder.info.features[features["label"]].names
     names = [str(number) for number in range(len(records))]
-    return ImageSet(f"{name}:{split}", names, labels, classes, _Features(records, chosen["image"]))
+    return ImageSet(f"{name}:{split}", names, labels, classes, _TfdsImages(records, features["image"]))

@@ -1,67 +1,36 @@
-"""Sentence pairs from files: two aligned text files, or one tab-separated file; plain or .gz."""
+"""Sentence pairs from files: two aligned text files, or one TSV, CSV or JSONL file."""
 
 from __future__ import annotations
 
-import gzip
 import pathlib
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from transformer_jax.data.corpora.table_files import read_rows
+from transformer_jax.data.corpora.text_files import base_suffix, read_lines
 from transformer_jax.errors import UserError
 
 
 class Pair(NamedTuple):
-    """One example: a source sentence and its one translation."""
+    """A source sentence and its translation."""
 
     source: str
     target: str
 
 
-def read_lines(path: str | pathlib.Path) -> list[str]:
-    """The lines of a text file, plain or .gz.
-
-    Raises:
-      UserError: a missing or unreadable file, or bytes that are not UTF-8.
-    """
-    path = pathlib.Path(path)
-    try:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; give the path of a text file, plain or .gz")
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({error}); check the file and its permissions") from None
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    decoded = []
-    for number, line in enumerate(lines, 1):
-        try:
-            # Not str.splitlines: it also cuts at U+2028 and form feeds, which sentences contain.
-            decoded.append(line.rstrip(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}:{number}: byte {error.object[error.start]:#04x} at column {error.start + 1} is not "
-                "UTF-8; convert the file, for example with iconv -t UTF-8"
-            ) from None
-    return decoded
-
-
 def read_pairs(files: Sequence[str | pathlib.Path]) -> tuple[list[Pair], int]:
-    """Reads one split.
+    """Read the pairs of one split.
 
     Args:
-      files: two aligned files, a sentence a line, or one file with source, tab, target a line
-        (further columns are ignored); ".gz" is decompressed.
+      files: Two aligned files with a sentence per line; or one file, plain or compressed: tab-separated with
+        source and target in the first two columns, or .csv or .jsonl with the columns `source` and `target`.
 
     Returns:
       (the pairs, the number of pairs left out because a side is empty).
 
     Raises:
-      UserError: a missing or unreadable file, unequal line counts, a line without a tab, bytes that
-        are not UTF-8, or no pair at all.
+      UserError: A file is missing or unreadable, line counts differ, a line has no tab, a column is missing,
+        bytes are not UTF-8, or there is no pair.
     """
     paths = [pathlib.Path(f) for f in files]
     if len(paths) == 2:
@@ -72,17 +41,31 @@ def read_pairs(files: Sequence[str | pathlib.Path]) -> tuple[list[Pair], int]:
                 "aligned files need equal counts"
             )
     elif len(paths) == 1:
-        source, target = [], []
-        for number, line in enumerate(read_lines(paths[0]), 1):
-            columns = line.split("\t")
-            if len(columns) < 2 and line.strip():
-                raise UserError(f"{paths[0]}:{number}: no tab between source and target")
-            source.append(columns[0])
-            target.append(columns[1] if len(columns) > 1 else "")
+        read = _read_columns if base_suffix(paths[0]) in (".csv", ".jsonl") else _read_tabs
+        source, target = read(paths[0])
     else:
         raise UserError(f"a split takes 1 or 2 files, got {len(paths)}: {' '.join(map(str, paths))}")
     pairs = [Pair(s.strip(), t.strip()) for s, t in zip(source, target, strict=True)]
-    kept = [pair for pair in pairs if pair.source and pair.target]
-    if not kept:
+    complete = [pair for pair in pairs if pair.source and pair.target]
+    if not complete:
         raise UserError(f"{' and '.join(map(str, paths))}: no pair with text on both sides")
-    return kept, len(pairs) - len(kept)
+    return complete, len(pairs) - len(complete)
+
+
+def _read_tabs(path: pathlib.Path) -> tuple[list[str], list[str]]:
+    source, target = [], []
+    for number, line in enumerate(read_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) < 2 and line.strip():
+            raise UserError(f"{path}:{number}: no tab between source and target")
+        source.append(columns[0])
+        target.append(columns[1] if len(columns) > 1 else "")
+    return source, target
+
+
+def _read_columns(path: pathlib.Path) -> tuple[list[str], list[str]]:
+    names, rows = read_rows(path)
+    if not {"source", "target"} <= set(names):
+        raise UserError(f"{path}: has the columns {', '.join(names)}; pairs need `source` and `target`")
+    source, target = ([row[names.index(name)] for _, row in rows] for name in ("source", "target"))
+    return source, target

@@ -1,4 +1,4 @@
-"""Corpora by name or from files: three splits of sentence pairs."""
+"""Parallel corpora by name or from files, in three splits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Three splits of pairs, in memory or read from disk when asked for.
+    """Three splits of pairs, in memory or read from disk on access.
 
     Attributes:
-      empty: how many pairs of each split were left out already because a side was empty.
-      identity: distinguishes this corpus from any other; None if only its texts do.
+      train: Training pairs.
+      valid: Validation pairs.
+      test: Test pairs.
+      empty: Number of pairs of each split that were left out because a side was empty.
+      identity: Digest of the corpus; None if it must be computed from the texts.
     """
 
     train: Sequence[Pair]
@@ -26,7 +29,7 @@ class Corpus:
     identity: str | None = None
 
     def fingerprint(self) -> str:
-        """Tells this corpus from any other."""
+        """Return a digest of the corpus."""
         if self.identity is not None:
             return self.identity
         digest = hashlib.sha256()
@@ -37,10 +40,10 @@ class Corpus:
 
 
 def parse_phrases_name(corpus: str) -> tuple[str, str]:
-    """The locales of "phrases:SOURCE-TARGET".
+    """Return the locales in "phrases:SOURCE-TARGET".
 
     Raises:
-      UserError: another form of name.
+      UserError: The name has another form.
     """
     kind, _, locales = corpus.partition(":")
     source, dash, target = locales.partition("-")
@@ -53,41 +56,41 @@ def parse_phrases_name(corpus: str) -> tuple[str, str]:
 
 
 def phrases_corpus(corpus: str, train: int, valid: int, test: int, seed: int) -> Corpus:
-    """Splits of the embedded corpus of the given sizes; the seed moves the training phrases only."""
-    from transformer_jax.data.corpora.phrases import PhraseBook  # needs Babel, which files and TFDS do not
+    """Return splits of these sizes of the embedded corpus; the seed affects only the training phrases."""
+    from transformer_jax.data.corpora.phrases import PhraseBook  # imports Babel
 
     book = PhraseBook(*parse_phrases_name(corpus))
     return Corpus(book.draw("train", train, seed), book.draw("valid", valid), book.draw("test", test))
 
 
 def files_corpus(train: Sequence[str], valid: Sequence[str], test: Sequence[str]) -> Corpus:
-    """Splits read from files, see `read_pairs`."""
+    """Return splits read from files, see `read_pairs`."""
     (train_pairs, a), (valid_pairs, b), (test_pairs, c) = (read_pairs(files) for files in (train, valid, test))
     return Corpus(train_pairs, valid_pairs, test_pairs, (a, b, c))
 
 
 def tfds_corpus(corpus: str, direction: str | None, splits: Sequence[str], data_dir: str | None) -> Corpus:
-    """Splits of the TFDS set "tfds:NAME", read from disk as they are needed.
+    """Return splits of the TFDS set "tfds:NAME", read from disk on access.
 
     Args:
       corpus: "tfds:" and TFDS's name of the set.
-      direction: "SOURCE-TARGET"; None for the order in which the set names its two languages.
-      splits: of training, validation and test, in TFDS's syntax.
-      data_dir: TFDS's folder; None for its own default.
+      direction: "SOURCE-TARGET"; None uses the order of the set's two languages.
+      splits: Splits for training, validation and test, in TFDS's syntax.
+      data_dir: TFDS's folder; None means its default.
 
     Raises:
-      UserError: see `prepared_builder`, `direction_of` and `TfdsPairs`.
+      UserError: See `prepared_builder`, `direction_of` and `TfdsPairs`.
     """
-    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
+    from transformer_jax.data.corpora import tfds_sources  # imports tensorflow-datasets, an extra
 
     builder = tfds_sources.prepared_builder(corpus.removeprefix("tfds:"), data_dir)
     languages = tfds_sources.direction_of(builder, direction)
     train, *rest = (tfds_sources.TfdsPairs(builder, split, *languages) for split in splits)
-    # Texts of the small splits are what scores are made of; only training pairs are many.
+    # The small splits are kept in memory, because scores need their texts.
     valid, test = ([pair for pair in split if pair.source and pair.target] for split in rest)
     for name, split in zip(splits, (train, valid, test), strict=True):
         if not len(split):
-            raise UserError(f"{corpus}: the split {name} holds no pair with text on both sides")
+            raise UserError(f"{corpus}: the split {name} has no pair with text on both sides")
     return Corpus(
         train,
         valid,

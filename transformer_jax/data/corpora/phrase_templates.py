@@ -1,8 +1,8 @@
-"""What the phrases of the embedded corpus are made of: CLDR's dates, quantities, money and names.
+"""Templates of the embedded corpus: CLDR's dates, quantities, money and names.
 
-A template draws its values without knowing a locale and renders them in any. Where two values would
-read the same in the source language but not in the target, one of them is left out, so that a source
-text has one translation.
+A template draws values independent of a locale and renders them in any locale. If two values have the same text
+in the source language but not in the target, one of them is excluded, so that each source text has one
+translation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import babel
 from babel import dates, localedata, numbers, units
 
-from transformer_jax.data.corpora.normalisation import normalise
+from transformer_jax.data.corpora.normalization import normalize_text
 
 _FIRST_DAY = datetime.date(1950, 1, 1).toordinal()
 _LAST_DAY = datetime.date(2049, 12, 31).toordinal()
@@ -24,14 +24,14 @@ _LAST_DAY = datetime.date(2049, 12, 31).toordinal()
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A kind of phrase.
+    """A template of phrases.
 
     Attributes:
-      name: what it is called in reports.
-      weight: relative frequency among the phrases drawn.
-      atoms: the names it can be filled with (territory codes, units ...); empty where it has none.
-      draw: `(rng, atom or None) -> values`; an atom fixes the name, None leaves it to chance.
-      render: `(values, locale) -> text`.
+      name: Name in reports.
+      weight: Relative frequency among the phrases.
+      atoms: Names that phrases can contain (territory codes, units, ...), or ().
+      draw: Function `(rng, atom or None) -> values`; None draws a random atom.
+      render: Function `(values, locale) -> text`.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Template:
 
 
 def _number(rng: random.Random) -> float:
-    """A quantity as people write them: mostly small, sometimes grouped, sometimes with decimals."""
+    """Draw a typical quantity: mostly small, sometimes with grouped digits or decimals."""
     digits = rng.choice((1, 1, 2, 2, 3, 4, 5, 6))
-    whole = rng.randrange(10 ** (digits - 1), 10**digits)
+    integer = rng.randrange(10 ** (digits - 1), 10**digits)
     if digits <= 4 and rng.random() < 0.3:
-        return whole + rng.randrange(1, 10) / 10
-    return whole
+        return integer + rng.randrange(1, 10) / 10
+    return integer
 
 
 def _day(rng: random.Random) -> datetime.date:
@@ -67,19 +67,19 @@ def _months_apart(rng: random.Random) -> tuple[datetime.date, datetime.date]:
     return start, start + datetime.timedelta(days=rng.randint(1, 90))
 
 
-# Largest count of each unit that CLDR's relative times do not round into the next one.
-_LARGEST_COUNT = {"second": 44, "minute": 44, "hour": 20, "day": 5, "week": 3, "month": 9, "year": 99}
+# Maximum count of each unit that CLDR's relative times do not round to the next unit.
+_MAX_COUNT = {"second": 44, "minute": 44, "hour": 20, "day": 5, "week": 3, "month": 9, "year": 99}
 _SECONDS_OF_UNIT = dict(dates.TIMEDELTA_UNITS)
 
 
 def _time_span(rng: random.Random, unit: str | None) -> datetime.timedelta:
-    unit = unit or rng.choice(tuple(_LARGEST_COUNT))
-    return datetime.timedelta(seconds=rng.randint(1, _LARGEST_COUNT[unit]) * _SECONDS_OF_UNIT[unit])
+    unit = unit or rng.choice(tuple(_MAX_COUNT))
+    return datetime.timedelta(seconds=rng.randint(1, _MAX_COUNT[unit]) * _SECONDS_OF_UNIT[unit])
 
 
 def _round_number(rng: random.Random) -> int:
-    # Two significant digits survive every language's grouping (thousand, 万, lakh), so that the
-    # compact form loses nothing that another language would show.
+    # Every language's grouping (thousand, 万, lakh) preserves two significant digits, so that the compact forms
+    # of both languages are equal.
     return rng.randrange(10, 100) * 10 ** rng.randrange(3, 8)
 
 
@@ -91,7 +91,7 @@ def _without_names(draw: Callable[[random.Random], Any]) -> Callable[[random.Ran
 
 
 def _date_templates(source: babel.Locale) -> Iterator[Template]:
-    # "May" is both the long and the short name: May 5 would have two translations.
+    # "May" is the long and the short name of a month, so May 5 would have two translations.
     abbreviated = [
         month
         for month in range(1, 13)
@@ -141,7 +141,7 @@ def _date_templates(source: babel.Locale) -> Iterator[Template]:
         _without_names(_months_apart),
         lambda v, loc: dates.format_interval(v[0], v[1], "yMMMd", locale=loc),
     )
-    spans = tuple(_LARGEST_COUNT)
+    spans = tuple(_MAX_COUNT)
     for name, sign in (("time-to-come", 1), ("time-ago", -1)):
         yield Template(
             name,
@@ -156,40 +156,42 @@ def _counted(atoms: Sequence[str]) -> Callable[[random.Random, str | None], tupl
     return lambda rng, atom: (_number(rng), atom or rng.choice(atoms))
 
 
-def _unambiguous(atoms: Sequence[str], texts: Callable[[str], set[str]], taken: set[str]) -> tuple[str, ...]:
-    """Atoms none of whose source texts is another's; adds theirs to `taken`."""
-    kept = []
+def _unambiguous(atoms: Sequence[str], texts: Callable[[str], set[str]], used: set[str]) -> tuple[str, ...]:
+    """Return the atoms whose source texts are not yet in `used`, and add their texts to it."""
+    selected = []
     for atom in atoms:
-        shown = {normalise(text) for text in texts(atom)}
-        if not shown & taken:
-            taken |= shown
-            kept.append(atom)
-    return tuple(kept)
+        atom_texts = {normalize_text(text) for text in texts(atom)}
+        if not atom_texts & used:
+            used |= atom_texts
+            selected.append(atom)
+    return tuple(selected)
 
 
 def _quantity_templates(source: babel.Locale, target: babel.Locale) -> Iterator[Template]:
-    both = [u for u in source._data["unit_patterns"] if u in target._data["unit_patterns"]]
-    taken = {normalise(numbers.format_percent(n / 100, locale=source)) for n in _PROBES}
+    shared_units = [u for u in source._data["unit_patterns"] if u in target._data["unit_patterns"]]
+    used = {normalize_text(numbers.format_percent(n / 100, locale=source)) for n in _PROBES}
     for length, weights in (("long", {"duration": 3, "quantity": 7}), ("short", {"quantity": 5})):
 
         def render(v, loc, length=length):
             text = units.format_unit(v[0], v[1], length, locale=loc)
-            # Babel shows the identifier of a unit that the locale cannot name.
+            # Babel renders the identifier of a unit without a name in the locale.
             if v[1] in text:
                 raise LookupError(f"{loc} has no name for {v[1]}")
             return text
 
         available = [
-            u for u in both if all(works(render, (n, u), loc) for loc in (source, target) for n in _PROBES)
+            u
+            for u in shared_units
+            if all(works(render, (n, u), loc) for loc in (source, target) for n in _PROBES)
         ]
-        named = _unambiguous(
-            available, lambda u, render=render: {render((n, u), source) for n in _PROBES}, taken
+        unambiguous = _unambiguous(
+            available, lambda u, render=render: {render((n, u), source) for n in _PROBES}, used
         )
         for name, weight in weights.items():
-            atoms = tuple(u for u in named if u.startswith("duration-") == (name == "duration"))
+            atoms = tuple(u for u in unambiguous if u.startswith("duration-") == (name == "duration"))
             yield Template(f"{name}-{length}", weight, atoms, _counted(atoms), render)
 
-    speeds = tuple(u for u in ("length-kilometer", "length-meter", "length-mile") if u in both)
+    speeds = tuple(u for u in ("length-kilometer", "length-meter", "length-mile") if u in shared_units)
     yield Template(
         "speed",
         1,
@@ -201,15 +203,15 @@ def _quantity_templates(source: babel.Locale, target: babel.Locale) -> Iterator[
 
 def _money_templates(source: babel.Locale, target: babel.Locale) -> Iterator[Template]:
     current = {c for t in source.territories if len(t) == 2 for c in numbers.get_territory_currencies(t)}
-    both = sorted(c for c in current if c in source.currencies and c in target.currencies)
-    by_name = _unambiguous(both, lambda c: {source.currencies[c]}, set())
-    by_symbol = _unambiguous(both, lambda c: {numbers.get_currency_symbol(c, source)}, set())
+    shared = sorted(c for c in current if c in source.currencies and c in target.currencies)
+    by_name = _unambiguous(shared, lambda c: {source.currencies[c]}, set())
+    by_symbol = _unambiguous(shared, lambda c: {numbers.get_currency_symbol(c, source)}, set())
 
     def counted(atoms: Sequence[str]) -> Callable[[random.Random, str | None], tuple[float, str]]:
         def draw(rng: random.Random, atom: str | None) -> tuple[float, str]:
             currency = atom or rng.choice(atoms)
             amount = _number(rng) if rng.random() < 0.6 else rng.randrange(100, 1_000_000) / 100
-            # What the rendering would round away must not choose the plural form.
+            # Rounded here, because digits that rendering rounds away could affect the plural form.
             return round(amount, numbers.get_currency_precision(currency)), currency
 
         return draw
@@ -245,18 +247,18 @@ def _money_templates(source: babel.Locale, target: babel.Locale) -> Iterator[Tem
 
 
 def _name_templates(source: babel.Locale, target: babel.Locale) -> Iterator[Template]:
-    taken: set[str] = set()
+    used: set[str] = set()
     territories = _unambiguous(
         sorted(t for t in source.territories if len(t) == 2 and t in target.territories),
         lambda t: {source.territories[t]},
-        taken,
+        used,
     )
-    # The languages that CLDR itself is written in, not the long tail of ISO 639.
-    spoken = {name.split("_")[0] for name in localedata.locale_identifiers()}
+    # Only languages with a CLDR locale, not all of ISO 639.
+    with_locale = {name.split("_")[0] for name in localedata.locale_identifiers()}
     languages = _unambiguous(
-        sorted(c for c in source.languages if c in spoken and c in target.languages),
+        sorted(c for c in source.languages if c in with_locale and c in target.languages),
         lambda c: {source.languages[c]},
-        taken,
+        used,
     )
     for name, weight, atoms, table in (
         ("territory", 2, territories, "territories"),
@@ -279,12 +281,12 @@ def _name_templates(source: babel.Locale, target: babel.Locale) -> Iterator[Temp
     )
 
 
-# Counts that bring out the plural forms of a unit.
+# Counts that cover the plural forms of a unit.
 _PROBES = (1, 2, 5, 11, 100)
 
 
 def works(render: Callable[[Any, babel.Locale], str], values: Any, locale: babel.Locale) -> bool:
-    """Whether CLDR has what the template needs in this locale (some locales lack some styles)."""
+    """Return whether CLDR has the data of a template in this locale; some locales lack some styles."""
     try:
         return bool(render(values, locale))
     except (LookupError, ValueError, units.UnknownUnitError):
@@ -292,7 +294,7 @@ def works(render: Callable[[Any, babel.Locale], str], values: Any, locale: babel
 
 
 def simple_templates(source: babel.Locale, target: babel.Locale) -> list[Template]:
-    """The templates that both locales have."""
+    """Return the templates that both locales support."""
     candidates = [
         *_date_templates(source),
         *_quantity_templates(source, target),
@@ -300,12 +302,12 @@ def simple_templates(source: babel.Locale, target: babel.Locale) -> list[Templat
         *_name_templates(source, target),
     ]
     probe = random.Random(0)
-    kept = []
+    supported = []
     for template in candidates:
         try:
-            tried = [template.draw(probe, atom) for atom in template.atoms[:1] or (None,)]
-        except IndexError:  # a template of names, none of which the locale has
+            draws = [template.draw(probe, atom) for atom in template.atoms[:1] or (None,)]
+        except IndexError:  # the locale has none of the template's names
             continue
-        if all(works(template.render, values, locale) for values in tried for locale in (source, target)):
-            kept.append(template)
-    return kept
+        if all(works(template.render, values, locale) for values in draws for locale in (source, target)):
+            supported.append(template)
+    return supported

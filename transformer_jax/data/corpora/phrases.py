@@ -1,12 +1,12 @@
 """The embedded corpus: parallel phrases from Unicode CLDR through Babel, without a download.
 
-A phrase is a *template* (a date in long style, an amount of money, a list of countries) filled with
-*values* (a day, 1,234.50 and CHF, three territories) and rendered once in the source and once in the
-target locale. Both sides are made by CLDR's own rules, so word order, plural forms, digit grouping and
-month names are right in each language. Phrases are drawn from a seed and there is no end to them.
+A phrase is a *template* (a date in long style, an amount of money, a list of countries) filled with *values* (a
+day, 1,234.50 and CHF, three territories) and rendered in the source and the target locale. CLDR's rules render
+both sides, so that word order, plural forms, digit grouping and month names are correct in each language.
+Phrases are drawn with a seed, in any number.
 
-Which split a phrase belongs to is a hash of its normalised source text. Train, validation and test are
-therefore disjoint whatever is drawn, in whatever number and order.
+The split of a phrase is determined by a hash of its normalized source text, so that training, validation and
+test phrases are always disjoint.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ import babel
 from babel import lists, localedata
 
 from transformer_jax.data.corpora import phrase_templates
-from transformer_jax.data.corpora.normalisation import normalise, plain_spaces
+from transformer_jax.data.corpora.normalization import normalize_text, plain_spaces
 from transformer_jax.data.corpora.pairs import Pair
 from transformer_jax.data.corpora.phrase_templates import Template
 from transformer_jax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 
-# One source text in 10 is for validation and one for test.
+# One source text in 10 belongs to validation and one to test.
 _HASH_BUCKETS = 10
 
-# Longest source in characters; a list of combinations of lists would have no end.
-_LONGEST = 64
+# Maximum characters of a source text, because combinations of lists could be arbitrarily long.
+_MAX_LENGTH = 64
 
 
-# Draws of one name before it is given up; only a name that is longer than a phrase may be needs them all.
+# Maximum draws for one name; only a name longer than a phrase exhausts them.
 _TRIES = 1_000
 
 
 def split_of(source: str) -> str:
-    """The split that a source text belongs to, a pure function of its normalised form."""
-    digest = hashlib.blake2b(normalise(source).encode(), digest_size=8).digest()
+    """Return the split of a source text, a function of its normalized form."""
+    digest = hashlib.blake2b(normalize_text(source).encode(), digest_size=8).digest()
     bucket = int.from_bytes(digest, "big") % _HASH_BUCKETS
     return {0: "test", 1: "valid"}.get(bucket, "train")
 
 
 def parse_locale(name: str) -> babel.Locale:
-    """The CLDR locale of this name ("de", "pt_BR", "zh_Hant").
+    """Return the CLDR locale of a name ("de", "pt_BR", "zh_Hant").
 
     Raises:
       UserError: Babel has no such locale.
@@ -57,16 +57,16 @@ def parse_locale(name: str) -> babel.Locale:
         return babel.Locale.parse(name)
     except (ValueError, TypeError, babel.UnknownLocaleError):
         known = localedata.locale_identifiers()
-        near = difflib.get_close_matches(name, known, n=3) or ["de", "fr", "ja"]
+        matches = difflib.get_close_matches(name, known, n=3) or ["de", "fr", "ja"]
         raise UserError(
-            f"unknown locale {name!r}: Babel knows {len(known)} locales; did you mean {', '.join(near)}?"
+            f"unknown locale {name!r}: Babel knows {len(known)} locales; did you mean {', '.join(matches)}?"
         ) from None
 
 
-# The kinds of phrases that lists are made of.
+# Templates whose phrases form lists.
 _LISTED = ("territory", "language", "quantity-long", "duration-long", "money-named", "date-yMMMM", "speed")
 
-# What the nested templates are made of: two phrases and a sign that every language reads alike.
+# Connections of two phrases by signs that all languages share.
 _CONNECTORS = ("{}: {}", "{} ({})", "{} – {}", "{} / {}")
 
 
@@ -74,11 +74,11 @@ class PhraseBook:
     """Phrases in two locales.
 
     Args:
-      source: name of the source locale, as Babel writes it.
-      target: name of the target locale.
+      source: Name of the source locale in Babel.
+      target: Name of the target locale.
 
     Raises:
-      UserError: an unknown locale, or the same one twice.
+      UserError: A locale is unknown, both are the same, or CLDR has too little data for one.
     """
 
     def __init__(self, source: str = "en", target: str = "de"):
@@ -101,8 +101,8 @@ class PhraseBook:
         ]
         if not (self._listed and self._list_styles):
             raise UserError(
-                f"CLDR has too little in {source!r} or {target!r} for this corpus ({len(self._simple)} kinds "
-                "of phrases, no lists): choose a locale with more data, such as de, fr or ja"
+                f"CLDR has too little data in {source!r} or {target!r} for this corpus ({len(self._simple)} "
+                "templates, no lists): choose a locale with more data, such as de, fr or ja"
             )
         self._nested = [
             Template("list", 0.16, (), self._draw_list, self._render_list),
@@ -111,7 +111,7 @@ class PhraseBook:
 
     @property
     def templates(self) -> list[Template]:
-        """All templates that both locales have, the nested ones last."""
+        """All templates that both locales support, nested templates last."""
         return [*self._simple, *self._nested]
 
     def _draw_simple(self, rng: random.Random) -> tuple[Template, Any]:
@@ -119,11 +119,11 @@ class PhraseBook:
         return template, template.draw(rng, None)
 
     def _draw_list(self, rng: random.Random, _: str | None) -> tuple:
-        # Lists are of one kind, as lists are, and of things that people list.
-        first = rng.choice(self._listed)
-        values = first.draw(rng, None)
-        rest = [first.draw(rng, None) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
-        return rng.choice(self._list_styles), first, (values, *rest)
+        # The items of a list have the same template.
+        template = rng.choice(self._listed)
+        first = template.draw(rng, None)
+        rest = [template.draw(rng, None) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+        return rng.choice(self._list_styles), template, (first, *rest)
 
     @staticmethod
     def _render_list(values: tuple, locale: babel.Locale) -> str:
@@ -135,7 +135,7 @@ class PhraseBook:
         while len(parts) < 2:
             in_list = rng.random() < 0.1
             part = (self._nested[0], self._draw_list(rng, None)) if in_list else self._draw_simple(rng)
-            # Two kinds: nobody writes one date after another without a word between.
+            # The two phrases have different templates.
             if part[0].name not in {template.name for template, _ in parts}:
                 parts.append(part)
         return rng.choice(_CONNECTORS), tuple(parts)
@@ -152,24 +152,24 @@ class PhraseBook:
         return plain_spaces(template.render(values, self.target))
 
     def _random_phrase(self, rng: random.Random) -> tuple[Template, Any]:
-        kind = rng.random()
+        position = rng.random()
         for template in self._nested:
-            if kind < template.weight:
+            if position < template.weight:
                 return template, template.draw(rng, None)
-            kind -= template.weight
+            position -= template.weight
         return self._draw_simple(rng)
 
     def _one_of_each_atom(self, rng: random.Random) -> Iterator[tuple[Template, Any]]:
-        """A training phrase for every name that any phrase can contain."""
+        """Yield a training phrase for every name that phrases can contain."""
         for template in self._simple:
             for atom in template.atoms:
                 phrase = template, template.draw(rng, atom)
                 for _ in range(_TRIES):
                     source = self._source(*phrase)
-                    if split_of(source) == "train" and len(source) <= _LONGEST:
+                    if split_of(source) == "train" and len(source) <= _MAX_LENGTH:
                         break
                     if template.name in ("territory", "language"):
-                        # A bare name is one text with one split: combine it with a phrase that can vary.
+                        # A bare name has a single text and split, so it is combined with a variable phrase.
                         pair = ((template, atom), self._draw_simple(rng))
                         phrase = self._nested[1], (_CONNECTORS[0], pair)
                     else:
@@ -177,19 +177,19 @@ class PhraseBook:
                 yield phrase
 
     def draw(self, split: str, count: int, seed: int = 0) -> list[Pair]:
-        """Draws distinct phrases of one split.
+        """Draw distinct phrases of one split.
 
         Args:
           split: "train", "valid" or "test".
-          count: how many; a larger count starts with the phrases of a smaller one, but for "train",
-            which is shuffled whole.
-          seed: another seed gives other phrases of the same split.
+          count: Number of phrases. A larger number starts with the phrases of a smaller one, except for
+            "train", which is shuffled.
+          seed: Seed of the phrases.
 
         Returns:
-          `count` pairs with distinct normalised sources. "train" holds each atom at least once.
+          `count` pairs with distinct normalized sources. "train" contains each atom at least once.
 
         Raises:
-          UserError: an unknown split, or a training count below the number of atoms.
+          UserError: The split is unknown, or the training count is below the number of atoms.
         """
         if split not in SPLITS:
             raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
@@ -198,18 +198,18 @@ class PhraseBook:
 
         def keep(template: Template, values: Any) -> None:
             source = self._source(template, values)
-            # Most draws for the small splits end here, before the costlier half of the rendering.
-            fits = len(source) <= _LONGEST and normalise(source) not in drawn
-            if fits and split_of(source) == split:
-                drawn[normalise(source)] = Pair(source, self._target(template, values))
+            # Most draws for the small splits end here, before the target is rendered.
+            is_new = len(source) <= _MAX_LENGTH and normalize_text(source) not in drawn
+            if is_new and split_of(source) == split:
+                drawn[normalize_text(source)] = Pair(source, self._target(template, values))
 
         if split == "train":
             for phrase in self._one_of_each_atom(rng):
                 keep(*phrase)
             if count < len(drawn):
                 raise UserError(
-                    f"{count} training phrases cannot hold all {len(drawn)} names of the corpus: "
-                    f"ask for at least {len(drawn)}"
+                    f"{count} training phrases cannot contain all {len(drawn)} names of the corpus: "
+                    f"use at least {len(drawn)}"
                 )
         while len(drawn) < count:
             keep(*self._random_phrase(rng))

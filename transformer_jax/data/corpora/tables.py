@@ -1,63 +1,53 @@
-"""Examples with labels: tables of tab-separated columns, and SQuAD's questions."""
+"""Labeled examples: tables of columns, and SQuAD's questions."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import pathlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from transformer_jax.data.corpora.table_files import read_rows
+from transformer_jax.data.corpora.text_files import read_text
 from transformer_jax.errors import UserError
 
 
-def _read(path: pathlib.Path) -> str:
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-
-
 def words_of(text: str) -> list[str]:
-    """The words between spaces, tabs and ends of lines; other white space, as no-break spaces, is of a word."""
+    """Split a text at spaces, tabs and line ends; other white space, such as no-break spaces, is kept."""
     return re.findall(r"[^ \t\r\n\f\v]+", text)
 
 
 class Table(NamedTuple):
-    """Rows of a file.
+    """Columns of texts.
 
     Attributes:
-      path: of the file, for messages.
-      columns: by name, a text for each row.
-      numbers: of the rows in the file, counted from 0; None: all of them in turn.
-      paths: of the file of each row; None: all are of `path`.
-      unlabelled: number of unlabelled rows, which were left out.
+      path: The file, for messages.
+      columns: A text for each row, by column name.
+      numbers: Number of each row in the file, counted from 0 after the header; None if they are consecutive.
+      paths: File of each row; None if all rows are from `path`.
+      unlabeled: Number of rows that were left out because they have no label.
     """
 
     path: str
     columns: dict[str, list[str]]
     numbers: Sequence[int] | None = None
     paths: Sequence[str] | None = None
-    unlabelled: int = 0
+    unlabeled: int = 0
 
     @property
     def rows(self) -> int:
         """The number of rows."""
         return len(next(iter(self.columns.values())))
 
-    def place(self, row: int) -> str:
-        """Where a row stands, for messages."""
+    def location(self, row: int) -> str:
+        """Return the file and line of a row, for messages."""
         path = self.path if self.paths is None else self.paths[row]
         return f"{path}, line {(row if self.numbers is None else self.numbers[row]) + 2}"
 
-    def taken(self, rows: Iterable[int]) -> Table:
-        """Some of its rows."""
+    def select(self, rows: Iterable[int]) -> Table:
+        """Return a table with only these rows."""
         rows = list(map(int, rows))
         columns = {name: [values[n] for n in rows] for name, values in self.columns.items()}
         numbers = [n if self.numbers is None else self.numbers[n] for n in rows]
@@ -65,56 +55,44 @@ class Table(NamedTuple):
 
 
 def read_table(path: str, known: Sequence[str]) -> Table:
-    """A `.tsv` or `.tsv.gz` file with a header and no quoting; columns that are not known are left out.
+    """Read the known columns of a TSV, CSV or JSONL file, see `read_rows`.
 
     Args:
-      path: of the file.
-      known: names of columns that are kept.
+      path: The file, plain or compressed.
+      known: Names of the columns to keep.
 
     Raises:
-      UserError: a file that is missing, empty or not UTF-8, a header that names none of `known`, two columns of
-        one name, or a row with other than the header's number of columns.
+      UserError: See `read_rows`; or no column is known, two columns have the same name, or there are no rows.
     """
-    text = _read(pathlib.Path(path))
-    # Not the module csv, whose fields have a largest size.
-    lines = [(number, line.split("\t")) for number, line in enumerate(re.split(r"\r\n|\n|\r", text)) if line]
-    if not lines:
-        raise UserError(f"{path}: nothing in it")
-    (_, header), *rows = lines
-    names = [name.strip() for name in header]
+    names, rows = read_rows(path)
     if not set(names) & set(known):
-        shown = ", ".join(name[:20] for name in names[:4])
+        first = ", ".join(name[:20] for name in names[:4])
         raise UserError(
-            f"{path}: no header in the first line ({shown}): it names the columns, of which {', '.join(known)} "
-            "are read"
+            f"{path}: none of the columns ({first}) is known; the first line must name columns among "
+            f"{', '.join(known)}"
         )
-    twice = sorted({name for name in names if names.count(name) > 1 and name in known})
-    if twice:
-        raise UserError(f"{path}: two columns are called {twice[0]}")
-    for number, row in rows:
-        if len(row) != len(names):
-            raise UserError(
-                f"{path}, line {number + 1}: {len(row)} column(s) where the header has {len(names)}"
-            )
+    repeated = sorted({name for name in names if names.count(name) > 1 and name in known})
+    if repeated:
+        raise UserError(f"{path}: two columns are called {repeated[0]}")
     if not rows:
         raise UserError(f"{path}: a header and no rows")
-    columns = {n: [row[at] for _, row in rows] for at, n in enumerate(names) if n in known}
-    return Table(path, columns, [number - 1 for number, _ in rows])
+    columns = {name: [row[n] for _, row in rows] for n, name in enumerate(names) if name in known}
+    return Table(path, columns, [number - 2 for number, _ in rows])
 
 
-def joined(tables: Iterable[Table]) -> Table:
-    """The rows of several files after each other.
+def concatenate(tables: Iterable[Table]) -> Table:
+    """Return a table with the rows of several tables.
 
     Raises:
-      UserError: files of other columns.
+      UserError: The tables have different columns.
     """
     first, *rest = tables
     if not rest:
         return first
-    for other in rest:
-        if other.columns.keys() != first.columns.keys():
+    for table in rest:
+        if table.columns.keys() != first.columns.keys():
             raise UserError(
-                f"{other.path} has the columns {', '.join(other.columns)}, "
+                f"{table.path} has the columns {', '.join(table.columns)}, "
                 f"{first.path} {', '.join(first.columns)}"
             )
     tables = (first, *rest)
@@ -123,20 +101,21 @@ def joined(tables: Iterable[Table]) -> Table:
     return Table(first.path, columns, numbers, [t.path for t in tables for _ in range(t.rows)])
 
 
-def report_unlabelled(tables: Iterable[Table | None], note: Callable[[str], None]) -> None:
-    """Says how many rows were left out of each table."""
+def report_unlabeled(tables: Iterable[Table | None], note: Callable[[str], None]) -> None:
+    """Report the number of rows without a label that were left out of each table."""
     for table in tables:
-        if table is not None and table.unlabelled:
-            note(f"{table.unlabelled:,} rows of {table.path} have no label and are left out")
+        if table is not None and table.unlabeled:
+            note(f"{table.unlabeled:,} rows of {table.path} have no label and are left out")
 
 
 class Question(NamedTuple):
-    """One question on a text.
+    """A question about a text.
 
     Attributes:
-      id: of the set.
-      question, context: texts.
-      answers: (text, number of its first character in the context); none where it has no answer.
+      id: Id of the question.
+      question: The question.
+      context: The text that contains the answers.
+      answers: (text, index of its first character in the context) of each answer; () if there is none.
     """
 
     id: str
@@ -145,10 +124,13 @@ class Question(NamedTuple):
     answers: tuple[tuple[str, int], ...]
 
     def check(self, source: str) -> None:
-        """Raises an error that names `source` where an answer is empty or does not stand where it says.
+        """Check that each answer is a part of the context at its position.
+
+        Args:
+          source: Name of the data, for messages.
 
         Raises:
-          UserError: such an answer.
+          UserError: An answer is empty, or is not at its position.
         """
         for text, start in self.answers:
             if not text.strip():
@@ -160,44 +142,44 @@ class Question(NamedTuple):
 
 
 def read_questions(path: str) -> list[Question]:
-    """SQuAD's JSON (Rajpurkar et al. 2016 and 2018), plain or `.gz`.
+    """Read SQuAD's JSON (Rajpurkar et al. 2016 and 2018), plain or compressed.
 
     Raises:
-      UserError: a file that is missing or of another form, a question whose answers are not published, or an
-        answer that is not in its text.
+      UserError: The file is missing or has another form, the answers of a question are not published, or an
+        answer is not in its text.
     """
     try:
-        content = json.loads(_read(pathlib.Path(path)))
+        content = json.loads(read_text(pathlib.Path(path)))
         paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-        found = []
+        questions = []
         for paragraph in paragraphs:
             context = paragraph["context"]
-            for asked in paragraph["qas"]:
-                question, answers = asked["question"], asked.get("answers")
-                if asked.get("is_impossible"):
+            for entry in paragraph["qas"]:
+                question, answers = entry["question"], entry.get("answers")
+                if entry.get("is_impossible"):
                     answers = []
                 if answers is None:
                     raise UserError(
-                        f"{path}, question {asked['id']}: no answers; if its text has none, write an empty list"
+                        f"{path}, question {entry['id']}: no answers; if its text has none, write an empty list"
                     )
-                own = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
-                for text in (context, question, *(text for text, _ in own)):
+                spans = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
+                for text in (context, question, *(text for text, _ in spans)):
                     if not isinstance(text, str):
-                        raise TypeError(f"{text!r} is no text")
-                found.append(Question(str(asked["id"]), question, context, own))
+                        raise TypeError(f"{text!r} is not a text")
+                questions.append(Question(str(entry["id"]), question, context, spans))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
         ) from None
-    for one in found:
-        one.check(path)
-    if not found:
-        raise UserError(f"{path}: no questions in it")
-    return found
+    for entry in questions:
+        entry.check(path)
+    if not questions:
+        raise UserError(f"{path}: it contains no questions")
+    return questions
 
 
 def fingerprint(parts: Iterable[Any]) -> str:
-    """Tells data from any other, by all of its values."""
+    """Return a digest of the values of data."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(json.dumps(part, ensure_ascii=False).encode() + b"\0")

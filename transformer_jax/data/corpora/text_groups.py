@@ -1,4 +1,4 @@
-"""Groups of texts of which one contains the others, so that a text and its parts are held out together."""
+"""Groups of texts that contain each other, so that a text and its parts are held out together."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Words of the longest text that may be a part of another one.
-_LONGEST_PART = 64
-# Of the longest text whose parts are looked for: every stretch of words is looked up.
-_LONGEST_HEAD = 256
+# Maximum words of a text that may be a part of another text.
+_MAX_PART = 64
+# Maximum words of a text whose parts are searched, because every sequence of its words is looked up.
+_MAX_HEAD = 256
 
 
 def group_numbers(texts: Sequence[str]) -> np.ndarray:
-    """(n,) the group of each text: the row of the longest text that contains it word for word, or its own.
+    """Return the group (n,) of each text: the row of the longest text that contains it, or its own row.
 
-    Sets of sentences with their phrases have such groups (GLUE's SST-2 names each phrase of a treebank as an
-    example). A text that is part of several longer ones belongs to the longest of them, the first if several
-    are as long. Texts of more than 256 words have a group of their own, without parts.
+    Sets of sentences and phrases have such groups; GLUE's SST-2 has an example for each phrase of a treebank. A
+    text that is part of several texts belongs to the longest of them, or to the first if several are equally
+    long. Texts of more than 256 words have a group without parts.
     """
-    words = [tuple(text.split()) for text in texts]
     rows: dict[tuple[str, ...], list[int]] = {}
-    for row, own in enumerate(words):
-        rows.setdefault(own, []).append(row)
-    # Lengths of the texts that may be parts, by their first two words.
+    for row, text in enumerate(texts):
+        rows.setdefault(tuple(text.split()), []).append(row)
+    # Lengths of the possible parts, by their first two words.
     lengths: dict[tuple[str, ...], set[int]] = {}
-    for own in rows:
-        if len(own) <= _LONGEST_PART:
-            lengths.setdefault(own[:2], set()).add(len(own))
-    found = np.full(len(texts), -1)
+    for words in rows:
+        if len(words) <= _MAX_PART:
+            lengths.setdefault(words[:2], set()).add(len(words))
+    groups = np.full(len(texts), -1)
     for head in sorted(rows, key=len, reverse=True):
-        number = rows[head][0]
-        if found[number] >= 0:
+        group = rows[head][0]
+        if groups[group] >= 0:
             continue
-        found[rows[head]] = number
-        for begin in range(len(head)) if len(head) <= _LONGEST_HEAD else ():
-            for first in (head[begin : begin + 1], head[begin : begin + 2]):
-                for length in lengths.get(first, ()):
-                    part = rows.get(head[begin : begin + length])
-                    if part is not None and found[part[0]] < 0:
-                        found[part] = number
-    return found
+        groups[rows[head]] = group
+        for start in range(len(head)) if len(head) <= _MAX_HEAD else ():
+            for first_words in (head[start : start + 1], head[start : start + 2]):
+                for length in lengths.get(first_words, ()):
+                    part = rows.get(head[start : start + length])
+                    if part is not None and groups[part[0]] < 0:
+                        groups[part] = group
+    return groups

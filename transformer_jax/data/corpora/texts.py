@@ -1,31 +1,31 @@
-"""Corpora of a language model: documents for training and for validation."""
+"""Text corpora: documents for training and for validation."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
-import lzma
 import pathlib
 import pydoc_data.topics
 import re
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from transformer_jax.data.corpora.text_files import read_text
 from transformer_jax.errors import UserError
 
-# The share of a corpus that is held out where the user names no validation text.
+# Fraction of a corpus that is held out if no validation text is named.
 _HELD_OUT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class TextCorpus:
-    """Documents of two splits, in memory or read from disk when asked for.
+    """Documents of two splits, in memory or read from disk on access.
 
     Attributes:
-      identity: distinguishes this corpus from any other; None if only its texts do.
+      train: Training documents.
+      valid: Validation documents.
+      identity: Digest of the corpus; None if it must be computed from the texts.
     """
 
     train: Sequence[str]
@@ -33,7 +33,7 @@ class TextCorpus:
     identity: str | None = None
 
     def fingerprint(self) -> str:
-        """Tells this corpus from any other."""
+        """Return a digest of the corpus."""
         if self.identity is not None:
             return self.identity
         digest = hashlib.sha256()
@@ -44,27 +44,14 @@ class TextCorpus:
         return digest.hexdigest()[:16]
 
 
-def _read(path: pathlib.Path) -> str:
-    try:
-        raw = path.read_bytes()
-        opened = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix)
-        return (raw if opened is None else opened(raw)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-
-
 _ENDINGS = (".txt", ".txt.gz", ".txt.xz")
 
 
 def read_documents(paths: Sequence[str]) -> list[str]:
-    """The texts of files, and of all `.txt`, `.txt.gz` and `.txt.xz` files below folders, in the order of
-    paths.
+    """Read the texts of files, and of all `.txt`, `.txt.gz` and `.txt.xz` files below folders, in order.
 
     Raises:
-      UserError: a file that is missing or is not UTF-8, a folder without text files, or nothing but
-        white space.
+      UserError: A file is missing or not UTF-8, a folder has no text files, or there is only white space.
     """
     documents = []
     for name in paths:
@@ -73,41 +60,43 @@ def read_documents(paths: Sequence[str]) -> list[str]:
             files = sorted(p for p in path.rglob("*") if p.name.endswith(_ENDINGS) and p.is_file())
             if not files:
                 raise UserError(f"{path}: no .txt, .txt.gz or .txt.xz file in this folder")
-            documents += [_read(file) for file in files]
+            documents += [read_text(file) for file in files]
         else:
-            documents.append(_read(path))
+            documents.append(read_text(path))
     documents = [text for text in documents if text.strip()]
     if not documents:
-        raise UserError(f"{', '.join(paths)}: no text in it")
+        raise UserError(f"{', '.join(paths)}: there is no text")
     return documents
 
 
-def parted(texts: Sequence[str]) -> list[str]:
-    """The documents of texts in which an empty line ends a document."""
-    found = (part.strip("\n") for text in texts for part in re.split(r"\n(?:[ \t\r]*\n)+", text))
-    return [part for part in found if part.strip()]
+def split_at_empty_lines(texts: Sequence[str]) -> list[str]:
+    """Split texts into documents at empty lines."""
+    parts = (part.strip("\n") for text in texts for part in re.split(r"\n(?:[ \t\r]*\n)+", text))
+    return [part for part in parts if part.strip()]
 
 
-def parted_corpus(texts: Sequence[str], valid: Sequence[str]) -> TextCorpus:
-    """`files_corpus` of files in which an empty line ends a document.
+def paragraphs_corpus(texts: Sequence[str], valid: Sequence[str]) -> TextCorpus:
+    """Read a corpus from files in which an empty line ends a document; see `files_corpus`.
 
     Raises:
-      UserError: see `read_documents`.
+      UserError: See `read_documents`.
     """
-    documents = parted(read_documents(texts))
-    return TextCorpus(documents, parted(read_documents(valid))) if valid else split_documents(documents)
+    documents = split_at_empty_lines(read_documents(texts))
+    if not valid:
+        return split_documents(documents)
+    return TextCorpus(documents, split_at_empty_lines(read_documents(valid)))
 
 
 def split_documents(documents: Sequence[str], seed: int = 0) -> TextCorpus:
-    """A tenth held out: the last tenth of one document, else complete documents, drawn from the seed.
+    """Hold out a tenth: the last tenth of a single document, else complete documents drawn with the seed.
 
-    The seed is of the corpus, not of a run: what is held out never changes.
+    The seed belongs to the corpus, so that all runs hold out the same documents.
     """
     if len(documents) == 1:
         (text,) = documents
-        # As nanoGPT cuts its Shakespeare.
-        cut = int(len(text) * (1 - _HELD_OUT))
-        return TextCorpus([text[:cut]], [text[cut:]])
+        # The split of nanoGPT's Shakespeare.
+        end = int(len(text) * (1 - _HELD_OUT))
+        return TextCorpus([text[:end]], [text[end:]])
     order = np.random.default_rng(seed).permutation(len(documents))
     held = set(order[: max(1, round(len(documents) * _HELD_OUT))].tolist())
     return TextCorpus(
@@ -117,29 +106,29 @@ def split_documents(documents: Sequence[str], seed: int = 0) -> TextCorpus:
 
 
 def python_reference() -> TextCorpus:
-    """The Python language reference that ships with every Python: a document for each topic of `help()`."""
+    """Return the Python language reference that ships with Python, a document for each topic of `help()`."""
     topics = pydoc_data.topics.topics
-    # Some topics have two names: what is held out must not be in the training text as well.
+    # Some topics have two names, which must not put the same text into both splits.
     return split_documents(list(dict.fromkeys(topics[name] for name in sorted(topics))))
 
 
 def files_corpus(texts: Sequence[str], valid: Sequence[str]) -> TextCorpus:
-    """Files or folders to train on, and to validate on; without the latter a tenth is held out.
+    """Read a corpus from files or folders; without validation files a tenth is held out.
 
     Raises:
-      UserError: see `read_documents`.
+      UserError: See `read_documents`.
     """
     documents = read_documents(texts)
     return TextCorpus(documents, read_documents(valid)) if valid else split_documents(documents)
 
 
 def tfds_corpus(name: str, splits: Sequence[str], data_dir: str | None) -> TextCorpus:
-    """Two splits of the TFDS text set "tfds:NAME".
+    """Open two splits of the TFDS text set "tfds:NAME".
 
     Raises:
-      UserError: see `prepared_builder`, `text_feature` and `TfdsRecords`.
+      UserError: See `prepared_builder`, `text_feature` and `TfdsRecords`.
     """
-    from transformer_jax.data.corpora import tfds_sources  # tensorflow-datasets is an extra, and takes a second
+    from transformer_jax.data.corpora import tfds_sources  # imports tensorflow-datasets, an extra
 
     builder = tfds_sources.prepared_builder(
         name.removeprefix("tfds:"), data_dir, check=tfds_sources.text_feature

@@ -1,4 +1,4 @@
-"""Sets of TensorFlow Datasets, read record by record from ArrayRecord, without TensorFlow: pairs and texts."""
+"""Sets of TensorFlow Datasets, read record by record from ArrayRecord without TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,43 +24,42 @@ from transformer_jax.errors import UserError
 
 Record = TypeVar("Record")
 
-# Seconds until a host that does not answer counts as unreachable, and how many hosts of a set are asked.
-_PATIENCE, _HOSTS_ASKED = 10, 3
+# Seconds until a host counts as unreachable, and the maximum number of hosts to try.
+_TIMEOUT, _MAX_HOSTS = 10, 3
 
 
 class TfdsRecords(Sequence[Record], Generic[Record]):
-    """The records of one split, each read when it is asked for, in any order; a subclass says what it keeps.
+    """The records of one split, read on access; a subclass converts them.
 
     Args:
-      builder: of a set that is on disk, from `prepared_builder`.
-      split: in TFDS's syntax: "train", "train[:90%]".
-      encoded: names of features that stay as they are stored.
+      builder: Builder of a set on disk, from `prepared_builder`.
+      split: Split in TFDS's syntax: "train", "train[:90%]".
+      encoded: Names of features that are not decoded.
 
     Raises:
-      UserError: an unknown split, or a shard that is missing, damaged or of another set.
+      UserError: The split is unknown, or a shard is missing, damaged or of another set.
     """
 
     def __init__(self, builder: Any, split: str, *, encoded: tuple[str, ...] = ()):
         try:
-            # Splits come from users, in a syntax of their own; TFDS raises whatever its parser meets.
+            # TFDS's parser of splits raises various errors.
             instructions = builder.info.splits[split].file_instructions
         except Exception as error:  # noqa: BLE001
             reason = f"has no split {split!r} ({_one_line(error)})"
             raise UserError(f"{builder.info.full_name} {reason}: name them with `splits`") from None
         if not sum(max(0, i.take) for i in instructions):
             raise UserError(
-                f"{builder.info.full_name}: the split {split!r} is empty; name others with `splits`"
+                f"{builder.info.full_name}: the split {split!r} is empty; name another with `splits`"
             )
         self._paths = [i.filename for i in instructions]
         self._ends = list(itertools.accumulate(i.take for i in instructions))
         for instruction in instructions:
             _check_shard(instruction.filename, instruction.examples_in_shard)
-        # A set that has no decoder to leave out is read as it is.
-        how: dict[str, Any] = {"decoders": {name: _skip_decoding() for name in encoded}} if encoded else {}
-        self._source = builder.as_data_source(split=split, **how)
+        options: dict[str, Any] = {"decoders": {name: _skip_decoding() for name in encoded}} if encoded else {}
+        self._source = builder.as_data_source(split=split, **options)
 
-    def _kept(self, example: Any) -> Record:
-        """What is kept of an example."""
+    def _convert(self, example: Any) -> Record:
+        """Convert an example."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -85,27 +84,28 @@ class TfdsRecords(Sequence[Record], Generic[Record]):
                 f"{path}: record {number:,} of the split cannot be read ({reason}); the shard is damaged: "
                 "delete the folder and prepare the set again"
             ) from None
-        return self._kept(example)
+        return self._convert(example)
 
 
 class TfdsPairs(TfdsRecords[Pair]):
     """One split as a sequence of pairs.
 
-    A set whose examples hold varying languages (`TranslationVariableLanguages`) gives empty text for a
-    language that an example lacks.
+    In sets with varying languages (`TranslationVariableLanguages`) a missing language is an empty text.
 
     Args:
-      builder, split: see `TfdsRecords`, and for its errors.
-      source, target: the two languages, as the set names them.
+      builder: See `TfdsRecords`.
+      split: See `TfdsRecords`.
+      source: Name of the source language in the set.
+      target: Name of the target language in the set.
     """
 
     def __init__(self, builder: Any, split: str, source: str, target: str):
         self._languages = source, target
-        self._place, _ = translation_feature(builder)
+        self._feature, _ = translation_feature(builder)
         super().__init__(builder, split)
 
-    def _kept(self, example: Any) -> Pair:
-        source, target = _texts(example[self._place] if self._place else example, self._languages)
+    def _convert(self, example: Any) -> Pair:
+        source, target = _texts(example[self._feature] if self._feature else example, self._languages)
         return Pair(source, target)
 
 
@@ -113,31 +113,33 @@ class TfdsTexts(TfdsRecords[str]):
     """One split as a sequence of texts.
 
     Args:
-      builder, split: see `TfdsRecords`, and for its errors.
+      builder: See `TfdsRecords`.
+      split: See `TfdsRecords`.
     """
 
     def __init__(self, builder: Any, split: str):
         self._feature = text_feature(builder)
         super().__init__(builder, split)
 
-    def _kept(self, example: Any) -> str:
+    def _convert(self, example: Any) -> str:
         return example[self._feature].decode("utf-8", "replace")
 
 
 class TfdsExamples(TfdsRecords[dict[str, Any]]):
-    """One split as a sequence of some features by name.
+    """One split as a sequence of features by name.
 
     Args:
-      builder, split: see `TfdsRecords`, and for its errors.
-      features: names of those that are kept.
-      encoded: see `TfdsRecords`.
+      builder: See `TfdsRecords`.
+      split: See `TfdsRecords`.
+      features: Names of the features to return.
+      encoded: See `TfdsRecords`.
     """
 
     def __init__(self, builder: Any, split: str, features: tuple[str, ...], *, encoded: tuple[str, ...] = ()):
         self._features = features
         super().__init__(builder, split, encoded=encoded)
 
-    def _kept(self, example: Any) -> dict[str, Any]:
+    def _convert(self, example: Any) -> dict[str, Any]:
         return {name: example[name] for name in self._features}
 
 
@@ -148,45 +150,49 @@ def _skip_decoding() -> Any:
 
 
 def _check_shard(path: str, records: int) -> None:
-    """That a shard's index can be read and counts what the set's description says."""
+    """Check that a shard's index is readable and has as many records as the set's description.
+
+    Raises:
+      UserError: It does not.
+    """
     from array_record.python.array_record_module import ArrayRecordReader
 
     reader = ArrayRecordReader(path)
-    found = reader.num_records() if reader.ok() else 0
-    with contextlib.suppress(RuntimeError):  # a damaged file is not closed well either
+    count = reader.num_records() if reader.ok() else 0
+    with contextlib.suppress(RuntimeError):  # closing a damaged file fails
         reader.close()
-    if found != records:
+    if count != records:
         raise UserError(
-            f"{path}: {found:,} of {records:,} records can be read; the shard is damaged or missing: "
+            f"{path}: {count:,} of {records:,} records can be read; the shard is damaged or missing: "
             "delete the folder and prepare the set again"
         )
 
 
 def _texts(translations: dict[str, Any], languages: tuple[str, str]) -> list[str]:
-    """The text of each language, of a dictionary by language or of parallel lists of languages and texts."""
+    """Return the text of each language from a dictionary, or from parallel lists of languages and texts."""
     if isinstance(translations.get("language"), np.ndarray | list):
         names = [name.decode() for name in translations["language"]]
         translations = dict(zip(names, translations["translation"], strict=True))
-    # White space inside would be kept by the tokenizer; a line break ends no sentence here.
+    # The tokenizer would encode repeated spaces and line breaks.
     return [
         " ".join(translations.get(language, b"").decode("utf-8", "replace").split()) for language in languages
     ]
 
 
 def translation_feature(builder: Any) -> tuple[str, list[str]]:
-    """Where in an example the translations are, "" being the example itself, and their languages.
+    """Return (the feature with the translations, their languages); "" means the example itself.
 
     Raises:
-      UserError: a set without translations.
+      UserError: The set has no translations.
     """
     import tensorflow_datasets as tfds
 
     features = builder.info.features
-    kinds = (tfds.features.Translation, tfds.features.TranslationVariableLanguages)
-    if isinstance(features, kinds):
+    types = (tfds.features.Translation, tfds.features.TranslationVariableLanguages)
+    if isinstance(features, types):
         return "", list(features.languages)
     for name, feature in features.items() if hasattr(features, "items") else ():
-        if isinstance(feature, kinds):
+        if isinstance(feature, types):
             return name, list(feature.languages)
     raise UserError(
         f"{builder.info.full_name} is not a translation set: it holds "
@@ -195,10 +201,10 @@ def translation_feature(builder: Any) -> tuple[str, list[str]]:
 
 
 def text_feature(builder: Any) -> str:
-    """The name of the text in an example: "text" where there is one of this name, else the only one.
+    """Return the name of the text feature: "text" if there is one, else the only one.
 
     Raises:
-      UserError: a set without texts, or with several and none called "text".
+      UserError: The set has no text feature, or several and none called "text".
     """
     import tensorflow_datasets as tfds
 
@@ -209,50 +215,50 @@ def text_feature(builder: Any) -> str:
         return "text"
     if len(names) == 1:
         return names[0]
-    held = f"several ({', '.join(names)})" if names else "none"
-    raise UserError(f"{builder.info.full_name} is not a set of texts: of features of text it holds {held}")
+    count = f"several ({', '.join(names)})" if names else "none"
+    raise UserError(f"{builder.info.full_name} needs one text feature, but has {count}")
 
 
 def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
-    """Source and target language: those of "SOURCE-TARGET", or the set's own two in its order.
+    """Return the languages (source, target) of "SOURCE-TARGET", or the set's two languages in its order.
 
     Raises:
-      UserError: a language that the set lacks, or more than two languages and no direction.
+      UserError: The set lacks a language, or has more than two and no direction is named.
     """
     _, languages = translation_feature(builder)
-    listed = ", ".join(languages)
+    names = ", ".join(languages)
     if direction is None:
         if len(languages) != 2:
             raise UserError(
-                f"{builder.info.full_name} holds {len(languages)} languages ({listed}): choose two with "
+                f"{builder.info.full_name} has {len(languages)} languages ({names}): choose two with "
                 "`direction` SOURCE-TARGET"
             )
         return languages[0], languages[1]
-    # A language's own name may have a dash in it.
+    # The name of a language may contain a dash.
     for source, target in itertools.permutations(languages, 2):
         if direction == f"{source}-{target}":
             return source, target
-    raise UserError(f"{builder.info.full_name} does not hold {direction}: its languages are {listed}")
+    raise UserError(f"{builder.info.full_name} does not have {direction}: its languages are {names}")
 
 
 def prepared_builder(
     name: str, data_dir: str | None = None, *, check: Callable[[Any], Any] = translation_feature
 ) -> Any:
-    """The TFDS builder of a set that is on disk, downloaded and prepared first where it is not.
+    """Return the TFDS builder of a set, which is downloaded and prepared if it is not on disk.
 
     Args:
-      name: "wmt14_translate/de-en", with ":VERSION" behind it for an older one.
-      check: raises where the set is not of the expected kind, before it is downloaded.
-      data_dir: TFDS's folder; None is its own default, TFDS_DATA_DIR or ~/tensorflow_datasets.
+      name: Name such as "wmt14_translate/de-en", followed by ":VERSION" for an older version.
+      data_dir: TFDS's folder; None means TFDS_DATA_DIR or ~/tensorflow_datasets.
+      check: Function that raises an error before the download if the set lacks a feature.
 
     Raises:
-      UserError: tensorflow-datasets is not installed, an unknown set or configuration, a set that is
-        neither on disk nor to be had; in every case at once.
+      UserError: tensorflow-datasets is not installed, the set or configuration is unknown, or the set is
+        neither on disk nor downloadable.
     """
     try:
         import tensorflow_datasets as tfds
 
-        # Sets of the older kind are registered by the import of their own module.
+        # Older sets are registered by the import of their module.
         for module in ("translate", "text", "image_classification"):
             importlib.import_module(f"tensorflow_datasets.{module}")
     except ImportError as error:
@@ -262,31 +268,32 @@ def prepared_builder(
     from tensorflow_datasets.core.registered import DatasetNotFoundError
 
     if re.search(r":(?![\d.*]+$)", name):
-        raise UserError(f"tfds:{name} is of another collection: only sets of TFDS itself are read")
+        raise UserError(f"tfds:{name} belongs to another collection: only TFDS's own sets are supported")
     options: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
     try:
         try:
-            # A set that is on disk needs no code: its folder says what it holds.
+            # The folder of a prepared set describes it, so that its code is not needed.
             builder, on_disk = tfds.core.read_only_builder.builder_from_files(name, **options), True
         except DatasetNotFoundError:
             builder, on_disk = tfds.builder(name, file_format="array_record", **options), False
     except DatasetNotFoundError:
         known = tfds.list_builders(with_community_datasets=False)
-        short = name.split("/")[0].split(":")[0]
-        near = difflib.get_close_matches(short, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        base_name = name.split("/")[0].split(":")[0]
+        matches = difflib.get_close_matches(base_name, known, n=1)
+        hint = f"; did you mean {matches[0]}?" if matches else ""
         folder = data_dir or tfds.core.constants.DATA_DIR
         raise UserError(f"unknown data set {name!r}: neither TFDS nor {folder} has it{hint}") from None
-    except Exception as error:  # noqa: BLE001  a builder's own code, or a damaged description on disk
-        raise UserError(f"tfds:{name} cannot be had: {_one_line(error)}{_configurations(tfds, name)}") from None
+    except Exception as error:  # noqa: BLE001  raised by a builder's code or for a damaged description
+        reason = f"{_one_line(error)}{_configurations(tfds, name)}"
+        raise UserError(f"tfds:{name} cannot be opened: {reason}") from None
     check(builder)
     if not on_disk:
         _download(builder)
     file_format = builder.info.file_format.value
     if file_format != "array_record":
         raise UserError(
-            f"{builder.data_dir} holds {file_format} files, which have no random access: name another folder "
-            "with `data_dir`, where the set is prepared as array_record"
+            f"{builder.data_dir} has {file_format} files, which have no random access: name a folder with "
+            "`data_dir` in which the set is prepared as array_record"
         )
     return builder
 
@@ -300,21 +307,21 @@ def _configurations(tfds: Any, name: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    # TFDS sets its own context around what went wrong, on lines of its own.
+    # TFDS adds lines of context to the error.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).split(" Here are ")[0].strip("'\".")
 
 
 def _hosts(builder: Any) -> list[tuple[str, int]]:
-    """Where a set is downloaded from: (host, port) of its files, or of its page where none are listed."""
+    """Return the (host, port) of a set's downloads, or of its home page if no downloads are listed."""
     try:
         urls = list(builder.url_infos or ())
     except Exception:  # noqa: BLE001  some builders fail to list them
         urls = []
-    # A set without files or a page of its own, which then has TFDS's, may need no network at all.
+    # A set with neither downloads nor its own home page may not need a network.
     if not urls and "/datasets/catalog/" not in (builder.info.homepage or "/datasets/catalog/"):
         urls = [builder.info.homepage]
-    found: dict[tuple[str, int], None] = {}
+    hosts: dict[tuple[str, int], None] = {}
     for url in urls:
         parts = urllib.parse.urlsplit(url)
         proxy = urllib.request.getproxies().get(parts.scheme)
@@ -322,60 +329,63 @@ def _hosts(builder: Any) -> list[tuple[str, int]]:
             parts = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
         if parts.hostname:
             port = parts.port or {"https": 443, "ftp": 21}.get(parts.scheme, 80)
-            found[parts.hostname, port] = None
-    return list(found)
+            hosts[parts.hostname, port] = None
+    return list(hosts)
 
 
 def _download(builder: Any) -> None:
-    """Downloads and prepares a set; where none of its hosts can be reached, that is an error at once."""
+    """Download and prepare a set.
+
+    Raises:
+      UserError: No host of the set can be reached, or it cannot be prepared.
+    """
     missing = f"{builder.info.full_name} is not on disk (looked in {builder.data_dir})"
-    # TFDS's downloader tries a dead host for minutes. One that answers is enough to let it try.
-    failed = None
-    for host, port in _hosts(builder)[:_HOSTS_ASKED]:
+    # TFDS's downloader would retry an unreachable host for minutes.
+    failure = None
+    for host, port in _hosts(builder)[:_MAX_HOSTS]:
         try:
-            socket.create_connection((host, port), timeout=_PATIENCE).close()
-            failed = None
+            socket.create_connection((host, port), timeout=_TIMEOUT).close()
+            failure = None
             break
         except OSError as error:
-            failed = f"{host} cannot be reached ({error})"
-    if failed:
+            failure = f"{host} cannot be reached ({error})"
+    if failure:
         raise UserError(
-            f"{missing} and {failed}: connect to a network, or name the folder of a prepared set with "
+            f"{missing} and {failure}: connect to a network, or name the folder of a prepared set with "
             "`data_dir`"
         )
-    _encode_by_pillow()
+    _encode_with_pillow()
     try:
         builder.download_and_prepare()
-    except Exception as error:  # noqa: BLE001  whatever a builder's own code raises
+    except Exception as error:  # noqa: BLE001  raised by a builder's code
         raise UserError(
             f"{missing} and cannot be prepared: {type(error).__name__}: {_one_line(error)}"
         ) from None
 
 
-def _encode_by_pillow() -> None:
-    """Has TFDS write arrays of pixels, which a builder gives, by Pillow where TensorFlow is not installed.
+def _encode_with_pillow() -> None:
+    """Make TFDS encode arrays of pixels with Pillow if TensorFlow is not installed.
 
-    It reads images without TensorFlow, and writes those that it has as files; arrays alone it gives to a
-    function of TensorFlow's, in this one method.
+    This is the only method in which TFDS needs TensorFlow to read or write images.
     """
     if importlib.util.find_spec("tensorflow") is not None:
         return
     from PIL import Image
     from tensorflow_datasets.core.features import image_feature
 
-    def encoded(self: Any, pixels: np.ndarray) -> bytes:
+    def encode(self: Any, pixels: np.ndarray) -> bytes:
         file = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(
             file, self.encoding_format, quality=95
         )
         return file.getvalue()
 
-    image_feature._ImageEncoder._encode_image = encoded
+    image_feature._ImageEncoder._encode_image = encode
 
 
 def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: Sequence[str]) -> str:
-    """Tells a prepared set, its splits and what is read of it from any other, without reading its records."""
-    described = [builder.info.full_name, *splits, *direction]
+    """Return a digest of a prepared set's description, its splits and the features that are read."""
+    description = [builder.info.full_name, *splits, *direction]
     for name, split in sorted(builder.info.splits.items()):
-        described += [name, *map(str, split.shard_lengths), str(split.num_bytes)]
-    return hashlib.sha256("\t".join(described).encode()).hexdigest()[:16]
+        description += [name, *map(str, split.shard_lengths), str(split.num_bytes)]
+    return hashlib.sha256("\t".join(description).encode()).hexdigest()[:16]

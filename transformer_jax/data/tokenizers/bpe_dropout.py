@@ -1,4 +1,4 @@
-"""BPE-dropout: a word is cut into subwords differently each time that it is seen."""
+"""BPE-dropout: a random segmentation of each word into subwords."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 
-# Words whose merges are remembered; beyond, the ones not met for longest are worked out again.
-_REMEMBERED_WORDS = 200_000
-# Longer ones are sentences of scripts without spaces, which do not come again; their history grows with the
-# square of the length.
-_LONGEST_REMEMBERED = 24
+# Number of words whose merges are cached.
+_CACHED_WORDS = 200_000
+# Maximum characters of a cached word. Longer words are sentences of scripts without spaces, which rarely
+# repeat, and the size of their merge history grows quadratically.
+_MAX_CACHED_LENGTH = 24
 
 
 class BPEDropout:
-    """Encodes texts with merges left out at random (Provilkov et al. 2020, algorithm 1).
+    """Encoder of texts that skips merges at random (Provilkov et al. 2020, algorithm 1).
 
-    The merges of a word are applied in their order, but each that could be applied next is passed over
-    with probability `rate`, drawn again in every round; a word is done when none is left. Rare words are
-    so met as several sequences of parts, which regularises training on few sentences. Decoding is that of
-    the tokenizer: any cut spells the same text. Only training texts are cut at random.
+    The merges of a word are applied in their order, but each candidate is skipped with probability `rate` in
+    every round, until no candidate is left. The model therefore sees words in several segmentations, which
+    regularizes training on few sentences. Decoding is that of the tokenizer, because every segmentation spells
+    the same text.
 
-    The `tokenizers` library has the same dropout, drawn from a generator that cannot be seeded; here
-    the result is a function of the texts and the generator given.
+    The `tokenizers` library has the same dropout with a generator that cannot be seeded; here the result is a
+    function of the texts and the generator.
 
     Args:
-      tokenizer: whose merges are used.
-      rate: probability, above 0 and below 1; the paper's is 0.1.
+      tokenizer: Tokenizer with the merges.
+      rate: Probability, above 0 and below 1; 0.1 in the paper.
 
     Raises:
-      ValueError: a rate outside that range.
+      ValueError: The rate is outside that range.
     """
 
     def __init__(self, tokenizer: BytePairTokenizer, rate: float):
@@ -43,13 +43,13 @@ class BPEDropout:
         self.rate = rate
         self._tokenizer = tokenizer
         self._letters, self._merges = tokenizer.merge_table()
-        self._remembered = functools.lru_cache(_REMEMBERED_WORDS)(self._make_history)
+        self._cached_history = functools.lru_cache(_CACHED_WORDS)(self._compute_history)
 
     def encode(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
-        """Token ids of each text, without begin or end."""
+        """Return the token ids of each text, without begin or end."""
         words = [self._tokenizer.words(text) for text in texts]
-        # How many merges of the complete word are applied before the first one is passed over: for most
-        # words all of them, and their segmentation is the tokenizer's, known already.
+        # The number of merges before the first skipped one; for most words that is all of their merges, which
+        # are cached.
         applied = iter((rng.geometric(self.rate, size=sum(map(len, words))) - 1).tolist())
         draws = random.Random(int(rng.integers(2**63)))
         encoded = []
@@ -57,15 +57,16 @@ class BPEDropout:
             ids: list[int] = []
             for word, count in zip(text, applied, strict=False):
                 history = self._history(word)
-                ids += history[-1] if count >= len(history) - 1 else self._go_on(list(history[count]), draws)
+                all_applied = count >= len(history) - 1
+                ids += history[-1] if all_applied else self._resume(list(history[count]), draws)
             encoded.append(ids)
         return encoded
 
     def _history(self, word: str) -> list[tuple[int, ...]]:
-        return self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._make_history(word)
+        return self._cached_history(word) if len(word) <= _MAX_CACHED_LENGTH else self._compute_history(word)
 
-    def _make_history(self, word: str) -> list[tuple[int, ...]]:
-        """The word's letters, and the parts after each merge when none is passed over."""
+    def _compute_history(self, word: str) -> list[tuple[int, ...]]:
+        """Return the word's letters and its parts after each merge, without skipping."""
         parts = [self._letters[letter] for letter in word]
         history = [tuple(parts)]
         while candidates := self._candidates(parts):
@@ -73,8 +74,8 @@ class BPEDropout:
             history.append(tuple(parts))
         return history
 
-    def _go_on(self, parts: list[int], draws: random.Random) -> list[int]:
-        """Segments a word from where its best merge is passed over."""
+    def _resume(self, parts: list[int], draws: random.Random) -> list[int]:
+        """Segment a word from the step at which its best merge is skipped for the first time."""
         candidates = self._candidates(parts)
         candidates.remove(min(candidates))
         while candidates := [c for c in candidates if draws.random() >= self.rate]:
@@ -83,15 +84,15 @@ class BPEDropout:
         return parts
 
     def _candidates(self, parts: list[int]) -> list[tuple[int, int, int]]:
-        """(rank, place, merged part) of each merge that could come next."""
-        found = []
-        for place, pair in enumerate(itertools.pairwise(parts)):
+        """Return (rank, index, merged part) of each possible merge."""
+        candidates = []
+        for index, pair in enumerate(itertools.pairwise(parts)):
             merge = self._merges.get(pair)
             if merge is not None:
-                found.append((merge[0], place, merge[1]))
-        return found
+                candidates.append((merge[0], index, merge[1]))
+        return candidates
 
     @staticmethod
     def _merge(parts: list[int], candidate: tuple[int, int, int]) -> None:
-        _, place, merged = candidate
-        parts[place : place + 2] = [merged]
+        _, index, merged = candidate
+        parts[index : index + 2] = [merged]

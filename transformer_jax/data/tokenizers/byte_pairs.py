@@ -1,4 +1,4 @@
-"""Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): any text in, the same text out."""
+"""Byte-level BPE of translators (Sennrich et al. 2016; Radford et al. 2019), lossless for any text."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from transformer_jax.errors import UserError
 PAD, BEGIN, END = 0, 1, 2
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 
-# The special tokens and one token per byte: below this no text would be representable.
-SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
+# The special tokens and a token for each byte.
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 
 class BytePairTokenizer(TokenizerFile):
-    """Text to token ids and back, without loss.
+    """Lossless tokenizer of texts.
 
-    A space is put before each text and taken off again, so that a word has one token wherever it
-    stands. Runs of digits stand apart from spaces and letters: a number has the same tokens on both
-    sides of a translation, and is copied.
+    A space is added before each text and removed by decoding, so that a word has the same tokens at any
+    position. Digits are separated from spaces and letters, so that a number has the same tokens on both sides
+    of a translation and can be copied.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
-        # Set once: threads that encode at the same time only read. A special token in a text is text.
+        # Set only here, because threads encode concurrently. Special tokens in a text are encoded as text.
         tokenizer.encode_special_tokens = True
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
-        """Learns the merges.
+        """Train the merges.
 
         Args:
-          texts: all sentences, source and target together: the vocabulary is shared.
-          vocab_size: number of tokens aimed at; a small corpus may have fewer to give.
+          texts: Source and target sentences, which share the vocabulary.
+          vocab_size: Target number of tokens; a small corpus may yield fewer.
 
         Raises:
-          UserError: a vocabulary too small to hold every byte.
+          UserError: The vocabulary is too small for every byte.
         """
-        if vocab_size < SMALLEST_VOCABULARY:
+        if vocab_size < MIN_VOCAB_SIZE:
             raise UserError(
                 f"a vocabulary of {vocab_size} cannot hold the {len(SPECIAL_TOKENS)} special tokens and "
-                f"256 bytes: ask for at least {SMALLEST_VOCABULARY}"
+                f"256 bytes: use at least {MIN_VOCAB_SIZE}"
             )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,30 +61,30 @@ class BytePairTokenizer(TokenizerFile):
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without begin or end. Special tokens written in a text are text."""
+        """Return the token ids of each text without begin and end, reading special tokens as plain text."""
         encoded = self._tokenizer.encode_batch_fast([" " + text for text in texts], add_special_tokens=False)
         return [e.ids for e in encoded]
 
     def words(self, text: str) -> list[str]:
-        """The pieces of a text that are encoded one by one, in the byte-level alphabet."""
+        """Return the words of a text that are merged separately, in the byte-level alphabet."""
         pre_tokenizer = self._tokenizer.pre_tokenizer
-        assert pre_tokenizer is not None, "every tokenizer here cuts words"
+        assert pre_tokenizer is not None, "set by `train`"
         return [word for word, _ in pre_tokenizer.pre_tokenize_str(" " + text)]
 
     def merge_table(self) -> tuple[dict[str, int], dict[tuple[int, int], tuple[int, int]]]:
-        """(id of each token, (rank, id of the whole) of each pair of ids that merges)."""
+        """Return (the id of each token, the (rank, merged id) of each pair of ids that merges)."""
         model = json.loads(self._tokenizer.to_str())["model"]
         ids = model["vocab"]
         merges = {(ids[a], ids[b]): (rank, ids[a + b]) for rank, (a, b) in enumerate(model["merges"])}
         return ids, merges
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of token ids; ids of special tokens are left out."""
+        """Return the texts of token ids, without special tokens."""
         decoded = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=True)
         return [text.removeprefix(" ") for text in decoded]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each token as readable text, for the axes of a picture; a cut character shows as U+FFFD."""
+        """Return each token as readable text for plots; a part of a character is U+FFFD."""
         return [
             SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else self._tokenizer.decode([i]).strip() or "␣"
             for i in ids

@@ -1,4 +1,4 @@
-"""What stands between images and a vision model: size, crop, normalisation, and the names of classes."""
+"""Image processors: size, crop, normalization and class labels of a vision model's images."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ import numpy as np
 from PIL import Image
 
 from transformer_jax.data.corpora.image_files import image_array
+from transformer_jax.data.tokenizers.tokenizer_file import label_fields
 from transformer_jax.errors import UserError
 
 FILE = "preprocessor_config.json"
 _PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "square": "DeiTImageProcessor"}
-# The longer side of an image in shorter ones, of which more is not read.
-_LONGEST = 100
-# Pillow's numbers, which published files hold.
+# Maximum aspect ratio; the ends of longer images are not read.
+_MAX_ASPECT = 100
+# Pillow's numbers, which published files use.
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageProcessor:
-    """Images of any kind and size to arrays that a model reads.
+    """Converter of images of any kind and size to a model's arrays.
 
     Attributes:
-      size: height and width in pixels that a model is given.
-      resize: "squash" to size x size; "shortest" side to `resized`, or "square" to `resized` x `resized`, and
-        the middle of size x size cut out.
-      resized: of "shortest" and "square"; the part that is cut out is `size` / `resized` of it.
-      resampling: a key of `RESAMPLING`.
-      mean, std: of each channel, subtracted from and dividing values between 0 and 1.
-      labels: names of the classes in the order of their numbers; empty for an encoder alone.
+      size: Height and width of the model's images in pixels.
+      resize: "squash" resizes to size x size; "shortest" resizes the shorter side to `resized` and "square"
+        both sides to `resized`, followed by a center crop of size x size.
+      resized: Size before the center crop, for "shortest" and "square".
+      resampling: A key of `RESAMPLING`.
+      mean: Mean of each channel, for values between 0 and 1.
+      std: Standard deviation of each channel, for values between 0 and 1.
+      labels: Names of the classes in the order of their numbers; () for an encoder without classes.
     """
 
     size: int
@@ -49,63 +51,65 @@ class ImageProcessor:
     def __post_init__(self) -> None:
         if self.size < 1 or (self.resize != "squash" and self.resized < self.size):
             raise UserError(
-                f"an image processor of size {self.size} and resized {self.resized} cuts nothing out"
+                f"an image processor cannot crop {self.size} pixels out of {self.resized}: check `size` and "
+                "`crop_size`"
             )
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            raise UserError(f"image mean {self.mean} and standard deviation {self.std} do not fit")
+            raise UserError(
+                f"image mean {self.mean} and standard deviation {self.std} need equal lengths and positive "
+                "deviations"
+            )
 
     def pixels(self, image: Any) -> np.ndarray:
-        """The pixels of one image in the model's size, (size, size, 3) uint8.
+        """Return the pixels of one image in the model's size, (size, size, 3) uint8.
 
         Args:
-          image: a path, a Pillow image or a uint8 array, see `image_array`.
+          image: A path, a Pillow image or a uint8 array, see `image_array`.
 
         Raises:
-          UserError: see `image_array`.
+          UserError: See `image_array`.
         """
         array = image_array(image)
         height, width = array.shape[:2]
         if (height, width) == (self.size, self.size) and self.resize == "squash":
             return array
-        sampled = Image.Resampling(RESAMPLING[self.resampling])
+        resampling = Image.Resampling(RESAMPLING[self.resampling])
         picture = Image.fromarray(array)
         if self.resize == "squash":
-            return np.asarray(picture.resize((self.size, self.size), sampled))
+            return np.asarray(picture.resize((self.size, self.size), resampling))
         sides = [self.resized, self.resized]
         if self.resize == "shortest":
-            if max(height, width) > _LONGEST * min(height, width):
-                # Of a strip of pixels the middle alone is read: resized as a whole it would take gigabytes.
-                half, rows = _LONGEST * min(height, width) // 2, height > width
-                middle = max(height, width) // 2
-                array = (
-                    array[middle - half : middle + half] if rows else array[:, middle - half : middle + half]
-                )
+            if max(height, width) > _MAX_ASPECT * min(height, width):
+                # Only the middle of a long strip is read, because resizing all of it would take gigabytes.
+                half, is_tall = _MAX_ASPECT * min(height, width) // 2, height > width
+                middle = slice(max(height, width) // 2 - half, max(height, width) // 2 + half)
+                array = array[middle] if is_tall else array[:, middle]
                 picture, (height, width) = Image.fromarray(array), array.shape[:2]
-            # As published processors do: the longer side is rounded down.
+            # The longer side is rounded down, as in published processors.
             sides = [int(self.resized * side / min(height, width)) for side in (height, width)]
-        picture = picture.resize((sides[1], sides[0]), sampled)
+        picture = picture.resize((sides[1], sides[0]), resampling)
         top, left = ((side - self.size) // 2 for side in sides)
         return np.asarray(picture.crop((left, top, left + self.size, top + self.size)))
 
     def batch(self, images: Sequence[Any]) -> np.ndarray:
-        """The pixels of images, (N, size, size, 3) uint8.
+        """Return the pixels of images, (N, size, size, 3) uint8.
 
         Raises:
-          UserError: see `image_array`.
+          UserError: See `image_array`.
         """
         return np.stack([self.pixels(image) for image in images])
 
-    def in_size(self, size: int) -> Self:
-        """The same for images of another size, of which the same share is cut out."""
+    def at_size(self, size: int) -> Self:
+        """Return a copy for images of another size, with the same fraction in the center crop."""
         resized = 0 if self.resize == "squash" else max(size, round(self.resized * size / self.size))
         return dataclasses.replace(self, size=size, resized=resized)
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        """The same for a model of these classes."""
+        """Return a copy with these class labels."""
         return dataclasses.replace(self, labels=tuple(labels))
 
-    def described(self) -> dict[str, Any]:
-        """What a published `preprocessor_config.json` says."""
+    def config(self) -> dict[str, Any]:
+        """Return the contents of a published `preprocessor_config.json`."""
         square = {"height": self.size, "width": self.size}
         sizes: dict[str, Any] = {"size": square, "do_center_crop": False}
         if self.resize != "squash":
@@ -120,81 +124,81 @@ class ImageProcessor:
         }  # fmt: skip
 
     def published(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(fields of `config.json`, the contents of `preprocessor_config.json`) of a published folder."""
-        fields: dict[str, Any] = {}
-        if self.labels:
-            fields["id2label"] = {str(n): label for n, label in enumerate(self.labels)}
-            fields["label2id"] = {label: n for n, label in enumerate(self.labels)}
-        return fields, {"image_processor_type": _PUBLISHED[self.resize], **self.described()}
+        """Return (fields of `config.json`, contents of `preprocessor_config.json`) of a published folder."""
+        return label_fields(self.labels), {"image_processor_type": _PUBLISHED[self.resize], **self.config()}
 
     def files(self) -> dict[str, bytes]:
-        """Its files by name, as a run folder keeps them."""
-        described = json.dumps(self.described(), indent=1) + "\n"
+        """Return the processor's files by name, as they are stored in a run folder."""
+        config = json.dumps(self.config(), indent=1) + "\n"
         labels = json.dumps(list(self.labels), ensure_ascii=False, indent=1) + "\n"
-        return {FILE: described.encode(), "labels.json": labels.encode()}
+        return {FILE: config.encode(), "labels.json": labels.encode()}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """The processor of what `files` gave.
+        """Create the processor from the result of `files`.
 
         Raises:
-          UserError: see `of`.
+          UserError: See `of`.
         """
         return cls.of(json.loads(files[FILE]), labels=json.loads(files["labels.json"]))
 
     @classmethod
     def open(cls, folder: pathlib.Path, *, size: int, labels: Sequence[str] = ()) -> Self:
-        """The processor of a published folder; without its file, the one that ViT was published with.
+        """Open the processor of a published folder; without a file, return the processor published with ViT.
 
         Args:
-          folder: that may hold `preprocessor_config.json`.
-          size: of the model's images, where the file names none.
-          labels: of the model.
+          folder: Folder that may contain `preprocessor_config.json`.
+          size: Size of the model's images, used if the file names none.
+          labels: Class labels of the model.
 
         Raises:
-          UserError: see `of`.
+          UserError: See `of`.
         """
         path = folder / FILE
         try:
-            described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not JSON ({error})") from None
-        return cls.of(described, size=size, labels=labels)
+        return cls.of(config, size=size, labels=labels)
 
     @classmethod
-    def of(cls, described: Mapping[str, Any], *, size: int = 224, labels: Sequence[str] = ()) -> Self:
-        """The processor of the contents of a `preprocessor_config.json`.
+    def of(cls, config: Mapping[str, Any], *, size: int = 224, labels: Sequence[str] = ()) -> Self:
+        """Create a processor from the contents of a `preprocessor_config.json`.
+
+        Args:
+          config: The contents.
+          size: Size of the model's images, used if the file names none.
+          labels: Class labels of the model.
 
         Raises:
-          UserError: a way of preparing images that is not computed here.
+          UserError: The file requires processing that is not supported.
         """
-        own: dict[str, Any] = {"size": size, "labels": tuple(labels)}
-        given = described.get("size")
-        crop = described.get("crop_size")
-        if described.get("do_center_crop") and crop is not None:
-            own["size"] = _square(crop)
-            shortest = isinstance(given, Mapping) and "shortest_edge" in given
-            if not isinstance(given, Mapping):
-                # Old files give a number, which processors read as a square or as the shortest side.
-                kind = described.get("image_processor_type", described.get("feature_extractor_type", ""))
-                shortest = not str(kind).startswith(("ViT", "DeiT"))
-            own |= {"resize": "shortest" if shortest else "square", "resized": _square(given)}
-        elif given is not None and described.get("do_resize", True):
-            own["size"] = _square(given)
-        if described.get("do_normalize", True):
-            for ours, theirs in (("mean", "image_mean"), ("std", "image_std")):
-                if theirs in described:
-                    own[ours] = tuple(float(value) for value in described[theirs])
+        fields: dict[str, Any] = {"size": size, "labels": tuple(labels)}
+        resized, crop = config.get("size"), config.get("crop_size")
+        if config.get("do_center_crop") and crop is not None:
+            fields["size"] = _square(crop)
+            shortest = isinstance(resized, Mapping) and "shortest_edge" in resized
+            if not isinstance(resized, Mapping):
+                # Old files have a number, a square or the shorter side depending on the processor.
+                processor = config.get("image_processor_type", config.get("feature_extractor_type", ""))
+                shortest = not str(processor).startswith(("ViT", "DeiT"))
+            fields |= {"resize": "shortest" if shortest else "square", "resized": _square(resized)}
+        elif resized is not None and config.get("do_resize", True):
+            fields["size"] = _square(resized)
+        if config.get("do_normalize", True):
+            for name, published_name in (("mean", "image_mean"), ("std", "image_std")):
+                if published_name in config:
+                    fields[name] = tuple(float(value) for value in config[published_name])
         else:
-            own |= {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-        factor = described.get("rescale_factor", 1 / 255)
-        if described.get("do_rescale", True) is False or abs(factor * 255 - 1) > 1e-3:
-            raise UserError(f"{FILE}: values are rescaled by {factor}; only 1 / 255 is computed here")
-        numbers = {number: name for name, number in RESAMPLING.items()}
-        sampled = described.get("resample", RESAMPLING["bilinear"])
-        if sampled not in numbers:
-            raise UserError(f"{FILE}: resample {sampled} is none of {', '.join(map(str, numbers))}")
-        return cls(**own, resampling=numbers[sampled])
+            fields |= {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+        factor = config.get("rescale_factor", 1 / 255)
+        if config.get("do_rescale", True) is False or abs(factor * 255 - 1) > 1e-3:
+            raise UserError(f"{FILE}: values are rescaled by {factor}; only 1 / 255 is supported")
+        names = {number: name for name, number in RESAMPLING.items()}
+        resample = config.get("resample", RESAMPLING["bilinear"])
+        if resample not in names:
+            raise UserError(f"{FILE}: resample {resample} is not one of {', '.join(map(str, names))}")
+        return cls(**fields, resampling=names[resample])
 
 
 def _square(size: Any) -> int:
@@ -203,7 +207,7 @@ def _square(size: Any) -> int:
             return int(size["height"])
         if "shortest_edge" in size:
             return int(size["shortest_edge"])
-        raise UserError(f"{FILE}: a size of {dict(size)} is no square")
+        raise UserError(f"{FILE}: the size {dict(size)} is not a square; only squares are supported")
     if isinstance(size, Sequence):
         return int(size[0])
     return int(size)

@@ -1,6 +1,6 @@
-"""Tokenizers of language models: characters, byte-level BPE trained here, and published ones from their files.
+"""Tokenizers of language models: characters, byte-level BPE trained here, and published tokenizers.
 
-All are tokenizers of the `tokenizers` library, so a run keeps any of them in one format.
+All of them are tokenizers of the `tokenizers` library, so that a run stores them in one format.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_jax.data.tokenizers.tiktoken_file import read_tiktoken
-from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, read_tokenizer
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, read_bpe, read_tokenizer
 from transformer_jax.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 
-# What ends a text in published vocabularies, the likeliest first.
+# End-of-text tokens of published vocabularies, in the order of preference.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>")
 
 
 class TextTokenizer(TokenizerFile):
-    """Text to token ids and back, without loss where the vocabulary covers the text.
+    """Tokenizer of texts, lossless if the vocabulary covers the text.
 
     Attributes:
-      ends: ids of the tokens that end a text; empty where the vocabulary has none.
+      ends: Ids of the end-of-text tokens, or ().
     """
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
-        # A published file may say to cut or to fill up texts: here they are kept as they are.
+        # Published files may enable truncation or padding, which the batches do here.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        found = (tokenizer.token_to_id(name) for name in _ENDS)
-        self.ends: tuple[int, ...] = tuple(i for i in found if i is not None)[:1]
+        ids = (tokenizer.token_to_id(name) for name in _ENDS)
+        self.ends: tuple[int, ...] = tuple(i for i in ids if i is not None)[:1]
         model = json.loads(tokenizer.to_str())["model"]
         by_character = model["type"] == "WordLevel" and all(len(token) == 1 for token in model["vocab"])
         self._characters = set(model["vocab"]) if by_character else None
 
     @property
     def end(self) -> int | None:
-        """The token between texts, or None."""
+        """The first end-of-text token, or None."""
         return self.ends[0] if self.ends else None
 
     @property
     def begin(self) -> int | None:
-        """The token that the tokenizer's own template puts in front of a prompt, or None."""
+        """The token that the tokenizer's template adds before a prompt, or None."""
         return next(iter(self._tokenizer.encode("", add_special_tokens=True).ids), None)
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> TextTokenizer:
-        """One token for each character of the texts, in the order of their code points."""
+        """Return a tokenizer with a token for each character of the texts, in the order of code points."""
         vocabulary = sorted(set().union(*texts))
         tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(vocabulary)}, unk_token="\ufffd"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -61,22 +61,21 @@ class TextTokenizer(TokenizerFile):
 
     @classmethod
     def byte_pairs(cls, texts: Iterable[str], vocab_size: int) -> TextTokenizer:
-        """Byte-level BPE in the manner of GPT-2 (Radford et al. 2019), with an end-of-text token.
+        """Train byte-level BPE as in GPT-2 (Radford et al. 2019), with an end-of-text token.
 
         Args:
-          texts: to learn the merges from.
-          vocab_size: number of tokens aimed at; a small text may have fewer to give.
+          texts: Training texts.
+          vocab_size: Target number of tokens; a small text may yield fewer.
 
         Raises:
-          UserError: a vocabulary too small to hold every byte.
+          UserError: The vocabulary is too small for every byte.
         """
         if vocab_size < 257:
             raise UserError(
-                f"a vocabulary of {vocab_size} cannot hold {END_OF_TEXT} and 256 bytes: ask for at least 257"
+                f"a vocabulary of {vocab_size} cannot hold {END_OF_TEXT} and 256 bytes: use at least 257"
             )
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
+        _make_byte_level(tokenizer)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -88,11 +87,14 @@ class TextTokenizer(TokenizerFile):
 
     @classmethod
     def open(cls, path: str | pathlib.Path) -> TextTokenizer:
-        """A published tokenizer: a `tokenizer.json`, a folder that holds one, a `.tiktoken` file, or a folder
-        with GPT-2's `vocab.json` and `merges.txt`.
+        """Open a published tokenizer.
+
+        Args:
+          path: A `tokenizer.json` or `.tiktoken` file, or a folder with `tokenizer.json` or with GPT-2's
+            `vocab.json` and `merges.txt`.
 
         Raises:
-          UserError: none of these, or damaged.
+          UserError: None of these files exists, or one is damaged.
         """
         path = pathlib.Path(path)
         if path.is_dir():
@@ -106,21 +108,20 @@ class TextTokenizer(TokenizerFile):
         return cls(read_tokenizer(path))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, as it stands: without begin or end, special tokens written in it as text.
+        """Return the token ids of each text without begin and end, reading special tokens as plain text.
 
         Raises:
-          UserError: a character that a vocabulary of characters lacks.
+          UserError: A vocabulary of characters lacks a character.
         """
         self._check_characters(texts)
         self._tokenizer.encode_special_tokens = True
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts: with the begin token where the tokenizer's own template puts one, and special
-        tokens written in a prompt as themselves.
+        """Return the token ids of prompts, with the begin token of the tokenizer's template and special tokens.
 
         Raises:
-          UserError: a character that a vocabulary of characters lacks.
+          UserError: A vocabulary of characters lacks a character.
         """
         self._check_characters(texts)
         self._tokenizer.encode_special_tokens = False
@@ -129,56 +130,43 @@ class TextTokenizer(TokenizerFile):
     def _check_characters(self, texts: Sequence[str]) -> None:
         if self._characters is None:
             return
-        strange = sorted(set().union(*texts) - self._characters)
-        if strange:
-            shown = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in strange[:3])
-            more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        unknown = sorted(set().union(*texts) - self._characters)
+        if unknown:
+            names = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:3])
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise UserError(
-                f"the vocabulary of characters lacks {shown}{more}: leave them out, or "
-                "train with `tokenizer` bpe"
-            )
-
-    def check_fits(self, vocab_size: int) -> None:
-        """That every id is one of a model's vocabulary of this size.
-
-        Raises:
-          UserError: the tokenizer has more.
-        """
-        if self.vocab_size > vocab_size:
-            raise UserError(
-                f"the tokenizer has ids up to {self.vocab_size - 1} and the model a vocabulary of "
-                f"{vocab_size}: they do not belong together"
+                f"the vocabulary of characters lacks {names}{more}: remove them, or train with `tokenizer` bpe"
             )
 
     def decode(self, sequences: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
-        """Texts of token ids; special tokens are left out unless asked for."""
+        """Return the texts of token ids, with special tokens only if `special`."""
         return self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=not special)
 
     def published(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(fields of `config.json`, the contents of `tokenizer_config.json`) of a published folder."""
+        """Return (fields of `config.json`, contents of `tokenizer_config.json`) of a published folder."""
         ends = list(self.ends) if len(self.ends) > 1 else next(iter(self.ends), None)
-        described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         if self.end is not None:
-            described["eos_token"] = self.tokens([self.end])[0]
-        return {"bos_token_id": self.begin, "eos_token_id": ends}, described
+            config["eos_token"] = self.tokens([self.end])[0]
+        return {"bos_token_id": self.begin, "eos_token_id": ends}, config
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each token as readable text, for the axes of a picture; a cut character shows as U+FFFD."""
+        """Return each token as readable text for plots; a part of a character is U+FFFD."""
         return [self._token(i) for i in ids]
 
     def _token(self, number: int) -> str:
-        # A text's first space is no part of it for some tokenizers (Llama's), so a second copy is what is read.
-        one, two = (self._tokenizer.decode([number] * n, skip_special_tokens=False) for n in (1, 2))
-        return two.removeprefix(one) if two.startswith(one) else one
+        # Some tokenizers (Llama's) drop the first space of a text, so the token is read from a second copy.
+        single, double = (self._tokenizer.decode([number] * n, skip_special_tokens=False) for n in (1, 2))
+        return double.removeprefix(single) if double.startswith(single) else single
+
+
+def _make_byte_level(tokenizer: Tokenizer) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
 
 
 def _gpt2_files(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenizer:
-    try:
-        model = models.BPE.from_file(str(vocabulary), str(merges))
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise UserError(f"{vocabulary}, {merges}: not a vocabulary and its merges ({error})") from None
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(read_bpe(vocabulary, merges))
+    _make_byte_level(tokenizer)
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
     return tokenizer

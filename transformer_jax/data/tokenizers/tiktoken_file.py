@@ -1,4 +1,4 @@
-"""`.tiktoken` files: a line for each token, its bytes in base64 and its rank, turned into a BPE of merges."""
+"""Conversion of `.tiktoken` files, with the base64 bytes and the rank of a token per line, to BPE merges."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from transformer_jax.errors import UserError
 
-# Each encoding's number of tokens in its file, and what the file does not hold: how text is cut into words
-# before merging, and the special tokens.
+# For each encoding: the number of tokens in its file, and the parts that the file lacks, the pattern that
+# splits text into words and the special tokens.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = "|".join([
     r"'(?i:[sdmt]|ll|ve|re)",
@@ -49,10 +49,10 @@ _ENCODINGS: dict[str, tuple[int, str, dict[str, int]]] = {
 
 
 def _alphabet() -> list[str]:
-    """The printable character of each byte in byte-level BPE (Radford et al. 2019)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
+    """Return the printable character of each byte in byte-level BPE (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    substitutes = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
 
 
 def _ranks(path: pathlib.Path, size: int) -> dict[bytes, int]:
@@ -71,32 +71,32 @@ def _ranks(path: pathlib.Path, size: int) -> dict[bytes, int]:
             raise UserError(f"{path}, line {number}: not a token in base64 and its rank") from None
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
     if missing:
-        raise UserError(f"{path}: {missing} of the 256 bytes have no token; the file is cut short")
+        raise UserError(f"{path}: {missing} of the 256 bytes have no token; the file is truncated")
     if len(ranks) != size or len(set(ranks.values())) != size:
-        raise UserError(f"{path}: {len(ranks):,} tokens, not {size:,}; the file is cut short or damaged")
+        raise UserError(f"{path}: {len(ranks):,} tokens, not {size:,}; the file is truncated or damaged")
     return ranks
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """What merging leaves of a token's bytes when only pairs of a lower rank than its own may merge."""
+    """Merge a token's bytes using only pairs of lower rank than the token, and return the parts."""
     parts = [token[i : i + 1] for i in range(len(token))]
     limit = ranks[token]
     while len(parts) > 2:
-        least, place = min((ranks.get(a + b, limit), i) for i, (a, b) in enumerate(itertools.pairwise(parts)))
-        if least >= limit:
+        rank, index = min((ranks.get(a + b, limit), i) for i, (a, b) in enumerate(itertools.pairwise(parts)))
+        if rank >= limit:
             break
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts
 
 
 def read_tiktoken(path: str | pathlib.Path) -> Tokenizer:
-    """The tokenizer of a `.tiktoken` file, whose name says how it cuts words.
+    """Read the tokenizer of a `.tiktoken` file, whose name determines the encoding.
 
-    A rank is a token's id and its turn in merging at once; the merges that the library wants are found by
-    merging each token's own bytes with those of lower rank, which leaves the two that it is made of.
+    A rank is the id of a token and its priority in merging. The library needs merges, which are found by
+    merging each token's bytes with pairs of lower rank until two parts are left.
 
     Raises:
-      UserError: no such file, a damaged one, or a name that is none of the known encodings.
+      UserError: The file does not exist or is damaged, or its name is not a known encoding.
     """
     path = pathlib.Path(path)
     if path.stem not in _ENCODINGS:
@@ -104,15 +104,15 @@ def read_tiktoken(path: str | pathlib.Path) -> Tokenizer:
     size, pattern, special = _ENCODINGS[path.stem]
     ranks, alphabet = _ranks(path, size), _alphabet()
 
-    def written(token: bytes) -> str:
+    def printable(token: bytes) -> str:
         return "".join(alphabet[byte] for byte in token)
 
     merges = []
     for token in sorted((t for t in ranks if len(t) > 1), key=ranks.__getitem__):
         parts = _parts(token, ranks)
-        if len(parts) == 2:  # some tokens are never made by merging, only found as complete words
-            merges.append((written(parts[0]), written(parts[1])))
-    vocabulary = {written(token): rank for token, rank in ranks.items()} | special
+        if len(parts) == 2:  # some tokens only occur as complete words, not by merging
+            merges.append((printable(parts[0]), printable(parts[1])))
+    vocabulary = {printable(token): rank for token, rank in ranks.items()} | special
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(pattern), "isolated"),

@@ -1,21 +1,21 @@
-"""A tokenizer of the `tokenizers` library in a file: what every tokenizer here shares."""
+"""Base class of tokenizers, stored in the JSON format of the `tokenizers` library."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from transformer_jax.errors import UserError
 
 
 def read_tokenizer(path: str | pathlib.Path) -> Tokenizer:
-    """A tokenizer from the library's JSON format.
+    """Read a tokenizer in the library's JSON format.
 
     Raises:
-      UserError: no such file, or not a tokenizer.
+      UserError: The file does not exist or is not a tokenizer.
     """
     path = pathlib.Path(path)
     if not path.is_file():
@@ -26,8 +26,30 @@ def read_tokenizer(path: str | pathlib.Path) -> Tokenizer:
         raise UserError(f"{path}: not a tokenizer file ({error})") from None
 
 
+def read_bpe(vocabulary: pathlib.Path, merges: pathlib.Path, **options: Any) -> models.BPE:
+    """Read the BPE model of a `vocab.json` and a `merges.txt` file.
+
+    Raises:
+      UserError: A file does not exist or is damaged.
+    """
+    try:
+        return models.BPE.from_file(str(vocabulary), str(merges), **options)
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise UserError(f"{vocabulary}, {merges}: not a vocabulary and its merges ({error})") from None
+
+
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a published `config.json` that name the classes, {} without classes."""
+    if not labels:
+        return {}
+    return {
+        "id2label": {str(n): label for n, label in enumerate(labels)},
+        "label2id": {label: n for n, label in enumerate(labels)},
+    }
+
+
 class TokenizerFile:
-    """A tokenizer that can be read from a file and written to one; a `Processor` of tasks."""
+    """A tokenizer that is stored in a file, a `Processor` of tasks."""
 
     FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
 
@@ -36,19 +58,19 @@ class TokenizerFile:
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
-        """Reads what `save` wrote.
+        """Read a file of `save`.
 
         Raises:
-          UserError: no such file, or not a tokenizer.
+          UserError: The file does not exist or is not a tokenizer.
         """
         return cls(read_tokenizer(path))
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """The tokenizer of what `files` gave.
+        """Create the tokenizer from the result of `files`.
 
         Raises:
-          UserError: not a tokenizer.
+          UserError: The file is not a tokenizer.
         """
         try:
             return cls(Tokenizer.from_str(files[cls.FILES[0]].decode("utf-8")))
@@ -56,7 +78,7 @@ class TokenizerFile:
             raise UserError(f"{cls.FILES[0]}: not a tokenizer file ({error})") from None
 
     def files(self) -> dict[str, bytes]:
-        """Its file by name, in the library's JSON format."""
+        """Return the tokenizer's file by name, in the library's JSON format."""
         return {self.FILES[0]: self.text.encode("utf-8")}
 
     @property
@@ -65,10 +87,10 @@ class TokenizerFile:
         return self._tokenizer.to_str(pretty=True)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the tokenizer in the library's JSON format, atomically.
+        """Write the tokenizer in the library's JSON format, completely or not at all.
 
         Raises:
-          UserError: the folder cannot be written, or the disk is full.
+          UserError: The folder cannot be written, or the disk is full.
         """
         path = pathlib.Path(path)
         draft = path.with_name(path.name + ".draft")
@@ -83,5 +105,17 @@ class TokenizerFile:
 
     @property
     def vocab_size(self) -> int:
-        """V: one more than the largest id, so that ids without a token count as well."""
+        """V, the largest id plus 1, which includes ids without a token."""
         return max(self._tokenizer.get_vocab().values()) + 1
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Check that all ids are in a model's vocabulary.
+
+        Raises:
+          UserError: The tokenizer has larger ids.
+        """
+        if self.vocab_size > vocab_size:
+            raise UserError(
+                f"the tokenizer has ids up to {self.vocab_size - 1} and the model a vocabulary of "
+                f"{vocab_size}: they do not belong together"
+            )
