@@ -1,1 +1,1 @@
-"""Greedy and beam search over any model's step function."""
+"""Decoding with any model's step function: greedy and beam search, sampling, speculative decoding."""

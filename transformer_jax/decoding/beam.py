@@ -1,4 +1,4 @@
-"""Beam search with the paper's length penalty, exact about finished hypotheses."""
+"""Beam search with a length penalty that stops only when no better hypothesis is possible."""
 
 from typing import Any
 
@@ -10,30 +10,31 @@ from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
 from transformer_jax.decoding.top_k import top_k_continuations
 from transformer_jax.models.step import StepFunction
 
-_NEVER = -1e30  # finite, so that differences of two of them are not NaN
+_LOWEST = -1e30  # finite, so that the difference of two of them is not NaN
 
 
 class _Beams(flax.struct.PyTreeNode):
-    """W hypotheses a sentence: tokens (B, W, T), scores (B, W), weights (B, W, T, ...) or None."""
+    """W hypotheses per sentence: tokens (B, W, T), scores (B, W), weights (B, W, T, ...) or None."""
 
     tokens: jax.Array
     scores: jax.Array
     weights: jax.Array | None
 
     def best(self, count: int) -> tuple["_Beams", jax.Array]:
-        """The `count` best by score, and where they stood."""
-        scores, places = jax.lax.top_k(self.scores, count)
-        return _Beams(_pick(self.tokens, places), scores, _pick(self.weights, places)), places
+        """Return the `count` hypotheses with the highest scores and their indices."""
+        scores, indices = jax.lax.top_k(self.scores, count)
+        return _Beams(_select(self.tokens, indices), scores, _select(self.weights, indices)), indices
 
 
-def _pick(tree: Any, places: jax.Array) -> Any:
-    """Along the beam axis 1 of (B, W, ...) leaves, the beams (B, n) of each sentence."""
+def _select(tree: Any, indices: jax.Array) -> Any:
+    """Select the beams (B, n) of each sentence from leaves (B, W, ...)."""
     return jax.tree.map(
-        lambda x: jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1), tree
+        lambda x: jnp.take_along_axis(x, indices.reshape(*indices.shape, *[1] * (x.ndim - 2)), axis=1), tree
     )
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _concatenate(first: Any, second: Any) -> Any:
+    """Concatenate two trees of leaves (B, W, ...) along their beams."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
 
 
@@ -50,30 +51,31 @@ def beam_search(
     n_best: int = 1,
     return_weights: bool = False,
 ) -> Hypotheses:
-    """The best sequences by log probability / length penalty (Vaswani et al. 2017, section 6.1).
+    """Search the sequences with the highest log probability / length penalty.
 
-    A hypothesis is finished when it takes the end token; it then leaves the beam and competes by its
-    score. A sentence is decided when no open hypothesis can still beat the `n_best` finished ones:
-    log probabilities only fall, so an open one's best possible score is its present log probability
-    over the largest penalty to come. Hypotheses still open after `max_length` tokens count only where
-    fewer than `n_best` have finished.
+    This is the search of Vaswani et al. 2017, section 6.1. A hypothesis is finished when it takes the end
+    token; it then leaves the beam and competes by its score. A sentence is decided when no open hypothesis can
+    exceed the `n_best` finished ones: log probabilities only fall, so the best possible score of an open
+    hypothesis is its log probability divided by the largest penalty to come. Hypotheses that are open after
+    `max_length` tokens are used only if fewer than `n_best` have finished.
 
     Args:
-      step: the model's step function; its StepOutput carries weights where `return_weights`.
-      cache: the model's cache of B rows, before the first target token.
+      step: The model's step function; with `return_weights`, its StepOutput must carry weights.
+      cache: The model's cache with B rows, before the first target token.
       batch: B.
-      begin, end: token ids.
-      max_length: T, largest number of tokens, the end token included.
+      begin: Token id before the first target token.
+      end: Token id that ends a sentence.
+      max_length: T, the largest number of tokens, including the end token.
       beam_size: W.
-      alpha: exponent of the length penalty; 0 compares log probabilities.
-      n_best: hypotheses returned a sentence, at most W.
-      return_weights: also return the cross-attention of each.
+      alpha: Exponent of the length penalty; 0 compares log probabilities.
+      n_best: Hypotheses to return per sentence, at most W.
+      return_weights: Also return the cross-attention of each hypothesis.
 
     Returns:
-      `n_best` hypotheses a sentence, best first.
+      `n_best` hypotheses per sentence, best first.
 
     Raises:
-      ValueError: `n_best` larger than the beam.
+      ValueError: `n_best` is larger than the beam.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best={n_best} must be between 1 and the beam size {beam_size}")
@@ -85,17 +87,17 @@ def beam_search(
         _, layers, heads, _, source = shape
         weights = jnp.zeros((B, W, T, layers, heads, source), jnp.float32)
     tokens = jnp.full((B, W, T), end, jnp.int32)
-    # One open hypothesis at first: W equal ones would be extended W times alike.
-    first_scores = jnp.full((B, W), _NEVER).at[:, 0].set(0.0)
+    # The search starts with one open hypothesis, because W equal ones would be extended identically.
+    first_scores = jnp.full((B, W), _LOWEST).at[:, 0].set(0.0)
     open_beams = _Beams(tokens, first_scores, weights)
-    finished = _Beams(tokens, jnp.full((B, W), _NEVER), weights)
-    # With a positive exponent the penalty grows with length and negative scores rise with it.
-    reach = (lambda position: T) if alpha >= 0 else (lambda position: position + 1)
+    finished = _Beams(tokens, jnp.full((B, W), _LOWEST), weights)
+    # A positive exponent makes the penalty grow with length, which raises negative scores.
+    best_length = (lambda position: T) if alpha >= 0 else (lambda position: position + 1)
 
-    def unsettled(carry):
+    def is_undecided(carry):
         position, open_beams, finished, _ = carry
-        attainable = open_beams.scores[:, 0] / length_penalty(reach(position), alpha)
-        return (position < T) & (attainable > finished.scores[:, n_best - 1]).any()
+        best_score = open_beams.scores[:, 0] / length_penalty(best_length(position), alpha)
+        return (position < T) & (best_score > finished.scores[:, n_best - 1]).any()
 
     def extend(carry):
         position, open_beams, finished, cache = carry
@@ -103,34 +105,34 @@ def beam_search(
         last = jnp.where(position == 0, begin, last)
         output, cache = step(cache, last.reshape(B * W, 1))
         logits = output.logits[:, -1].reshape(B, W, -1)
-        # Each open beam has one way to finish, so 2W candidates hold at least W that go on.
+        # Each open beam can finish in one way, so at least W of 2W candidates remain open.
         count = min(2 * W, W * logits.shape[-1])
         totals, parents, new_tokens = top_k_continuations(logits, open_beams.scores, count)
 
-        history, seen = _pick((open_beams.tokens, open_beams.weights), parents)
+        history, weights = _select((open_beams.tokens, open_beams.weights), parents)
         history = jax.lax.dynamic_update_slice_in_dim(history, new_tokens[..., None], position, axis=2)
-        if output.weights is not None and seen is not None:
-            now = output.weights.reshape(B, W, 1, *output.weights.shape[1:3], output.weights.shape[-1])
-            seen = jax.lax.dynamic_update_slice_in_dim(seen, _pick(now, parents), position, axis=2)
-        ends = new_tokens == end
-        penalised = jnp.where(ends, totals / length_penalty(position + 1, alpha), _NEVER)
-        # A dead beam (one that was never opened) cannot finish.
-        penalised = jnp.where(totals > _NEVER / 2, penalised, _NEVER)
-        finished, _ = _joined(finished, _Beams(history, penalised, seen)).best(W)
-        open_beams, kept = _Beams(history, jnp.where(ends, _NEVER, totals), seen).best(W)
+        if output.weights is not None and weights is not None:
+            newest = output.weights.reshape(B, W, 1, *output.weights.shape[1:3], output.weights.shape[-1])
+            weights = jax.lax.dynamic_update_slice_in_dim(weights, _select(newest, parents), position, axis=2)
+        is_end = new_tokens == end
+        scores = jnp.where(is_end, totals / length_penalty(position + 1, alpha), _LOWEST)
+        # A beam that was never opened cannot finish.
+        scores = jnp.where(totals > _LOWEST / 2, scores, _LOWEST)
+        finished, _ = _concatenate(finished, _Beams(history, scores, weights)).best(W)
+        open_beams, kept = _Beams(history, jnp.where(is_end, _LOWEST, totals), weights).best(W)
         rows = (jnp.arange(B)[:, None] * W + jnp.take_along_axis(parents, kept, axis=1)).reshape(-1)
         return position + 1, open_beams, finished, cache.reorder(rows)
 
     carry = (jnp.zeros((), jnp.int32), open_beams, finished, cache)
-    position, open_beams, finished, _ = jax.lax.while_loop(unsettled, extend, carry)
-    # Open ones rank behind every finished one, among themselves by their scores.
+    position, open_beams, finished, _ = jax.lax.while_loop(is_undecided, extend, carry)
+    # Open hypotheses rank below all finished ones, ordered by their scores.
     unfinished_scores = open_beams.scores / length_penalty(position, alpha)
     ranks = jnp.concatenate([finished.scores, unfinished_scores - 1e15], axis=1)
-    both = _joined(finished, open_beams.replace(scores=unfinished_scores))
-    _, places = jax.lax.top_k(ranks, n_best)
-    tokens, scores, weights = _pick((both.tokens, both.scores, both.weights), places)
-    ended = tokens == end
-    lengths = jnp.where(ended.any(axis=-1), ended.argmax(axis=-1) + 1, T)
+    hypotheses = _concatenate(finished, open_beams.replace(scores=unfinished_scores))
+    _, indices = jax.lax.top_k(ranks, n_best)
+    tokens, scores, weights = _select((hypotheses.tokens, hypotheses.scores, hypotheses.weights), indices)
+    is_end = tokens == end
+    lengths = jnp.where(is_end.any(axis=-1), is_end.argmax(axis=-1) + 1, T)
     # (B, n, T, L, H, S) -> (B, n, L, H, T, S)
     weights = None if weights is None else jnp.moveaxis(weights, 2, 4)
     return Hypotheses(tokens, lengths, scores, weights)

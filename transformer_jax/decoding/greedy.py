@@ -1,4 +1,4 @@
-"""Greedy search: the likeliest token at each step."""
+"""Greedy search: the most probable token at each step."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.top_k import log_total, top_k
+from transformer_jax.decoding.top_k import log_sum_exp, top_k
 from transformer_jax.models.step import StepFunction
 
 
@@ -20,26 +20,26 @@ def greedy_search(
     max_length: int,
     return_weights: bool = False,
 ) -> Hypotheses:
-    """Decodes until every sentence has ended or `max_length` tokens are made.
+    """Decode until every sentence has ended or has `max_length` tokens.
 
     Args:
-      step: the model's step function; its StepOutput carries weights where `return_weights`.
-      cache: the model's cache of B rows, before the first target token.
+      step: The model's step function; with `return_weights`, its StepOutput must carry weights.
+      cache: The model's cache with B rows, before the first target token.
       batch: B.
-      begin, end: token ids.
-      max_length: largest number of tokens, the end token included.
-      return_weights: also return the cross-attention of each step.
+      begin: Token id before the first target token.
+      end: Token id that ends a sentence.
+      max_length: Largest number of tokens, including the end token.
+      return_weights: Also return the cross-attention of each step.
 
     Returns:
-      One hypothesis a sentence; `scores` are log probabilities.
+      One hypothesis per sentence; `scores` are log probabilities.
     """
-
     weights = None
     if return_weights:
         shape = jax.eval_shape(lambda: step(cache, jnp.zeros((batch, 1), jnp.int32))[0].weights).shape
         weights = jnp.zeros((*shape[:3], max_length, shape[-1]), jnp.float32)
 
-    def unfinished(carry):
+    def is_unfinished(carry):
         position, _, _, done, *_ = carry
         return (position < max_length) & ~done.all()
 
@@ -47,9 +47,9 @@ def greedy_search(
         position, last, tokens, done, score, weights, cache = carry
         output, cache = step(cache, last[:, None])
         logits = output.logits[:, -1]
-        value, place = top_k(logits, 1)
-        best = place[:, 0].astype(jnp.int32)
-        score = score + jnp.where(done, 0.0, (value - log_total(logits, value))[:, 0])
+        value, index = top_k(logits, 1)
+        best = index[:, 0].astype(jnp.int32)
+        score = score + jnp.where(done, 0.0, (value - log_sum_exp(logits, value))[:, 0])
         best = jnp.where(done, end, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], position, axis=1)
         if weights is not None and output.weights is not None:
@@ -65,8 +65,8 @@ def greedy_search(
         weights,
         cache,
     )
-    _, _, tokens, _, score, weights, _ = jax.lax.while_loop(unfinished, extend, start)
-    ended = tokens == end
-    lengths = jnp.where(ended.any(axis=1), ended.argmax(axis=1) + 1, max_length)
+    _, _, tokens, _, score, weights, _ = jax.lax.while_loop(is_unfinished, extend, start)
+    is_end = tokens == end
+    lengths = jnp.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, max_length)
     weights = None if weights is None else weights[:, None]
     return Hypotheses(tokens[:, None], lengths[:, None], score[:, None], weights)

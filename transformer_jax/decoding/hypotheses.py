@@ -1,4 +1,4 @@
-"""What a search returns, and the paper's length penalty."""
+"""The result of a search, and the length penalty."""
 
 import flax.struct
 import jax
@@ -8,10 +8,10 @@ class Hypotheses(flax.struct.PyTreeNode):
     """The n best token sequences of each sentence, best first.
 
     Attributes:
-      tokens: (B, n, T) int32; after the end token, the end token repeated.
-      lengths: (B, n) number of tokens, the end token included.
+      tokens: (B, n, T) int32, filled with the end token after the first one.
+      lengths: (B, n) number of tokens, including the end token.
       scores: (B, n) log probability divided by the length penalty.
-      weights: cross-attention (B, n, L, H, T, S) float32 of each token made, or None.
+      weights: Cross-attention (B, n, L, H, T, S) float32 of each target token, or None.
     """
 
     tokens: jax.Array
@@ -21,5 +21,5 @@ class Hypotheses(flax.struct.PyTreeNode):
 
 
 def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float:
-    """((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14); `length` counts the end token."""
+    """Return ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14); `length` counts the end token."""
     return ((5.0 + length) / 6.0) ** alpha

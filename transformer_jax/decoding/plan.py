@@ -1,4 +1,4 @@
-"""The programs of decoding for shapes alone, to be compiled for devices that are not here."""
+"""The programs of decoding with abstract arguments, for ahead-of-time compilation."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ def abstract_programs(
     beams: int = 1,
     new_tokens: int = 1,
 ) -> dict[str, Program]:
-    """(jitted function, shapes of its arguments) of "prefill" or "encode", and of "decoding".
+    """Return the jitted function and the abstract arguments of "prefill" or "encode", and of "decoding".
 
-    Those of generation: of a model as `for_decoding` makes it, with prompts of unequal length.
+    The programs are those of generation: the model is prepared by `for_decoding` and prompts differ in length.
 
     Args:
-      config: of a decoder or a translator.
+      config: Config of a decoder or a translator.
       rows: B.
-      prompt: tokens of a prompt, or of a source.
-      length: places of the cache.
-      mesh: over which they are sharded: parameters by the table, rows over `data` and `fsdp`, heads over
-        `tensor`.
-      dtype: of the computation.
-      parameters: dtype of the parameters but for vectors, which are float32; None: that of the computation, as
-        published weights have it. A run keeps its own in float32.
-      compute: how the model is computed.
-      module: of the model; None: the registry's.
-      beams: of each row.
-      new_tokens: of each step, more than one where the model judges what a draft proposes.
+      prompt: Number of tokens of a prompt, or of a source sentence.
+      length: Length of the cache in tokens.
+      mesh: Mesh for all arguments: parameters are sharded by their rules, rows over `data` and `fsdp`, heads
+        over `tensor`.
+      dtype: Dtype of the computation.
+      parameters: Dtype of all parameters except vectors, which are float32; None uses `dtype`, as published
+        weights do. A run stores its parameters in float32.
+      compute: Compute options of the model.
+      module: Class of the model; None takes it from the registry.
+      beams: Number of beams per row.
+      new_tokens: Tokens per step; more than one when the model verifies the proposals of a draft.
     """
-    config, kept = dataclasses.replace(config, dtype=dtype), parameters or dtype
-    made = module_of(config) if module is None else module
+    config, parameter_dtype = dataclasses.replace(config, dtype=dtype), parameters or dtype
+    model_class = module_of(config) if module is None else module
 
     def create(key: jax.Array) -> Any:
-        model = made(config, rngs=nnx.Rngs(key), compute=compute)
-        return map_names(lambda name, x: x.astype(x.dtype if is_vector(name, x.shape) else kept), model)
+        model = model_class(config, rngs=nnx.Rngs(key), compute=compute)
+        return map_names(
+            lambda name, x: x.astype(x.dtype if is_vector(name, x.shape) else parameter_dtype), model
+        )
 
     model = jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
     model = placed_shapes(model, model_shardings(model, mesh))
@@ -70,39 +72,39 @@ def abstract_programs(
             return model.start(source, source_mask=(source != PAD).sum(axis=1), max_length=length)
 
         cache = jax.eval_shape(start, model, tokens)
-        first: Program = start, (model, _placed(tokens, mesh))
+        first: Program = start, (model, _with_sharding(tokens, mesh))
         name = "encode"
     else:
         model = jax.eval_shape(lambda model: model.for_decoding(), model)
         model = placed_shapes(model, decoding_shardings(model, mesh))
 
-        def prefill(model: Any, tokens: jax.Array, place: jax.Array) -> Any:
-            cache = model.start(rows, max_length=length, first=place)
+        def prefill(model: Any, tokens: jax.Array, first_token: jax.Array) -> Any:
+            cache = model.start(rows, max_length=length, first=first_token)
             output, cache = model.step_function()(cache, tokens, prompt=True)
             return output.logits, cache
 
-        place = jax.ShapeDtypeStruct((rows,), jnp.int32)
-        cache = jax.eval_shape(prefill, model, tokens, place)[1]
-        first = jax.jit(prefill), (model, _placed(tokens, mesh), _placed(place, mesh))
+        first_token = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        cache = jax.eval_shape(prefill, model, tokens, first_token)[1]
+        first = jax.jit(prefill), (model, _with_sharding(tokens, mesh), _with_sharding(first_token, mesh))
         name = "prefill"
 
     if beams > 1:
         cache = jax.eval_shape(lambda cache: cache.repeat(beams), cache)
-    cache = jax.tree.map(lambda x: _placed(x, mesh), cache)
-    places = jax.tree.map(lambda x: x.sharding, cache)
+    cache = jax.tree.map(lambda x: _with_sharding(x, mesh), cache)
+    shardings = jax.tree.map(lambda x: x.sharding, cache)
 
     def decode(model: Any, cache: Any, tokens: jax.Array) -> Any:
         output, cache = model.step_function()(cache, tokens)
-        # What a loop carries stays where it is.
-        return output.logits, jax.lax.with_sharding_constraint(cache, places)
+        # The carry of the decoding loop keeps its shardings.
+        return output.logits, jax.lax.with_sharding_constraint(cache, shardings)
 
-    last = _placed(jax.ShapeDtypeStruct((rows * beams, new_tokens), jnp.int32), mesh)
-    # The cache is updated in place, as in the loop of a search.
+    last = _with_sharding(jax.ShapeDtypeStruct((rows * beams, new_tokens), jnp.int32), mesh)
+    # The cache is donated, because the loop of a search updates it in place.
     return {name: first, "decoding": (jax.jit(decode, donate_argnums=1), (model, cache, last))}
 
 
-def _placed(x: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Shards the rows, and the heads of keys and values (B, G, K, S)."""
+def _with_sharding(x: Any, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Shard the rows, and the heads of keys and values (B, G, K, S)."""
     axes: list[Any] = [None] * len(x.shape)
     if x.shape and x.shape[0] % row_shards(mesh) == 0:
         axes[0] = ROWS

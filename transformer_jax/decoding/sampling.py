@@ -1,48 +1,47 @@
-"""What is done to logits before a token is drawn from them, each a pure function, and the draw."""
+"""Sampling methods: pure functions that change logits, and the draw of a token."""
 
 import jax
 import jax.numpy as jnp
 
 
-def penalise_repetition(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
-    """Makes tokens that came before less likely (Keskar et al. 2019, section 4.1).
+def penalize_repetition(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
+    """Lower the logits of tokens that occurred before (Keskar et al. 2019, section 4.1).
 
     Args:
       logits: (B, V).
-      seen: (B, V), True at tokens of the prompt or made so far.
-      penalty: positive logits are divided by it and negative ones multiplied; 1 changes nothing.
+      seen: (B, V), True at tokens of the prompt and of the text so far.
+      penalty: Positive logits are divided by it and negative ones multiplied; 1 changes nothing.
     """
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Minus infinity at all but the k largest (Fan et al. 2018); ties with the k-th stay. (B, V) -> (B, V)."""
+    """Set all but the k largest logits (B, V) to -inf (Fan et al. 2018), keeping ties with the k-th."""
     if k >= logits.shape[-1]:
         return logits
-    least = jax.lax.top_k(logits, k)[0][..., -1:]
-    return jnp.where(logits < least, -jnp.inf, logits)
+    threshold = jax.lax.top_k(logits, k)[0][..., -1:]
+    return jnp.where(logits < threshold, -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """Minus infinity outside the nucleus (Holtzman et al. 2020): the fewest tokens that hold p of the
-    probability, at least one; ties with the last of them stay. (B, V) -> (B, V).
+    """Set logits (B, V) outside the nucleus to -inf (Holtzman et al. 2020).
+
+    The nucleus is the smallest set of tokens with a total probability of at least p, and at least one token.
+    Ties with its last token are kept.
     """
     if p >= 1.0:
         return logits  # in float32 the sum may reach 1 before the last token
-    falling = -jnp.sort(-logits, axis=-1)
-    probabilities = jax.nn.softmax(falling, axis=-1)
-    # A token stays as long as those before it do not hold p yet.
+    descending = -jnp.sort(-logits, axis=-1)
+    probabilities = jax.nn.softmax(descending, axis=-1)
+    # A token belongs to the nucleus if the more probable ones sum to less than p.
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     count = jnp.maximum((before < p).sum(axis=-1, keepdims=True), 1)
-    least = jnp.take_along_axis(falling, count - 1, axis=-1)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    threshold = jnp.take_along_axis(descending, count - 1, axis=-1)
+    return jnp.where(logits < threshold, -jnp.inf, logits)
 
 
 def keep_min_p(logits: jax.Array, p: float) -> jax.Array:
-    """Minus infinity where a token is less than p times as likely as the likeliest (Nguyen et al. 2025).
-
-    (B, V) -> (B, V).
-    """
+    """Set logits (B, V) of tokens below p times the largest probability to -inf (Nguyen et al. 2025)."""
     return jnp.where(logits < logits.max(axis=-1, keepdims=True) + jnp.log(p), -jnp.inf, logits)
 
 
@@ -54,20 +53,20 @@ def sampling_logits(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> jax.Array:
-    """Logits of the distribution that is drawn from: temperature first, then each restriction given.
+    """Return the logits to sample from: divide by the temperature, then apply each restriction.
 
     Args:
       logits: (B, V); computed in float32.
-      temperature: above 0; logits are divided by it.
-      top_k, top_p, min_p: see the functions above; None leaves one out.
+      temperature: Divisor of the logits, above 0.
+      top_k: See `keep_top_k`; None skips it.
+      top_p: See `keep_top_p`; None skips it.
+      min_p: See `keep_min_p`; None skips it.
 
     Raises:
-      ValueError: a value outside its range.
+      ValueError: A value is outside its range.
     """
     if temperature <= 0:
-        raise ValueError(
-            f"a temperature of {temperature} is not above 0: for the likeliest token use greedy search"
-        )
+        raise ValueError(f"temperature={temperature} is not above 0: use greedy search instead")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} is below 1")
     for name, value in (("top_p", top_p), ("min_p", min_p)):
@@ -84,9 +83,9 @@ def sampling_logits(
 
 
 def draw(logits: jax.Array, rngs: jax.Array, position: jax.Array) -> jax.Array:
-    """One token of each row, with a key of its own: (B, V), keys (B,) -> (B,) int32.
+    """Draw one token per row: logits (B, V) and keys (B,) to tokens (B,) int32.
 
-    A request's key and the position of its token decide the draw, never its place in the batch.
+    The draw depends on the request's key and on the position of the token, not on the row in the batch.
     """
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, position)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Prompts in, texts out: the tokenizer, the samples of each prompt and stop strings around the generator."""
+"""Text generation: a generator with a tokenizer, several samples per prompt and stop strings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Generated:
     """One continuation of a prompt.
 
     Attributes:
-      text: the prompt and what follows it, up to a stop string.
-      token_ids: all that the model saw and made, a begin token included.
-      new_tokens: how many of them were made.
+      text: The prompt and its continuation up to a stop string.
+      token_ids: Ids of the prompt, including a begin token, and of the continuation.
+      new_tokens: Number of tokens of the continuation.
     """
 
     text: str
@@ -33,15 +33,15 @@ class TextGenerator:
     """Continues texts with a causal decoder and its tokenizer.
 
     Args:
-      model: a causal decoder.
-      tokenizer: the one that it was trained with.
-      sampling: how a token is chosen.
-      ends: ids of the tokens that end a text; None is the tokenizer's own.
-      draft: a smaller model of the same vocabulary that proposes tokens (see `SpeculativeGenerator`), or None.
-      draft_tokens: how many it proposes at a time.
+      model: Causal decoder.
+      tokenizer: Tokenizer of the model's training.
+      sampling: Sampling method.
+      ends: Ids of the tokens that end a text; None uses the tokenizer's.
+      draft: Smaller model with the same vocabulary that proposes tokens (see `SpeculativeGenerator`), or None.
+      draft_tokens: Number of proposals per round.
 
     Raises:
-      UserError: a tokenizer or a draft of another vocabulary.
+      UserError: The tokenizer or the draft has another vocabulary.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class TextGenerator:
         stop: Sequence[str] = (),
         on_text: Callable[[int, str], None] | None = None,
     ) -> list[list[Generated]]:
-        """`samples` continuations of each prompt.
+        """Return `samples` continuations of each prompt.
 
         Args:
-          prompts: texts; special tokens may be written in them.
-          max_new_tokens: largest number of new tokens of each continuation.
-          samples: continuations of each prompt, with keys of their own.
-          seed: of all draws.
-          stop: strings that end a continuation, which are cut off.
-          on_text: called with (number of the continuation, what came to its text) as it is made; the first
-            call has the prompt.
+          prompts: Texts, which may contain special tokens.
+          max_new_tokens: Largest number of new tokens per continuation.
+          samples: Number of continuations per prompt, each with its random key.
+          seed: Seed of all draws.
+          stop: Strings that end a continuation; the text ends before the stop string.
+          on_text: Called during generation with the number of the continuation and its additional text; the
+            first call passes the prompt.
 
         Raises:
-          UserError: see `Generator`; or an empty stop string.
+          UserError: A stop string is empty; see also `Generator`.
         """
         if not all(stop):
             raise UserError("a stop string is empty: leave it out")
@@ -97,49 +97,50 @@ class TextGenerator:
         for text, ids in zip(prompts, encoded, strict=True):
             if not text or not ids:
                 raise UserError("the prompt is empty: give some text")
-        asked = [ids for ids in encoded for _ in range(samples)]
+        requests = [ids for ids in encoded for _ in range(samples)]
         key = jax.random.key(seed)
         rngs = [jax.random.fold_in(key, n) for _ in prompts for n in range(samples)]
-        shown = [""] * len(asked)
-        # As they come out again: special tokens are left out of a text.
-        begins = [len(text) for text in self.tokenizer.decode(encoded)]
+        streamed = [""] * len(requests)
+        # Decoded lengths, because decoding drops the special tokens of a prompt.
+        prompt_lengths = [len(text) for text in self.tokenizer.decode(encoded)]
 
-        def text_of(number: int, new: list[int]) -> tuple[str, bool]:
-            """The text so far, and whether a stop string ended it."""
-            (text,) = self.tokenizer.decode([[*asked[number], *new]])
-            behind = begins[number // samples]  # a stop string in the prompt stops nothing
-            places = [place for s in stop if (place := text.find(s, max(0, behind - len(s) + 1))) >= 0]
-            return (text[: min(places)], True) if places else (text, False)
+        def decode(number: int, new_tokens: list[int]) -> tuple[str, bool]:
+            """Return the text so far, and whether a stop string ended it."""
+            (text,) = self.tokenizer.decode([[*requests[number], *new_tokens]])
+            prompt_length = prompt_lengths[number // samples]  # stop strings inside the prompt are ignored
+            starts = [text.find(s, max(0, prompt_length - len(s) + 1)) for s in stop]
+            starts = [start for start in starts if start >= 0]
+            return (text[: min(starts)], True) if starts else (text, False)
 
-        def show(number: int, text: str) -> None:
-            if on_text is not None and len(text) > len(shown[number]) and text.startswith(shown[number]):
-                on_text(number, text[len(shown[number]) :])
-                shown[number] = text
+        def stream(number: int, text: str) -> None:
+            before = streamed[number]
+            if on_text is not None and len(text) > len(before) and text.startswith(before):
+                on_text(number, text[len(before) :])
+                streamed[number] = text
 
-        def look(made: list[list[int]]) -> list[bool]:
+        def check_stop(tokens: list[list[int]]) -> list[bool]:
             done = []
-            for number, new in enumerate(made):
-                text, stopped = text_of(number, new)
-                # The last character may be cut, and a stop string may have begun: what is shown stays shown.
-                show(number, text if stopped else _without_begun(text.rstrip("\ufffd"), stop))
+            for number, new_tokens in enumerate(tokens):
+                text, stopped = decode(number, new_tokens)
+                # Streamed text is final, so an incomplete character or a partial stop string waits.
+                stream(number, text if stopped else _without_partial_stop(text.rstrip("\ufffd"), stop))
                 done.append(stopped)
             return done
 
-        watched: dict[str, Any] = {}
+        callback: dict[str, Any] = {}
         if stop or on_text is not None:
-            watched = dict(on_tokens=look, chunk=1 if on_text is not None else 16)
-        made = self.generator(asked, max_new_tokens, rngs, **watched)
-        found = []
-        for number, new in enumerate(made):
-            text, stopped = text_of(number, new)
-            while stopped and len(new) > 1 and text_of(number, new[:-1])[1]:
-                new = new[:-1]  # tokens of the same call behind the stop string
-            show(number, text)
-            found.append(Generated(text, [*asked[number], *new], len(new)))
-        return [found[n : n + samples] for n in range(0, len(found), samples)]
+            callback = dict(on_tokens=check_stop, chunk=1 if on_text is not None else 16)
+        continuations = []
+        for number, new_tokens in enumerate(self.generator(requests, max_new_tokens, rngs, **callback)):
+            text, stopped = decode(number, new_tokens)
+            while stopped and len(new_tokens) > 1 and decode(number, new_tokens[:-1])[1]:
+                new_tokens = new_tokens[:-1]  # tokens of the same chunk after the stop string
+            stream(number, text)
+            continuations.append(Generated(text, [*requests[number], *new_tokens], len(new_tokens)))
+        return [continuations[n : n + samples] for n in range(0, len(continuations), samples)]
 
 
-def _without_begun(text: str, stop: Sequence[str]) -> str:
-    """The text without an end that a stop string may begin with."""
-    begun = [size for s in stop for size in range(1, len(s)) if text.endswith(s[:size])]
-    return text[: len(text) - max(begun, default=0)]
+def _without_partial_stop(text: str, stop: Sequence[str]) -> str:
+    """Drop the end of a text that may be the beginning of a stop string."""
+    sizes = [size for s in stop for size in range(1, len(s)) if text.endswith(s[:size])]
+    return text[: len(text) - max(sizes, default=0)]

@@ -1,4 +1,4 @@
-"""The k largest of many numbers."""
+"""Fast selection of the k largest of many values."""
 
 import math
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 
 def _chunk_size(V: int, k: int) -> int:
-    """The size for which the fewest numbers are sorted, V / size + k * size, among those that cut V evenly.
+    """Choose the chunk size that minimizes the number of sorted values, V / size + k * size.
 
-    Cutting evenly spares a padded copy; where no divisor is near, the copy is the lesser cost.
+    A divisor of V avoids a padded copy; if no divisor is near the optimum, the copy is cheaper.
     """
     ideal = math.sqrt(V / k)
     divisors = [n for n in range(math.ceil(ideal / 2), math.floor(2 * ideal) + 1) if V % n == 0]
@@ -17,69 +17,71 @@ def _chunk_size(V: int, k: int) -> int:
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` along the last axis, for a k much smaller than it.
+    """Compute `jax.lax.top_k` along the last axis, faster when k is much smaller than V.
 
-    Each of the k largest is in one of the k chunks with the largest maxima, so only these are
-    searched: a maximum costs far less than a selection, which XLA's CPU backend does in one thread.
+    Each of the k largest values is in one of the k chunks with the largest maxima, so only these chunks are
+    searched. A maximum is far cheaper than a selection, which XLA's CPU backend runs in one thread.
 
     Args:
       x: (..., V) floats.
-      k: how many, at most V.
+      k: Number of values, at most V.
 
     Returns:
-      (values (..., k), falling; places (..., k) int32); of equal values the first come first.
+      The values (..., k) in descending order and their indices (..., k) int32; the lower index comes first
+      among equal values.
     """
     batch, V = x.shape[:-1], x.shape[-1]
     size = _chunk_size(V, k)
     chunks = -(-V // size)
     if chunks <= 2 * k:
         return jax.lax.top_k(x, k)
-    # One batch axis: with two, XLA's CPU backend sorts complete rows for a `top_k`.
+    # With two batch axes, XLA's CPU backend sorts complete rows for a `top_k`.
     x = x.reshape(-1, V)
     if V % size:
         x = jnp.pad(x, ((0, 0), (0, chunks * size - V)), constant_values=-jnp.inf)
-    parts = x.reshape(-1, chunks, size)
-    _, kept = jax.lax.top_k(parts.max(axis=-1), k)
-    kept = jnp.sort(kept, axis=-1)  # in the order of their places, as `top_k` prefers among equals
-    candidates = jnp.take_along_axis(parts, kept[..., None], axis=-2)
-    values, places = jax.lax.top_k(candidates.reshape(-1, k * size), k)
-    places = jnp.take_along_axis(kept, places // size, axis=-1) * size + places % size
-    return values.reshape(*batch, k), places.reshape(*batch, k)
+    x = x.reshape(-1, chunks, size)
+    _, kept = jax.lax.top_k(x.max(axis=-1), k)
+    kept = jnp.sort(kept, axis=-1)  # ascending indices, because `top_k` prefers the first of equal values
+    candidates = jnp.take_along_axis(x, kept[..., None], axis=-2)
+    values, indices = jax.lax.top_k(candidates.reshape(-1, k * size), k)
+    indices = jnp.take_along_axis(kept, indices // size, axis=-1) * size + indices % size
+    return values.reshape(*batch, k), indices.reshape(*batch, k)
 
 
 def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The k largest of score + log softmax(logits), over all beams and tokens of a sentence.
+    """Return the k largest of score + log softmax(logits) over all beams and tokens of a sentence.
 
-    As `top_k`, with the chunks of all beams side by side: what each beam adds to its logits is one
-    number, which the chunks' maxima take as the logits would, and the logits are read twice, not changed.
+    The chunks of all beams are searched together, see `top_k`. Score and normalizer are one number per beam,
+    so they are added to the chunk maxima and to the candidates, never to all logits.
 
     Args:
       logits: (B, W, V).
-      scores: (B, W) of each beam.
-      k: how many, at most W V.
+      scores: (B, W) score of each beam.
+      k: Number of continuations, at most W V.
 
     Returns:
-      (sums (B, k), falling; beams (B, k) int32; tokens (B, k) int32); of equal ones the first come first.
+      The sums (B, k) in descending order, their beams (B, k) int32 and tokens (B, k) int32; the first comes
+      first among equal sums.
     """
     B, W, V = logits.shape
     size = _chunk_size(V, k)
     chunks = -(-V // size)
     if V % size:
         logits = jnp.pad(logits, ((0, 0), (0, 0), (0, chunks * size - V)), constant_values=-jnp.inf)
-    parts = logits.reshape(B, W, chunks, size)
-    maxima = parts.max(axis=-1)
-    added = scores - log_total(logits, maxima.max(axis=-1, keepdims=True))[..., 0]
-    _, kept = jax.lax.top_k((maxima + added[..., None]).reshape(B, W * chunks), min(k, W * chunks))
+    chunked = logits.reshape(B, W, chunks, size)
+    maxima = chunked.max(axis=-1)
+    offsets = scores - log_sum_exp(logits, maxima.max(axis=-1, keepdims=True))[..., 0]
+    _, kept = jax.lax.top_k((maxima + offsets[..., None]).reshape(B, W * chunks), min(k, W * chunks))
     kept = jnp.sort(kept, axis=-1)
-    candidates = jnp.take_along_axis(parts.reshape(B, W * chunks, size), kept[..., None], axis=1)
-    candidates += jnp.take_along_axis(added, kept // chunks, axis=1)[..., None]
-    sums, places = jax.lax.top_k(candidates.reshape(B, -1), k)
-    chosen = jnp.take_along_axis(kept, places // size, axis=1)
-    # Among nothing but minus infinity the padding could be chosen.
-    tokens = jnp.minimum(chosen % chunks * size + places % size, V - 1)
-    return sums, chosen // chunks, tokens
+    candidates = jnp.take_along_axis(chunked.reshape(B, W * chunks, size), kept[..., None], axis=1)
+    candidates += jnp.take_along_axis(offsets, kept // chunks, axis=1)[..., None]
+    sums, indices = jax.lax.top_k(candidates.reshape(B, -1), k)
+    chunk = jnp.take_along_axis(kept, indices // size, axis=1)
+    # If all candidates are -inf, an index of the padding could be selected.
+    tokens = jnp.minimum(chunk % chunks * size + indices % size, V - 1)
+    return sums, chunk // chunks, tokens
 
 
-def log_total(x: jax.Array, largest_value: jax.Array) -> jax.Array:
-    """log(sum(exp(x))) over the last axis, kept; `largest_value` (..., 1) is x's maximum."""
-    return largest_value + jnp.log(jnp.exp(x - largest_value).sum(axis=-1, keepdims=True))
+def log_sum_exp(x: jax.Array, maximum: jax.Array) -> jax.Array:
+    """Return log(sum(exp(x))) over the last axis, keeping the axis; `maximum` (..., 1) is the maximum of x."""
+    return maximum + jnp.log(jnp.exp(x - maximum).sum(axis=-1, keepdims=True))

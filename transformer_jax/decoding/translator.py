@@ -1,4 +1,4 @@
-"""Sentences in, sentences out: batches by length bucket around the search."""
+"""Translation of sentences: tokenization, batches by length bucket, and search."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
 
-# Source lengths are rounded up to one of these, so that the search compiles once for each.
+# The search compiles once per source length, so lengths are rounded up to one of these.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
-
-# Sentences of a batch at most.
-SENTENCES = 64
+# Largest number of sentences in a batch.
+MAX_SENTENCES = 64
 
 
 def bucket_length(length: int, limit: int) -> int:
-    """The length that a source is padded to: the smallest bucket that holds it, at most the limit."""
+    """Return the padded length of a source: the smallest bucket length that fits, or the limit."""
     return min(next(n for n in (*_LENGTHS, limit) if n >= length), limit)
 
 
-def longest_target(source: int, limit: int) -> int:
-    """Tokens of a translation at most: twice the source and a little, as the paper's source + 50 for sentences
-    of its length."""
+def max_target_length(source: int, limit: int) -> int:
+    """Return the largest number of tokens of a translation.
+
+    For the sentence lengths of Vaswani et al. 2017 it is close to the paper's source length + 50.
+    """
     return min(2 * source + 16, limit)
 
 
@@ -49,7 +50,7 @@ def search(
     alpha: float,
     return_weights: bool = False,
 ) -> Hypotheses:
-    """Translates a padded batch of sources (B, S); beam size 1 is greedy search."""
+    """Translate a padded batch of sources (B, S); beam size 1 is greedy search."""
     source = constrained(source, (ROWS, None))
     cache = model.start(source, source_mask=(source != PAD).sum(axis=1), max_length=max_length)
     step = model.step_function(return_weights=return_weights)
@@ -63,7 +64,7 @@ def search(
 
 @jax.jit
 def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Array:
-    """The cross-attention (B, L, H, T, S) of sources (B, S) with given target inputs (B, T), padded."""
+    """Return the cross-attention (B, L, H, T, S) of padded sources (B, S) with target inputs (B, T)."""
     _, weights = model(
         source,
         target,
@@ -75,46 +76,46 @@ def forced_weights(model: Any, source: jax.Array, target: jax.Array) -> jax.Arra
 
 
 def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> list[Hypotheses]:
-    """`search` over many batches, in order, as NumPy arrays.
+    """Run `search` on many batches and return the results in order as NumPy arrays.
 
-    On a CPU two batches are computed at a time: selections and other work that XLA does in one thread
-    then leave no core idle. They run in threads of their own, where a caller's
-    `with jax.default_matmul_precision(...)` does not reach. On a mesh there is one: two programs would wait
-    for each other's devices without end.
+    On one CPU two batches run in parallel, because XLA computes a part of a search in one thread. The worker
+    threads ignore the caller's `with jax.default_matmul_precision(...)`. On a mesh the batches run one after
+    the other, because two programs would wait for each other's devices forever.
     """
 
-    def one(source: np.ndarray) -> Hypotheses:
+    def search_batch(source: np.ndarray) -> Hypotheses:
         return jax.device_get(search(model, source, **options))
 
     sources = list(sources)
-    spread_out = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
-    if len(sources) < 2 or jax.default_backend() != "cpu" or spread_out:
-        return [one(source) for source in sources]
+    is_sharded = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
+    if len(sources) < 2 or jax.default_backend() != "cpu" or is_sharded:
+        return [search_batch(source) for source in sources]
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:
-        first: dict[tuple[int, ...], concurrent.futures.Future] = {}
+        first_of_shape: dict[tuple[int, ...], concurrent.futures.Future] = {}
         pending = []
         for source in sources:
-            # The first of a shape compiles; a second one at the same time would compile the same again.
-            if source.shape in first:
-                first[source.shape].result()
-            pending.append(pool.submit(one, source))
-            first.setdefault(source.shape, pending[-1])
+            # The first batch of a shape compiles the program; parallel calls would compile it again.
+            if source.shape in first_of_shape:
+                first_of_shape[source.shape].result()
+            pending.append(pool.submit(search_batch, source))
+            first_of_shape.setdefault(source.shape, pending[-1])
         return [future.result() for future in pending]
     finally:
-        # After an error or Ctrl-C nothing that waits is begun.
+        # An error or Ctrl-C cancels the batches that have not started.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """One translation and what it attended to.
+    """A translation with its attention weights.
 
     Attributes:
-      text: the translation.
-      source_tokens, target_tokens: the S and T tokens, each with its end token.
-      weights: cross-attention (L, H, T, S) float32; row t is from the step that made target token t.
-      target_ids: of the target tokens.
+      text: The translation.
+      source_tokens: The S source tokens, including the end token.
+      target_tokens: The T target tokens, including the end token.
+      weights: Cross-attention (L, H, T, S) float32; row t is from the step that generated target token t.
+      target_ids: Ids of the target tokens.
     """
 
     text: str
@@ -128,11 +129,11 @@ class Translator:
     """Translates with a trained model.
 
     Args:
-      model: an encoder-decoder of the zoo.
-      tokenizer: the one it was trained with.
-      beam_size: 1 is greedy search.
-      alpha: length penalty, see `beam_search`.
-      rows: largest number of sentences in one batch.
+      model: Encoder-decoder.
+      tokenizer: Tokenizer of the model's training.
+      beam_size: Number of beams; 1 is greedy search.
+      alpha: Exponent of the length penalty, see `beam_search`.
+      rows: Largest number of sentences in a batch.
     """
 
     def __init__(
@@ -142,25 +143,25 @@ class Translator:
         *,
         beam_size: int = 4,
         alpha: float = 0.6,
-        rows: int = SENTENCES,
+        rows: int = MAX_SENTENCES,
     ):
         self.model, self.tokenizer = model, tokenizer
         self.beam_size, self.alpha, self.rows = beam_size, alpha, rows
 
     @property
     def max_source(self) -> int:
-        """The longest source in tokens, without its end token."""
+        """The largest number of source tokens, not counting the end token."""
         return self.model.config.max_length - 1
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Token ids of the texts, ending with END.
+        """Return the token ids of each text, ending with END.
 
         Args:
-          texts: the sentences.
-          truncate: cut sentences that are too long instead of refusing them.
+          texts: Sentences.
+          truncate: Truncate sentences that are too long instead of raising an error.
 
         Raises:
-          UserError: a sentence longer than the model's limit.
+          UserError: A sentence exceeds the model's limit.
         """
         encoded = self.tokenizer.encode(texts)
         limit = self.max_source
@@ -173,56 +174,54 @@ class Translator:
         return [[*ids[:limit], END] for ids in encoded]
 
     def __call__(self, texts: Sequence[str], *, truncate: bool = False) -> list[str]:
-        """The translation of each text; an empty text stays empty.
+        """Translate each text; the translation of an empty text is empty.
 
         Raises:
-          UserError: a sentence longer than the model's limit, unless `truncate`.
+          UserError: A sentence exceeds the model's limit, unless `truncate` is set.
         """
         encoded = self.encode(texts, truncate=truncate)
         translations = [""] * len(texts)
-        # Equal lengths next to each other: a batch runs as long as its longest sentence.
+        # Sorting puts sentences of equal length into one batch, which runs as long as its longest sentence.
         order = [i for i in sorted(range(len(texts)), key=lambda i: len(encoded[i])) if texts[i].strip()]
         rows = next((r for r in (1, 8) if len(order) <= r), self.rows)
         batches: list[tuple[int, list[int]]] = []
         while order:
             length = bucket_length(len(encoded[order[0]]), self.model.config.max_length)
-            fitting = [i for i in order[:rows] if len(encoded[i]) <= length]
-            order = order[len(fitting) :]
-            batches.append((length, fitting))
+            batch = [i for i in order[:rows] if len(encoded[i]) <= length]
+            order = order[len(batch) :]
+            batches.append((length, batch))
         for length, group in itertools.groupby(batches, key=lambda batch: batch[0]):
-            members = [fitting for _, fitting in group]
-            sources = (self._pad([encoded[i] for i in fitting], rows, length) for fitting in members)
-            for fitting, found in zip(
-                members, search_all(self.model, sources, **self._options(length)), strict=True
-            ):
-                for i, ids, size in zip(fitting, found.tokens, found.lengths, strict=False):
+            batches_of_length = [batch for _, batch in group]
+            sources = (self._pad([encoded[i] for i in batch], rows, length) for batch in batches_of_length)
+            results = search_all(self.model, sources, **self._options(length))
+            for batch, hypotheses in zip(batches_of_length, results, strict=True):
+                for i, ids, size in zip(batch, hypotheses.tokens, hypotheses.lengths, strict=False):
                     translations[i] = self.tokenizer.decode([ids[0, : size[0]]])[0]
         return translations
 
     def align(self, text: str, translation: str | None = None) -> Alignment:
-        """The translation of one sentence with its cross-attention.
+        """Translate one sentence and return its cross-attention.
 
         Args:
-          text: the sentence.
-          translation: whose alignment to show; None: the model's own.
+          text: The sentence.
+          translation: Translation to align; None aligns the model's translation.
 
         Raises:
-          UserError: an empty sentence, one longer than the model's limit, or a model without attention.
+          UserError: A sentence is empty or exceeds the model's limit, or the model has no attention.
         """
-        for given in (text, translation):
-            if given is not None and not given.strip():
-                raise UserError("an empty sentence has no alignment: give some text")
+        if not text.strip() or (translation is not None and not translation.strip()):
+            raise UserError("an empty sentence has no alignment: give some text")
         if not getattr(self.model, "attends", True):
-            raise UserError("this model has no attention, and so no alignment to show")
+            raise UserError("this model has no attention and therefore no alignment")
         limit = self.model.config.max_length
         (ids,) = self.encode([text])
         length = bucket_length(len(ids), limit)
         source = self._pad([ids], 1, length)
         if translation is None:
-            (found,) = search_all(self.model, [source], **self._options(length), return_weights=True)
-            assert found.weights is not None, "asked for"
-            target = found.tokens[0, 0, : int(found.lengths[0, 0])].tolist()
-            weights = np.asarray(found.weights)[0, 0]
+            (hypotheses,) = search_all(self.model, [source], **self._options(length), return_weights=True)
+            assert hypotheses.weights is not None, "requested by return_weights"
+            target = hypotheses.tokens[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
+            weights = np.asarray(hypotheses.weights)[0, 0]
         else:
             (target,) = self.encode([translation])
             inputs = self._pad([[BEGIN, *target[:-1]]], 1, bucket_length(len(target), limit))
@@ -237,9 +236,9 @@ class Translator:
 
     @staticmethod
     def _pad(ids: list[list[int]], rows: int, length: int) -> np.ndarray:
-        # Rows to spare repeat a sentence: an empty one might never end and hold up the batch.
+        # Unused rows repeat a sentence, because an empty one might never end and delay the batch.
         return pad(ids + [ids[-1]] * (rows - len(ids)), rows, length)
 
     def _options(self, length: int) -> dict[str, Any]:
-        most = longest_target(length, self.model.config.max_length)
-        return dict(max_length=most, beam_size=self.beam_size, alpha=self.alpha)
+        max_length = max_target_length(length, self.model.config.max_length)
+        return dict(max_length=max_length, beam_size=self.beam_size, alpha=self.alpha)

@@ -1,1 +1,1 @@
-"""Inspection: a model's named values returned or replaced, and what is computed from them."""
+"""Inspection: return or replace a model's named values, and analyze them."""

@@ -1,4 +1,4 @@
-"""What takes the place of a named value in a causal experiment; see `activations.replaced`."""
+"""Replacements of named values for causal experiments; see `activations.replaced`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class AtLayer:
-    """Another value in one layer, a `Replacement`.
+    """A `Replacement` that changes the value of one layer.
 
     Attributes:
-      layer: from 0; may be a traced integer, so that one program serves all layers.
-      change: value -> the new one.
-      head: the one that is changed, of values (B, T, H, K), or None.
+      layer: Number of the layer, from 0; a traced integer lets one program serve all layers.
+      change: Function from the value to the new value.
+      head: Number of the head that `change` replaces in values (B, T, H, K), or None.
     """
 
     layer: Any
@@ -25,50 +25,52 @@ class AtLayer:
     head: Any = None
 
     def __call__(self, value: jax.Array, number: Any) -> jax.Array:
+        """Return the changed value in the selected layer, and the value itself in all others."""
         return jnp.where(number == self.layer, self.change(value), value)
 
     def check(self, name: str, value: jax.Array, layers: int | None) -> None:
-        """That there is such a layer and such a head; traced numbers are not known yet.
+        """Check that the layer and the head exist; traced numbers are not checked.
 
         Raises:
-          ValueError: there is none, and nothing would be changed.
+          ValueError: The layer or the head does not exist, so nothing would change.
         """
         if isinstance(self.layer, int) and not 0 <= self.layer < (layers or self.layer + 1):
-            has = "counts its layers from 0" if layers is None else f"has layers 0 to {layers - 1}"
-            raise ValueError(f"{name} {has}: there is no layer {self.layer}")
+            limits = "counts its layers from 0" if layers is None else f"has layers 0 to {layers - 1}"
+            raise ValueError(f"{name} {limits}: there is no layer {self.layer}")
         if isinstance(self.head, int) and not 0 <= self.head < value.shape[2]:
             raise ValueError(f"{name} has heads 0 to {value.shape[2] - 1}: there is no head {self.head}")
 
 
 def ablate_head(layer: Any, head: Any, *, by: Any = 0.0) -> AtLayer:
-    """One head's output set to a constant, for "heads" (B, T, H, K).
+    """Return a replacement for "heads" (B, T, H, K) that sets one head's output to a constant.
 
     Args:
-      layer, head: from 0; may be traced integers.
-      by: the constant, broadcastable to (B, T, K): zeros, or the head's mean over some data.
+      layer: Number of the layer, from 0; may be a traced integer.
+      head: Number of the head, from 0; may be a traced integer.
+      by: Constant, broadcastable to (B, T, K): zeros, or the head's mean over some data.
     """
     return AtLayer(layer, lambda value: value.at[:, :, head].set(jnp.asarray(by, value.dtype)), head)
 
 
 def patch(layer: Any, source: Any, *, positions: Sequence[int] | jax.Array | None = None) -> AtLayer:
-    """One layer's value taken from another run (Meng et al. 2022, "causal tracing").
+    """Return a replacement that takes one layer's value from another run ("causal tracing", Meng et al. 2022).
 
     Args:
-      layer: from 0; may be a traced integer.
-      source: (L, B, T, ...), what `activations` returned of the other run.
-      positions: which of the T; None: all.
+      layer: Number of the layer, from 0; may be a traced integer.
+      source: (L, B, T, ...), the value that `activations` returned for the other run.
+      positions: Positions to replace; None replaces all T.
 
     Raises:
-      ValueError: a layer that the other run has not.
+      ValueError: The other run does not have the layer.
     """
     if isinstance(layer, int) and not 0 <= layer < len(source):
         raise ValueError(f"the other run has layers 0 to {len(source) - 1}: there is no layer {layer}")
 
     def change(value: jax.Array) -> jax.Array:
-        own = jnp.asarray(source)[layer].astype(value.dtype)
+        new_value = jnp.asarray(source)[layer].astype(value.dtype)
         if positions is None:
-            return own
-        where = jnp.asarray(positions)
-        return value.at[:, where].set(own[:, where])
+            return new_value
+        indices = jnp.asarray(positions)
+        return value.at[:, indices].set(new_value[:, indices])
 
     return AtLayer(layer, change)

@@ -1,4 +1,4 @@
-"""Entropy of attention weights, and what reaches a token through all layers: rollout and flow."""
+"""Entropy of attention weights, and attention through all layers: rollout and flow."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import maximum_flow
 
-# SciPy's flows are integers: a weight is counted in millionths.
+# SciPy's flows are integers, so weights are measured in millionths.
 _UNIT = 1_000_000
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """The entropy of each query's attention: -sum of p log p, in nats.
+    """Return the entropy of each query's attention, -sum of p log p, in nats.
 
     Args:
-      weights: (..., T, S), rows sum to 1; a row of zeros has entropy 0.
+      weights: (..., T, S) with rows that sum to 1; a row of zeros has entropy 0.
 
     Returns:
-      (..., T), from 0 for one key alone to log S for all alike.
+      (..., T), between 0 (one key has all the weight) and log S (uniform weights).
     """
     weights = np.asarray(weights, np.float64)
     return -(weights * np.log(np.where(weights > 0, weights, 1.0))).sum(axis=-1)
 
 
 def _with_residual(weights: np.ndarray, residual: float) -> np.ndarray:
-    """(L, H, T, T) -> (L, T, T), the heads' mean with the residual stream's share, rows summing to 1."""
+    """Average the heads of (L, H, T, T), add the residual stream, and normalize the rows of (L, T, T)."""
     weights = np.asarray(weights, np.float64)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
         raise ValueError(f"self-attention weights are (L, H, T, T), got {weights.shape}")
@@ -36,46 +36,47 @@ def _with_residual(weights: np.ndarray, residual: float) -> np.ndarray:
 
 
 def rollout(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
-    """Attention rollout (Abnar & Zuidema 2020, section 3.1): the layers' mean heads, multiplied.
+    """Compute attention rollout (Abnar & Zuidema 2020, section 3.1), the product of the layers' mean heads.
 
     Args:
-      weights: (L, H, T, T) of one text's self-attention.
-      residual: the residual stream's share in each layer; the paper's is a half.
+      weights: (L, H, T, T) self-attention of one text.
+      residual: Share of the residual stream in each layer; the paper uses 0.5.
 
     Returns:
-      (L, T, T): after each layer, how much of each input token is in each position. Rows sum to 1.
+      (L, T, T): the share of each input token in each position after each layer. Rows sum to 1.
 
     Raises:
-      ValueError: weights of another shape, or a share outside [0, 1).
+      ValueError: The weights have another shape, or the share is outside [0, 1).
     """
     layers = _with_residual(weights, residual)
-    reached = [layers[0]]
+    products = [layers[0]]
     for layer in layers[1:]:
-        reached.append(layer @ reached[-1])
-    return np.stack(reached)
+        products.append(layer @ products[-1])
+    return np.stack(products)
 
 
 def attention_flow(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
-    """Attention flow (Abnar & Zuidema 2020, section 3.2): the most that can flow from each input token to each
-    position of the last layer, when the mean of the heads says how much each edge carries.
+    """Compute attention flow (Abnar & Zuidema 2020, section 3.2).
 
-    It takes a maximum flow for each pair of tokens: for sentences, not for pages.
+    It is the maximum flow from each input token to each position of the last layer, with the mean of the heads
+    as the capacity of an edge. One maximum flow per pair of tokens makes it suitable for single sentences only.
 
     Args:
-      weights, residual: see `rollout`.
+      weights: See `rollout`.
+      residual: See `rollout`.
 
     Returns:
-      (T, T) rows of positions, columns of input tokens, each between 0 and 1.
+      (T, T) flows between 0 and 1, one row per position and one column per input token.
 
     Raises:
-      ValueError: see `rollout`.
+      ValueError: See `rollout`.
     """
     layers = _with_residual(weights, residual)
     L, T, _ = layers.shape
-    # Node l T + t is position t in front of layer l; a layer's row reads what its columns hold.
-    number, query, key = np.nonzero(np.round(layers * _UNIT).astype(np.int32))
-    carries = np.round(layers[number, query, key] * _UNIT).astype(np.int32)
-    edges = (carries, (number * T + key, (number + 1) * T + query))
+    # Node l T + t is position t before layer l. Edges run from keys to queries.
+    layer, query, key = np.nonzero(np.round(layers * _UNIT).astype(np.int32))
+    capacities = np.round(layers[layer, query, key] * _UNIT).astype(np.int32)
+    edges = (capacities, (layer * T + key, (layer + 1) * T + query))
     graph = scipy.sparse.csr_array(edges, shape=((L + 1) * T, (L + 1) * T))
     flows = [
         [maximum_flow(graph, source, L * T + target).flow_value / _UNIT for source in range(T)]

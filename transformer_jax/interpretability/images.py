@@ -1,4 +1,4 @@
-"""What a vision model attends to in an image, and what its features group together."""
+"""Attention maps and feature components of a vision model for one image."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transformer_jax.interpretability.attention_flow import rollout
 
 
 class AttentionMaps(NamedTuple):
-    """The attention of one image.
+    """The attention weights and states of one image.
 
     Attributes:
-      pixels: (height, width, 3) uint8, as the model was given them.
-      weights: (L, H, T, T) float32, of all tokens.
-      prefix: number of tokens in front of the patches: class tokens and registers.
-      grid: (rows, columns) of the patches.
-      states: (T, D) float32, behind the last block.
-      class_token: whether the first token is one that stands for the image.
+      pixels: (height, width, 3) uint8, the model's input.
+      weights: (L, H, T, T) float32 of all tokens.
+      prefix: Number of tokens before the patches: class token and registers.
+      grid: Number of patches per column and per row.
+      states: (T, D) float32 after the last block.
+      class_token: Whether the first token is a class token.
     """
 
     pixels: np.ndarray
@@ -31,32 +31,37 @@ class AttentionMaps(NamedTuple):
     class_token: bool = True
 
     def heads(self, layer: int = -1) -> np.ndarray:
-        """What the first token attends to, by head: (H, rows, columns); of a model without one, the mean over
-        all patches.
+        """Return the attention (H, rows, columns) of the class token to the patches, per head.
+
+        For a model without a class token, it is the mean over all patches.
 
         Args:
-          layer: counted from 0; negative ones from the last.
+          layer: Number of the layer, from 0; negative numbers count from the last layer.
 
         Raises:
-          UserError: no such layer.
+          UserError: The layer does not exist.
         """
         layers = len(self.weights)
         if not -layers <= layer < layers:
             raise UserError(f"layer {layer} of {layers}: layers are counted from 0")
-        own = self.weights[layer][:, :, self.prefix :]
-        rows = own[:, 0] if self.prefix and self.class_token else own[:, self.prefix :].mean(axis=1)
-        return rows.reshape(len(rows), *self.grid)
+        weights = self.weights[layer][:, :, self.prefix :]
+        heads = weights[:, 0] if self.prefix and self.class_token else weights[:, self.prefix :].mean(axis=1)
+        return heads.reshape(len(heads), *self.grid)
 
     def masks(self, share: float = 0.6, layer: int = -1) -> np.ndarray:
-        """The smallest sets of patches that hold a share of each head's attention, (H, rows, columns) bool
-        (Caron et al. 2021, figure 3, which keeps 60 %).
+        """Return the smallest set of patches with a given share of each head's attention.
+
+        Caron et al. 2021, figure 3, keep 60 %.
 
         Args:
-          share: between 0 and 1.
-          layer: see `heads`.
+          share: Share of the attention, above 0 and at most 1.
+          layer: See `heads`.
+
+        Returns:
+          (H, rows, columns) bool.
 
         Raises:
-          UserError: a share outside these.
+          UserError: The share is outside its range.
         """
         if not 0 < share <= 1:
             raise UserError(f"`share` {share} must be above 0 and at most 1")
@@ -66,46 +71,62 @@ class AttentionMaps(NamedTuple):
         ranked = np.take_along_axis(flat, order, axis=1)
         before = np.cumsum(ranked, axis=1) - ranked
         kept = np.zeros(flat.shape, bool)
-        # A patch belongs to the set if those before it hold less than the share.
+        # A patch belongs to the set if the stronger patches sum to less than the share.
         np.put_along_axis(kept, order, before < share * flat.sum(axis=1, keepdims=True), axis=1)
         return kept.reshape(heads.shape)
 
     def rollout(self) -> np.ndarray:
-        """Attention followed through all layers from the first token to the patches, (rows, columns) (Abnar &
-        Zuidema 2020); of a model without one, the mean over all patches."""
+        """Return attention rollout (rows, columns) from the class token to the patches (Abnar & Zuidema 2020).
+
+        For a model without a class token, it is the mean over all patches.
+        """
         rolled = rollout(self.weights)[-1]
         row = rolled[0] if self.prefix and self.class_token else rolled[self.prefix :].mean(axis=0)
         return row[self.prefix :].reshape(self.grid)
 
     def components(self, count: int = 3) -> np.ndarray:
-        """The first principal components of the patches' states, (rows, columns, count), each between 0 and 1:
-        three of them are colours (Oquab et al. 2024, figure 1)."""
+        """Return the first principal components of the patch states, scaled to [0, 1].
+
+        Three components can be shown as colors (Oquab et al. 2024, figure 1).
+
+        Args:
+          count: Number of components.
+
+        Returns:
+          (rows, columns, count).
+        """
         patches = self.states[self.prefix :].astype(np.float64)
-        centred = patches - patches.mean(axis=0)
-        _, _, directions = np.linalg.svd(centred, full_matrices=False)
+        centered = patches - patches.mean(axis=0)
+        _, _, directions = np.linalg.svd(centered, full_matrices=False)
         directions = directions[:count]
-        # A direction's sign is arbitrary: its largest weight is positive.
+        # The sign of a direction is arbitrary; its largest weight is made positive.
         largest = np.abs(directions).argmax(axis=1)
         directions = directions * np.sign(directions[np.arange(len(directions)), largest])[:, None]
-        found = centred @ directions.T
-        low, high = found.min(axis=0), found.max(axis=0)
-        return ((found - low) / np.maximum(high - low, 1e-12)).reshape(*self.grid, -1)
+        projections = centered @ directions.T
+        low, high = projections.min(axis=0), projections.max(axis=0)
+        return ((projections - low) / np.maximum(high - low, 1e-12)).reshape(*self.grid, -1)
 
 
 def attention_maps(trained: Any, image: Any) -> AttentionMaps:
-    """The attention of a vision model over one image.
+    """Return the attention maps of a vision model for one image.
 
     Args:
-      trained: what `transformer_jax.load` gives of a run or a published folder.
-      image: a path, a Pillow image or a uint8 array.
+      trained: Vision model that `transformer_jax.load` returned for a run or a published folder.
+      image: Path, Pillow image or uint8 array.
 
     Raises:
-      UserError: an image that cannot be read.
+      UserError: The image cannot be read.
     """
     encoder = trained.encoder
     pixels = trained.processor.pixels(image)
     states, weights = encoder.hidden_states(trained.normalised(pixels[None]), return_weights=True)
     grid = encoder.patches.grid(*pixels.shape[:2])
-    own = np.asarray(weights[0], np.float32), np.asarray(states[0].astype(jnp.float32))
     config = encoder.config
-    return AttentionMaps(pixels, own[0], config.prefix, grid, own[1], config.has_class_token)
+    return AttentionMaps(
+        pixels,
+        np.asarray(weights[0], np.float32),
+        config.prefix,
+        grid,
+        np.asarray(states[0].astype(jnp.float32)),
+        config.has_class_token,
+    )

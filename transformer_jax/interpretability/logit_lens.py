@@ -1,4 +1,4 @@
-"""What a model would answer if it stopped after each layer."""
+"""The logit lens: the prediction after each layer."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from transformer_jax.interpretability.activations import activations
 def logit_lens(
     model: Any, *inputs: jax.Array, run: Callable[..., Any] | None = None, **options: Any
 ) -> jax.Array:
-    """The logit lens (nostalgebraist 2020): the stream after each layer, read by the last norm and the logits.
+    """Compute logits from the residual stream after each layer (nostalgebraist 2020).
 
     Args:
-      model: a causal decoder or the Transformer, whose decoder is read.
-      *inputs, **options: its arguments.
-      run: what is run in the model's place, as `replaced(model, ...)`.
+      model: Causal decoder, or a Transformer, of which the decoder is read.
+      *inputs: Positional arguments of the model.
+      run: Function to run instead of the model, such as `replaced(model, ...)`.
+      **options: Keyword arguments of the model.
 
     Returns:
-      (L + 1, B, T, V) float32; the first of them reads the embeddings, the last are the model's logits.
+      (L + 1, B, T, V) float32; the first entry reads the embeddings, the last one equals the model's logits.
 
     Raises:
-      ValueError: a model without a residual stream.
+      ValueError: The model has no residual stream.
     """
     function = model if run is None else run
-    _, seen = activations(function, *inputs, only=["decoder/embedding", "decoder/residual"], **options)
-    stream = jnp.concatenate([seen["decoder/embedding"][None], seen["decoder/residual"]])
-    # One layer at a time: all logits at once are L + 1 times what the model itself makes.
+    _, values = activations(function, *inputs, only=["decoder/embedding", "decoder/residual"], **options)
+    stream = jnp.concatenate([values["decoder/embedding"][None], values["decoder/residual"]])
+    # One layer at a time, because all logits together need L + 1 times the memory of the model's.
     return jax.lax.map(model.logits, stream)

@@ -1,4 +1,4 @@
-"""All attention weights of one sentence, with its tokens, from any model that has attention."""
+"""All attention weights of one sentence, labeled with its tokens, for any model with attention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from transformer_jax.interpretability.activations import activations
 
 
 class AttentionMap(NamedTuple):
-    """One kind of attention over one sentence.
+    """The attention weights of one sentence for one type of attention.
 
     Attributes:
       weights: (L, H, T, S) float32; recurrent models have one layer with one head.
-      queries, keys: the T and S tokens.
+      queries: The T query tokens.
+      keys: The S key tokens.
     """
 
     weights: np.ndarray
@@ -30,32 +31,32 @@ class AttentionMap(NamedTuple):
 
 
 def check_attends(model: Any) -> None:
-    """Checks that a model has attention to show.
+    """Check that a model has attention.
 
     Raises:
-      UserError: it has none.
+      UserError: The model has no attention.
     """
     if not getattr(model, "attends", True):
-        raise UserError(f"{type(model).__name__} has no attention, and so nothing to show")
+        raise UserError(f"{type(model).__name__} has no attention weights to show")
 
 
 def attention_of_translation(
     model: Any, tokenizer: Any, text: str, translation: str | Sequence[int]
 ) -> dict[str, AttentionMap]:
-    """The weights with which a translator reads a sentence and writes a given translation.
+    """Return all attention weights of a translator for a sentence and its translation.
 
     Args:
-      model: an encoder-decoder of the zoo.
-      tokenizer: its `BytePairTokenizer`.
-      text: one sentence.
-      translation: of it, as text or as the token ids that were made, with their end token.
+      model: Encoder-decoder.
+      tokenizer: The model's `BytePairTokenizer`.
+      text: One sentence.
+      translation: Its translation as a text, or as token ids including the end token.
 
     Returns:
-      By the path of the activation without its last name, as "decoder/cross_attention". A row of the decoder's
-      is from the step that wrote its token.
+      A dict with keys such as "decoder/cross_attention", the path of the activation without "/weights". Row t
+      of the decoder's weights is from the step that generated target token t.
 
     Raises:
-      UserError: an empty sentence, one longer than the model's limit, or a model without attention.
+      UserError: A sentence is empty or exceeds the model's limit, or the model has no attention.
     """
     check_attends(model)
     source = _encoded(model, tokenizer, "text", text)
@@ -64,26 +65,26 @@ def attention_of_translation(
     else:
         target = list(translation)
     inputs = [BEGIN, *target[:-1]]
-    found = _weights(model, "decoder/cross_attention", jnp.asarray([source]), jnp.asarray([inputs]))
-    read, written, before = (tokenizer.tokens(ids) for ids in (source, target, inputs))
+    weights = _weights(model, "decoder/cross_attention", jnp.asarray([source]), jnp.asarray([inputs]))
+    source_tokens, target_tokens, input_tokens = (tokenizer.tokens(ids) for ids in (source, target, inputs))
     labels = {
-        "encoder/self_attention": (read, read),
-        "decoder/self_attention": (written, before),
-        "decoder/cross_attention": (written, read),
+        "encoder/self_attention": (source_tokens, source_tokens),
+        "decoder/self_attention": (target_tokens, input_tokens),
+        "decoder/cross_attention": (target_tokens, source_tokens),
     }
-    return {kind: AttentionMap(weights, *labels[kind]) for kind, weights in found.items()}
+    return {name: AttentionMap(values, *labels[name]) for name, values in weights.items()}
 
 
 def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> dict[str, AttentionMap]:
-    """The weights with which a language model reads a text: "decoder/self_attention".
+    """Return the weights of a language model for a text, by the key "decoder/self_attention".
 
     Args:
-      model: a decoder of the zoo.
-      tokenizer: its `TextTokenizer`.
-      text: not empty; or its token ids, as they were made. Ids beyond the model's limit are left out.
+      model: Causal decoder.
+      tokenizer: The model's `TextTokenizer`.
+      text: A text, or token ids, which are truncated at the model's limit.
 
     Raises:
-      UserError: an empty text, one longer than the model's limit, or a model without attention.
+      UserError: The text is empty or exceeds the model's limit, or the model has no attention.
     """
     check_attends(model)
     limit = model.config.max_length
@@ -96,26 +97,24 @@ def attention_of_text(model: Any, tokenizer: Any, text: str | Sequence[int]) -> 
     if not ids:
         raise UserError("the text is empty: give some words")
     tokens = tokenizer.tokens(ids)
-    return {
-        kind: AttentionMap(weights, tokens, tokens)
-        for kind, weights in _weights(model, "decoder/self_attention", jnp.asarray([ids])).items()
-    }
+    weights = _weights(model, "decoder/self_attention", jnp.asarray([ids]))
+    return {name: AttentionMap(values, tokens, tokens) for name, values in weights.items()}
 
 
 def attention_of_encoder(
     model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str] | EncodedText
 ) -> dict[str, AttentionMap]:
-    """The weights with which a text encoder reads a text or a pair: "encoder/self_attention".
+    """Return the weights of a text encoder for a text or a pair, by the key "encoder/self_attention".
+
+    The labels include special tokens; tokens of the second text of a pair are marked with "²".
 
     Args:
-      model: an encoder of the zoo, with or without a head.
-      tokenizer: its `EncoderTokenizer`; special tokens are shown, and of a pair the tokens of the second text
-        with a mark behind them.
-      text: a text, two, a list of the words of one, as a tagger reads it, or what is encoded already, as a
-        window of a long text.
+      model: Encoder, with or without a head.
+      tokenizer: The model's `EncoderTokenizer`.
+      text: A text, a pair of texts, a list of words, or an `EncodedText` such as one window of a long text.
 
     Raises:
-      UserError: an empty text, or one longer than the model's limit.
+      UserError: The text is empty or exceeds the model's limit.
     """
     encoding = text if isinstance(text, EncodedText) else _encoded_text(model, tokenizer, text)
     body = getattr(model, "encoder", model)
@@ -128,17 +127,17 @@ def attention_of_encoder(
     def read(tokens: jax.Array, return_weights: bool = True) -> Any:
         return body.hidden_states(tokens, types=types, return_weights=return_weights)
 
-    found = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
-    return {kind: AttentionMap(weights, tokens, tokens) for kind, weights in found.items()}
+    weights = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
+    return {name: AttentionMap(values, tokens, tokens) for name, values in weights.items()}
 
 
 def _encoded_text(model: Any, tokenizer: Any, text: str | tuple[str, str] | list[str]) -> EncodedText:
-    parts = text if isinstance(text, tuple) else (text if isinstance(text, str) else " ".join(text),)
-    if not all(part.strip() for part in parts):
+    texts = text if isinstance(text, tuple) else (text if isinstance(text, str) else " ".join(text),)
+    if not all(text.strip() for text in texts):
         raise UserError("the text is empty: give some words")
     limit = model.config.max_length
     (encoding,) = tokenizer.encode_batch([text], max_length=limit, words=isinstance(text, list))
-    if encoding.cut:
+    if encoding.truncated:
         raise UserError(f"the text has more tokens than the model's limit of {limit}")
     return encoding
 
@@ -154,19 +153,20 @@ def _encoded(model: Any, tokenizer: Any, name: str, text: str) -> list[int]:
 
 
 def _weights(model: Any, returned: str, *inputs: Any) -> dict[str, np.ndarray]:
-    """(L, H, T, S) of the first row, by the path without its last name.
+    """Return the weights (L, H, T, S) of the first row, by the path of the activation without "/weights".
 
     Args:
-      model: one that attends.
-      returned: the kind of attention that the model returns when asked for weights. Every model returns them as
-        (B, L, H, T, S), while the layout of the named ones depends on how the model computes them: a recurrent
-        one in a loop over time has no heads and puts time first.
-      *inputs: of the model.
+      model: Model with attention.
+      returned: Path of the weights that the model itself returns with `return_weights`, as (B, L, H, T, S) for
+        every model. The layout of a named value differs: a recurrent model has no heads and puts time first.
+      *inputs: Inputs of the model.
     """
-    (_, own), seen = activations(model, *inputs, only="*/weights", return_weights=True)
-    kinds = {name.rpartition("/")[0]: value for name, value in seen.items()}
-    # The others are of stacks of blocks: (L, B, H, T, S).
-    first = {kind: own[0] if kind == returned else value[:, 0] for kind, value in kinds.items()}
-    # On a mesh of several processes none has them all.
-    gathered = jax.jit(replicated)(first)
-    return {kind: np.asarray(gathered[kind]) for kind in kinds}
+    (_, returned_weights), values = activations(model, *inputs, only="*/weights", return_weights=True)
+    by_path = {name.rpartition("/")[0]: value for name, value in values.items()}
+    # All other values come from stacks of blocks, (L, B, H, T, S).
+    first_row = {
+        path: returned_weights[0] if path == returned else value[:, 0] for path, value in by_path.items()
+    }
+    # On a mesh of several processes no process holds all weights.
+    gathered = jax.jit(replicated)(first_row)
+    return {path: np.asarray(gathered[path]) for path in by_path}

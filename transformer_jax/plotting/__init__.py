@@ -1,1 +1,1 @@
-"""Pictures: attention, the logit lens, similarities, training curves; one interactive page."""
+"""Figures of attention, logit lens, similarities and training curves, and interactive pages of attention."""

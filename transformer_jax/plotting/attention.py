@@ -1,4 +1,4 @@
-"""Attention weights as pictures."""
+"""Figures of attention weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from transformer_jax.plotting.figures import finish
 from transformer_jax.plotting.labels import text_style
 from transformer_jax.plotting.matrix import label_axes, plot_matrices
 
@@ -21,18 +22,19 @@ def plot_alignment(
     names: Sequence[str] | None = None,
     title: str = "",
 ) -> Figure:
-    """Draws the heads of one layer side by side, source tokens across, target tokens down.
+    """Draw the heads of one layer side by side, with a column per source token and a row per target token.
 
     Args:
-      weights: (H, T, S), rows sum to 1.
-      source_tokens, target_tokens: the S and T labels.
-      path: picture to write too; the ending chooses the format.
-      names: shown above each of the H panels; None: head 0, head 1 ...
-      title: shown above.
+      weights: Attention weights (H, T, S), whose rows sum to 1.
+      source_tokens: Labels of the S columns.
+      target_tokens: Labels of the T rows.
+      path: File to write; its extension selects the format.
+      names: Titles of the H panels; None means head 0, head 1, ...
+      title: Title of the figure.
 
     Raises:
-      ValueError: weights that do not fit the labels or the names, or an unknown kind of picture.
-      OSError: the picture cannot be written.
+      ValueError: The weights do not fit the labels or the names, or the format of the file is unknown.
+      OSError: The file cannot be written.
     """
     heads = len(weights)
     if weights.shape[1:] != (len(target_tokens), len(source_tokens)):
@@ -42,13 +44,13 @@ def plot_alignment(
         )
     names = [f"head {n}" for n in range(heads)] if names is None else names
     if len(names) != heads:
-        raise ValueError(f"{len(names)} name{'s'[: len(names) != 1]} for {heads} heads")
+        raise ValueError(f"{len(names)} name(s) for {heads} heads: give one name per head")
     width = 1.0 + 0.26 * len(source_tokens)
     height = 1.6 + 0.26 * len(target_tokens)
     figure = Figure(figsize=(heads * width + 1.5, height + 0.8), layout="constrained")
     panels = figure.subplots(1, heads, squeeze=False)[0]
-    for axes, name, shares in zip(panels, names, weights, strict=True):
-        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="equal")
+    for axes, name, head_weights in zip(panels, names, weights, strict=True):
+        image = axes.imshow(head_weights, vmin=0, vmax=1, cmap="viridis", aspect="equal")
         axes.set_title(name, fontsize=9, parse_math=False)
         label_axes(axes, target_tokens, source_tokens)
         axes.tick_params(labelleft=axes is panels[0])
@@ -56,13 +58,11 @@ def plot_alignment(
     figure.supxlabel("source", fontsize=9)
     figure.colorbar(image, ax=panels, shrink=0.6, label="attention weight")
     figure.suptitle(title, **text_style([title], 10))
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    return finish(figure, path)
 
 
-# A picture with more panels than this has no room for tokens.
-_WITH_TOKENS = 16
+# A figure with more panels has no space for tokens.
+_MAX_PANELS_WITH_TOKENS = 16
 
 
 def plot_heads(
@@ -73,35 +73,37 @@ def plot_heads(
     *,
     title: str = "",
 ) -> Figure:
-    """Draws every head of every layer, both counted from 0: layers down, heads across.
+    """Draw every head of every layer, with a row of panels per layer and a column per head.
 
     Args:
-      weights: (L, H, T, S), rows sum to 1.
-      query_tokens, key_tokens: the T and S labels, shown where there are few panels.
-      path: picture to write too; the ending chooses the format.
-      title: shown above.
+      weights: Attention weights (L, H, T, S), whose rows sum to 1.
+      query_tokens: Labels of the T rows, shown if there are at most 16 panels.
+      key_tokens: Labels of the S columns, shown if there are at most 16 panels.
+      path: File to write; its extension selects the format.
+      title: Title of the figure.
 
     Raises:
-      ValueError: weights that do not fit the labels, or an unknown kind of picture.
-      OSError: the picture cannot be written.
+      ValueError: The weights do not fit the labels, or the format of the file is unknown.
+      OSError: The file cannot be written.
     """
     if weights.ndim != 4 or weights.shape[2:] != (len(query_tokens), len(key_tokens)):
         raise ValueError(
-            f"weights {weights.shape} are not (L, H, {len(query_tokens)}, {len(key_tokens)}) as the tokens are"
+            f"weights {weights.shape} are not (L, H, {len(query_tokens)}, {len(key_tokens)}), which the tokens "
+            "need"
         )
     layers, heads = weights.shape[:2]
-    named = {f"layer {n}, head {h}": weights[n, h] for n in range(layers) for h in range(heads)}
-    few = len(named) <= _WITH_TOKENS
+    panels = {f"layer {n}, head {h}": weights[n, h] for n in range(layers) for h in range(heads)}
+    with_tokens = len(panels) <= _MAX_PANELS_WITH_TOKENS
     return plot_matrices(
-        named,
-        rows=query_tokens if few else None,
-        columns=key_tokens if few else None,
-        xlabel="key" if few else "position of the key",
-        ylabel="query" if few else "position of the query",
+        panels,
+        rows=query_tokens if with_tokens else None,
+        columns=key_tokens if with_tokens else None,
+        xlabel="key" if with_tokens else "position of the key",
+        ylabel="query" if with_tokens else "position of the query",
         title=title,
-        colours="attention weight",
+        colorbar_label="attention weight",
         limits=(0.0, 1.0),
-        across=heads,
+        panels_per_row=heads,
         path=path,
     )
 
@@ -113,21 +115,21 @@ def plot_head_scores(
     score: str,
     title: str = "",
 ) -> Figure:
-    """Draws one number for each head, as its entropy: layers down, heads across, both counted from 0.
+    """Draw one number per head, such as its entropy, with a row per layer and a column per head.
 
     Args:
-      scores: (L, H); where some are negative, colours part at zero.
-      path: picture to write too; the ending chooses the format.
-      score: what the numbers are.
-      title: shown above.
+      scores: Scores (L, H); negative scores select a color scale that is symmetric about zero.
+      path: File to write; its extension selects the format.
+      score: Name of the score.
+      title: Title of the figure.
 
     Raises:
-      ValueError: no matrix, or an unknown kind of picture.
-      OSError: the picture cannot be written.
+      ValueError: The scores are not a matrix, or the format of the file is unknown.
+      OSError: The file cannot be written.
     """
     layers, heads = scores.shape
     scores = np.asarray(scores)
-    signed, most = bool((scores < 0).any()), float(np.abs(scores).max())
+    signed, limit = bool((scores < 0).any()), float(np.abs(scores).max())
     figure = plot_matrices(
         scores,
         rows=[str(n) for n in range(layers)],
@@ -135,26 +137,17 @@ def plot_head_scores(
         xlabel="head",
         ylabel="layer",
         title=title,
-        colours=score,
-        limits=(-most, most) if signed else None,
+        colorbar_label=score,
+        limits=(-limit, limit) if signed else None,
         colormap="RdBu_r" if signed else "viridis",
     )
     axes = figure.axes[0]
     middle = (np.min(scores) + np.max(scores)) / 2
     for layer, head in np.ndindex(layers, heads):
         number = float(scores[layer, head])
-        # Light are viridis' upper end and the middle of the signed colours.
-        light = abs(number) < 0.6 * most if signed else number > middle
-        colour = "black" if light else "white"
-        axes.text(
-            head,
-            layer,
-            f"{number:.2f}".replace("-0.00", "0.00"),
-            ha="center",
-            va="center",
-            color=colour,
-            fontsize=7,
-        )
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+        # The upper half of viridis is light, and so is the middle of the signed color map.
+        light = abs(number) < 0.6 * limit if signed else number > middle
+        text = f"{number:.2f}".replace("-0.00", "0.00")
+        color = "black" if light else "white"
+        axes.text(head, layer, text, ha="center", va="center", color=color, fontsize=7)
+    return finish(figure, path)

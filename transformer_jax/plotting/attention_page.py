@@ -1,4 +1,4 @@
-"""A page that shows every layer and head of one sentence on hover."""
+"""An interactive page with the attention of one sentence in every layer and head."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transformer_jax.plotting.page import Page, check_size, packed
+from transformer_jax.plotting.page import Page, check_size, pack
 
 
 class AttentionPage(Page):
-    """Attention weights of one sentence as an interactive page; a notebook shows it as a cell's result.
+    """An interactive page of the attention weights of one sentence, which a notebook shows as a cell's result.
 
     Args:
-      maps: for each kind of attention its weights (L, H, T, S), T query tokens and S key tokens, as
-        `interpretability.sentence` makes them.
-      title: shown above.
+      maps: (weights (L, H, T, S), T query tokens, S key tokens) by kind of attention; see
+        `interpretability.sentence`.
+      title: Title of the page.
 
     Raises:
-      ValueError: nothing to show, or weights that do not fit their tokens.
-      UserError: more weights than a browser would open.
+      ValueError: There are no maps, or the weights do not fit their tokens.
+      UserError: The page would be too large for a browser.
     """
 
     def __init__(self, maps: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]], *, title: str = ""):
@@ -36,12 +36,12 @@ class AttentionPage(Page):
                     "shape": weights.shape,
                     "queries": list(queries),
                     "keys": list(keys),
-                    "weights": packed(weights),
+                    "weights": pack(weights),
                 }
             )
         self._names = list(maps)
-        longest = max(max(len(queries), len(keys)) for _, queries, keys in maps.values())
-        super().__init__("attention_page.html", {"title": title, "kinds": kinds}, height=24 * longest + 240)
+        lines = max(max(len(queries), len(keys)) for _, queries, keys in maps.values())
+        super().__init__("attention_page.html", {"title": title, "kinds": kinds}, height=24 * lines + 240)
 
     def __repr__(self) -> str:
         return f"AttentionPage of {', '.join(self._names)}"

@@ -1,4 +1,4 @@
-"""Confusion matrices as pictures."""
+"""Figures of confusion matrices."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from transformer_jax.plotting.matrix import plot_matrices
 def plot_confusion(
     counts: Any, labels: Sequence[str], path: str | pathlib.Path | None = None, *, title: str = ""
 ) -> Figure:
-    """Draws which classes are taken for which.
+    """Draw a confusion matrix as percentages of the true classes.
 
     Args:
-      counts: (C, C), row of the true class and column of the one that was found.
-      labels: names of the classes.
-      path: picture to write too.
-      title: shown above.
+      counts: Counts (C, C), with a row per true class and a column per predicted class.
+      labels: Names of the C classes.
+      path: File to write; its extension selects the format.
+      title: Title of the figure.
 
     Raises:
-      ValueError: labels that do not fit.
-      OSError: the picture cannot be written.
+      ValueError: The labels do not fit the matrix.
+      OSError: The file cannot be written.
     """
     matrix = np.asarray(counts, float)
-    shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    percentages = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     return plot_matrices(
-        shares, rows=labels, columns=labels, xlabel="class found", ylabel="true class", title=title,
-        colours="% of the true class", limits=(0.0, 100.0), path=path,
+        percentages, rows=labels, columns=labels, xlabel="predicted class", ylabel="true class", title=title,
+        colorbar_label="% of the true class", limits=(0.0, 100.0), path=path,
     )  # fmt: skip

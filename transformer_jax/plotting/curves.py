@@ -1,4 +1,4 @@
-"""Training curves."""
+"""Figures of training curves."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from transformer_jax.plotting.figures import finish
+
 
 def plot_losses(
     rows: Sequence[dict[str, Any]], path: str | pathlib.Path | None = None, *, title: str = ""
 ) -> Figure:
-    """Training and validation loss against the step, from the lines of `metrics.jsonl`.
+    """Draw training and validation loss against the step.
 
     Args:
-      rows: the lines.
-      path: picture to write too; the ending chooses the format.
-      title: shown above.
+      rows: Lines of the run's `metrics.jsonl`.
+      path: File to write; its extension selects the format.
+      title: Title of the figure.
     """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    drawn = False
     smoothed = any(row["nll"] != row["loss"] for row in rows if "nll" in row and "loss" in row)
     for name, label, style in (
         ("loss", "training, smoothed labels" if smoothed else "training", "-"),
@@ -29,18 +30,15 @@ def plot_losses(
     ):
         points = [(row["step"], row[name]) for row in rows if name in row]
         if points:
-            drawn = True
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
-    if drawn:
+    if axes.lines:
         axes.set_yscale("log")
         axes.legend()
     if title:
         axes.set_title(title, fontsize=10)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    return finish(figure, path)
 
 
 def plot_runs(
@@ -50,16 +48,16 @@ def plot_runs(
     values: Mapping[str, str] | None = None,
     title: str = "",
 ) -> Figure:
-    """Curves of several runs, a panel for each kind of value; losses on a logarithmic axis.
+    """Draw curves of several runs, with a panel per metric; losses have a logarithmic axis.
 
     Args:
-      runs: for each run's name, the lines of its `metrics.jsonl`.
-      path: picture to write too; the ending chooses the format.
-      values: the names in those lines and how their axes are labelled; None: training and validation loss.
-      title: shown above.
+      runs: Lines of `metrics.jsonl` by name of the run.
+      path: File to write; its extension selects the format.
+      values: Axis label by name of the metric; None means training and validation loss.
+      title: Title of the figure.
 
     Raises:
-      ValueError: no run has one of the values.
+      ValueError: No run has one of the metrics.
     """
     values = values or {
         "loss": "training loss (nats per token)",
@@ -73,7 +71,9 @@ def plot_runs(
             name: [(row["step"], row[value]) for row in rows if value in row] for name, rows in runs.items()
         }
         if not any(curves.values()):
-            raise ValueError(f"no run has {value!r}; the first has {', '.join(_values(runs))}")
+            rows = next(iter(runs.values()), [])
+            known = sorted({name for row in rows for name in row} - {"step"})
+            raise ValueError(f"no run has {value!r}; the first has {', '.join(known)}")
         for name, points in curves.items():
             if points:
                 marker = "o" if len(points) < 30 else ""
@@ -83,13 +83,4 @@ def plot_runs(
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    if title:
-        figure.suptitle(title, fontsize=10)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
-
-
-def _values(runs: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
-    rows = next(iter(runs.values()), [])
-    return sorted({name for row in rows for name in row} - {"step"})
+    return finish(figure, path, title=title)

@@ -1,4 +1,4 @@
-"""A page that shows what each patch of an image attends to, in every layer and head, on hover."""
+"""An interactive page with the attention of each patch of an image in every layer and head."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from PIL import Image
 
-from transformer_jax.plotting.page import Page, check_size, packed
+from transformer_jax.plotting.page import Page, check_size, pack
 
 
 class ImagePage(Page):
-    """The attention of one image as an interactive page; a notebook shows it as a cell's result.
+    """An interactive page of the attention over one image, which a notebook shows as a cell's result.
 
     Args:
       maps: `interpretability.images.AttentionMaps` of the image.
-      title: shown above.
+      title: Title of the page.
 
     Raises:
-      UserError: more weights than a browser would open.
+      UserError: The page would be too large for a browser.
     """
 
     def __init__(self, maps: Any, *, title: str = ""):
@@ -34,7 +34,7 @@ class ImagePage(Page):
             "prefix": maps.prefix,
             "class_token": maps.class_token,
             "shape": maps.weights.shape,
-            "weights": packed(maps.weights),
+            "weights": pack(maps.weights),
         }
         self._title = title
         super().__init__("image_page.html", data, height=640)

@@ -1,4 +1,4 @@
-"""Token labels that can be read: any script, long tokens, spaces."""
+"""Readable token labels for any script, long tokens and spaces."""
 
 from __future__ import annotations
 
@@ -11,77 +11,81 @@ from typing import Any
 from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 
-# Comes with matplotlib: Latin, Cyrillic, Greek, Hebrew, Arabic.
-_OWN = "DejaVu Sans"
-_LONGEST = 18
+# The font of matplotlib, with Latin, Cyrillic, Greek, Hebrew and Arabic characters.
+_DEFAULT = "DejaVu Sans"
 
 
-def shown(token: str, longest: int = _LONGEST) -> str:
-    """A token as its label: line ends and the spaces around it visible, the middle of a long one left out."""
+def token_label(token: str, max_length: int = 18) -> str:
+    """Return the label of a token, with visible line ends, tabs and outer spaces.
+
+    Args:
+      token: Text of the token.
+      max_length: Maximum number of characters; an ellipsis replaces the middle of longer tokens.
+    """
     token = token.replace("\n", "↵").replace("\t", "⇥")
     bare = token.strip(" ")
-    ahead = len(token) - len(token.lstrip(" "))
-    token = "␣" * ahead + bare + "␣" * (len(token) - len(bare) - ahead)
+    leading = len(token) - len(token.lstrip(" "))
+    token = "␣" * leading + bare + "␣" * (len(token) - len(bare) - leading)
     token = "".join(c if c.isprintable() else "�" for c in token)
-    if len(token) <= longest:
+    if len(token) <= max_length:
         return token
-    ahead = (longest - 1) // 2 + (longest - 1) % 2
-    return f"{token[:ahead]}…{token[len(token) - (longest - 1 - ahead) :]}"
+    start = max_length // 2
+    return f"{token[:start]}…{token[len(token) - (max_length - 1 - start) :]}"
 
 
 @functools.cache
 def _characters(path: str, number: int) -> frozenset[int]:
     try:
         return frozenset(FT2Font(path, face_index=number).get_charmap())
-    except (OSError, RuntimeError, TypeError):  # a font that cannot be read has none
+    except (OSError, RuntimeError, TypeError):  # The font cannot be read.
         return frozenset()
 
 
-def families(texts: Iterable[str]) -> list[str]:
-    """The fonts that have the characters of some texts: matplotlib's own, then what is installed for the rest.
+def font_families(texts: Iterable[str]) -> list[str]:
+    """Return the font families that cover the texts: matplotlib's default, then installed fonts.
 
-    A character that no font has is drawn as a box, and said once on the log.
+    A character without a font is drawn as a box, with one warning in the log.
     """
-    found = [_OWN]
-    own = font_manager.fontManager.findfont(_OWN)
-    missing = {c for text in texts for c in text if ord(c) not in _characters(own, 0)} - {"\n"}
-    for faces in (_listed, _new):
-        for name, path, number in faces() if missing else ():
+    names = [_DEFAULT]
+    default_path = font_manager.fontManager.findfont(_DEFAULT)
+    missing = {c for text in texts for c in text if ord(c) not in _characters(default_path, 0)} - {"\n"}
+    for list_fonts in (_known_fonts, _new_fonts):
+        for name, path, number in list_fonts() if missing else ():
             covered = {c for c in missing if ord(c) in _characters(path, number)}
             if covered:
-                found.append(name)
+                names.append(name)
                 missing -= covered
     if missing:
-        _say_missing("".join(sorted(missing)))
-    return found
+        _warn_missing("".join(sorted(missing)))
+    return names
 
 
-def _listed() -> list[tuple[str, str, int]]:
-    """(name, file, number in the file) of the upright fonts that matplotlib knows."""
-    # Of a family's faces the regular one: it comes last.
+def _known_fonts() -> list[tuple[str, str, int]]:
+    """List (family, file, index in the file) of the upright fonts that matplotlib knows."""
+    # The dictionary keeps the last face of a family, so the regular one is sorted to the end.
     entries = sorted(font_manager.fontManager.ttflist, key=lambda e: (e.weight in (400, "normal"), e.fname))
     faces = {
         entry.name: (entry.fname, getattr(entry, "index", 0))
         for entry in entries
-        # The last resort has a box for every character.
+        # Last Resort draws a box for every character.
         if entry.style == "normal" and not entry.name.startswith("Last Resort")
     }
     return [(name, *face) for name, face in sorted(faces.items())]
 
 
 @functools.cache
-def _new() -> list[tuple[str, str, int]]:
-    """Those installed after matplotlib listed the fonts, which it does once for all its life."""
+def _new_fonts() -> list[tuple[str, str, int]]:
+    """List fonts installed after matplotlib built its list, which it keeps in a cache file."""
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in set(font_manager.findSystemFonts()) - known:
-        # A file that is no font, or no scalable one.
+        # Some files are not fonts or not scalable.
         with contextlib.suppress(OSError, RuntimeError):
             font_manager.fontManager.addfont(path)
-    return [face for face in _listed() if face[1] not in known]
+    return [face for face in _known_fonts() if face[1] not in known]
 
 
 @functools.cache
-def _say_missing(characters: str) -> None:
+def _warn_missing(characters: str) -> None:
     logging.getLogger(__name__).warning(
         "no installed font has %r: install one that does (for Chinese, Japanese and Korean fonts-noto-cjk)",
         characters[:20],
@@ -89,5 +93,5 @@ def _say_missing(characters: str) -> None:
 
 
 def text_style(texts: Sequence[str], size: float = 8) -> dict[str, Any]:
-    """Arguments of matplotlib's text for these labels; a dollar sign is money, not the start of a formula."""
-    return dict(fontsize=size, family=families(texts), parse_math=False)
+    """Return matplotlib's text arguments for these labels; dollar signs do not start formulas."""
+    return dict(fontsize=size, family=font_families(texts), parse_math=False)

@@ -1,4 +1,4 @@
-"""Interactive pages: one HTML file each that loads nothing, also shown by a notebook as a cell's result."""
+"""Interactive pages in self-contained HTML files, which a notebook shows as a cell's result."""
 
 from __future__ import annotations
 
@@ -14,46 +14,50 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 
-_MOST = 65_535  # 1.0 as a 16-bit integer
-_LARGEST = 20_000_000  # weights: 53 MB of text, which browsers still open
+_ONE = 65_535  # 1.0 as a 16-bit integer
+_MAX_WEIGHTS = 20_000_000  # 53 MB of text, which browsers still open
 
 
 def check_writable(path: str | pathlib.Path) -> None:
-    """Checks that a page can be written to a path, before it is made.
+    """Check that a page can be written to a path.
 
     Raises:
-      UserError: no folder to write into, or a folder in its place.
+      UserError: The path is a folder, or its parent is not a writable folder.
     """
     path = str(path)
     if not path or pathlib.Path(path).is_dir() or not os.access(pathlib.Path(path).parent, os.W_OK):
         raise UserError(f"`html` {path!r}: no file can be written there; name one in a folder that exists")
 
 
-def check_size(weights: int, what: str) -> None:
-    """Checks that a browser would open a page of so many weights.
+def check_size(weights: int, remedy: str) -> None:
+    """Check that a page with this many weights is small enough for a browser.
+
+    Args:
+      weights: Number of weights.
+      remedy: The smaller input to ask for in the error, such as "a shorter text".
 
     Raises:
-      UserError: it would not; `what` says which smaller thing to give.
+      UserError: There are too many weights.
     """
-    if weights > _LARGEST:
+    if weights > _MAX_WEIGHTS:
         raise UserError(
-            f"{weights:,} attention weights are too many for a page, which holds {_LARGEST:,}: give {what}"
+            f"{weights:,} attention weights are too many for a page (limit {_MAX_WEIGHTS:,}): give {remedy}"
         )
 
 
-def packed(weights: np.ndarray) -> str:
-    """Weights between 0 and 1 as 16-bit integers, 65,535 being 1, in base 64."""
-    shares = np.clip(np.asarray(weights, np.float32), 0.0, 1.0)
-    return base64.b64encode(np.round(shares * _MOST).astype("<u2").tobytes()).decode()
+def pack(weights: np.ndarray) -> str:
+    """Encode weights between 0 and 1 as 16-bit integers, with 65,535 for 1, in base 64."""
+    weights = np.clip(np.asarray(weights, np.float32), 0.0, 1.0)
+    return base64.b64encode(np.round(weights * _ONE).astype("<u2").tobytes()).decode()
 
 
 class Page:
-    """A page of a template in this package and the data that its script shows.
+    """A page from an HTML template of this package and the data for its script.
 
     Args:
-      template: name of the HTML file.
-      data: as JSON can hold it.
-      height: in a notebook, in pixels.
+      template: Name of the HTML file.
+      data: Data that JSON can represent.
+      height: Height in a notebook, in pixels.
     """
 
     def __init__(self, template: str, data: dict[str, Any], *, height: int):
@@ -61,17 +65,17 @@ class Page:
 
     @property
     def html(self) -> str:
-        """The page."""
+        """The text of the page."""
         page = (resources.files(__package__) / self._template).read_text(encoding="utf-8")
-        # "</script>" in a text would end the script that holds it.
+        # "</script>" in a text would end the script element.
         data = json.dumps(self._data, ensure_ascii=False).replace("<", "\\u003c")
         return page.replace("/*DATA*/null", data)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the page.
+        """Write the page to a file.
 
         Raises:
-          UserError: it cannot be written.
+          UserError: The file cannot be written.
         """
         try:
             pathlib.Path(path).write_text(self.html, encoding="utf-8")

@@ -1,11 +1,14 @@
-"""How translations hold up as sentences grow longer."""
+"""Figures of translation scores against the length of the sentence."""
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+
+from transformer_jax.plotting.figures import finish, finish_lines
 
 
 def plot_scores_by_length(
@@ -17,29 +20,21 @@ def plot_scores_by_length(
     score: str,
     title: str = "",
 ) -> Figure:
-    """A score against the length of the source, a line for each model.
+    """Draw a score against the length of the source, with a line per model.
 
     Args:
-      curves: for each model's name, its score in each bin.
-      path: picture to write too; the ending chooses the format.
-      bins: names of the bins, short sentences first.
-      counts: number of sentences in each bin.
-      score: what the score is called.
-      title: shown above.
+      curves: Scores in the bins, for each model's name.
+      path: File to write; its extension selects the format.
+      bins: Names of the bins, short sentences first.
+      counts: Number of sentences in each bin.
+      score: Name of the score.
+      title: Title of the figure.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    markers = "osD^vPX*"
-    for number, (name, scores) in enumerate(curves.items()):
-        axes.plot(range(len(bins)), scores, marker=markers[number % len(markers)], markersize=4, linewidth=1.2,
-                  label=name)  # fmt: skip
+    for (name, scores), marker in zip(curves.items(), itertools.cycle("osD^vPX*"), strict=False):
+        axes.plot(range(len(bins)), scores, marker=marker, markersize=4, linewidth=1.2, label=name)
     labels = [f"{name}\nn = {count:,}" for name, count in zip(bins, counts, strict=True)]
     axes.set_xticks(range(len(bins)), labels, fontsize=8)
-    axes.set(xlabel="length of the source (words)", ylabel=score)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    if title:
-        axes.set_title(title, fontsize=10)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    finish_lines(axes, xlabel="length of the source (words)", ylabel=score, title=title)
+    return finish(figure, path)

@@ -1,4 +1,4 @@
-"""Which vectors are alike: positions, embeddings, the stream at different tokens."""
+"""Cosine similarity of vectors, such as positions and embeddings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformer_jax.plotting.matrix import plot_matrices
 
 
 def cosine_similarity(vectors: np.ndarray) -> np.ndarray:
-    """(T, D) -> (T, T) cosines of the angles between them; of a zero vector with any, 0."""
+    """Compute the cosines (T, T) of the angles between vectors (T, D); the cosine of a zero vector is 0."""
     vectors = np.asarray(vectors, np.float64)
-    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit = vectors / np.where(length == 0.0, 1.0, length)
-    return unit @ unit.T
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit_vectors = vectors / np.where(norms == 0.0, 1.0, norms)
+    return unit_vectors @ unit_vectors.T
 
 
 def plot_similarity(
@@ -24,30 +24,30 @@ def plot_similarity(
     labels: Sequence[str] | None = None,
     path: str | pathlib.Path | None = None,
     *,
-    what: str = "position",
+    axis_label: str = "position",
     title: str = "",
 ) -> Figure:
-    """Draws the cosine of every two vectors.
+    """Draw the cosine of every pair of vectors.
 
     Args:
-      vectors: (T, D).
-      labels: of the T; None: numbers.
-      path: picture to write too; the ending chooses the format.
-      what: what the vectors are of.
-      title: shown above.
+      vectors: Vectors (T, D).
+      labels: Labels of the T vectors; None means numbers.
+      path: File to write; its extension selects the format.
+      axis_label: Label of the axes, such as "token".
+      title: Title of the figure.
 
     Raises:
-      ValueError: labels that do not fit, or an unknown kind of picture.
-      OSError: the picture cannot be written.
+      ValueError: The labels do not fit, or the format of the file is unknown.
+      OSError: The file cannot be written.
     """
     return plot_matrices(
         cosine_similarity(vectors),
         rows=labels,
         columns=labels,
-        xlabel=what,
-        ylabel=what,
+        xlabel=axis_label,
+        ylabel=axis_label,
         title=title,
-        colours="cosine",
+        colorbar_label="cosine",
         limits=(-1.0, 1.0),
         colormap="RdBu",
         path=path,
