@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,12 @@ from typing import Any
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.pretrained.family import Tensor, check_supported, linear, norm, required
-from transformer_jax.pretrained.tensor_files import read_json
+from transformer_jax.pretrained.sentence_modules import (
+    LIMIT,
+    dense_layers,
+    sentence_settings,
+    written_modules,
+)
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -71,6 +75,7 @@ def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -
     """Open the tokenizer of an encoder's folder, with the labels of `config.json` if its head has classes."""
     tokenizer = EncoderTokenizer.open(folder)
     tokenizer.settings |= sentence_settings(folder)
+    tokenizer.dense_layers = dense_layers(folder)
     saved = hf_config.get(_TASK_SETTINGS)
     if isinstance(saved, Mapping):
         tokenizer.settings |= {name: saved[name] for name in _SETTING_NAMES if name in saved}
@@ -85,58 +90,6 @@ def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -
     return tokenizer.with_labels(labels, **{**tokenizer.settings, "target": target})
 
 
-_NAMED_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
-_POOLINGS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_max_tokens": "max",
-}
-# The file and the field of a tokenizer's limit, and the value from which there is no limit.
-_LIMIT, _NO_LIMIT = ("tokenizer_config.json", "model_max_length"), 10**6
-
-
-def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the `pooling`, `normalise` and `max_length` of a sentence-transformers folder.
-
-    Raises:
-      UserError: A type of pooling or a module is not supported.
-    """
-    if not (folder / "modules.json").is_file():
-        return {}
-    settings: dict[str, Any] = {"normalise": False}
-    try:
-        modules = [
-            (module["type"].rpartition(".")[2], folder / module["path"])
-            for module in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder / 'modules.json'}: expected modules with type and path ({error!r})") from None
-    for kind, path in modules:
-        if kind == "Pooling":
-            settings["pooling"] = _pooling_of(path, read_json(path / "config.json"))
-        elif kind == "Normalize":
-            settings["normalise"] = True
-        elif kind != "Transformer":
-            raise UserError(f"{folder / 'modules.json'}: the module {kind} is not supported")
-    # Without its own field, as since version 6, the limit is the tokenizer's.
-    for name, field in (("sentence_bert_config.json", "max_seq_length"), _LIMIT):
-        length = read_json(folder / name).get(field) if (folder / name).is_file() else None
-        if isinstance(length, (int, float)) and length < _NO_LIMIT:
-            return settings | {"max_length": int(length)}
-    return settings
-
-
-def _pooling_of(path: pathlib.Path, module_config: Mapping[str, Any]) -> str:
-    """Return the pooling in a module's `config.json`: flags, or since version 6 a name or a list."""
-    modes = module_config.get("pooling_mode")
-    if modes is None:
-        modes = [name for name, on in module_config.items() if name.startswith("pooling_mode_") and on is True]
-    names = [modes] if isinstance(modes, str) else list(modes)
-    if len(names) != 1 or names[0] not in _POOLINGS | _NAMED_POOLINGS:
-        raise UserError(f"{path}: pooling by {' and '.join(map(str, names)) or 'nothing'} is not supported")
-    return (_POOLINGS | _NAMED_POOLINGS)[names[0]]
-
-
 def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the files that store a tokenizer's settings, as `read_encoder_tokenizer` reads them.
 
@@ -145,8 +98,8 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
       config: The model's config.
 
     Returns:
-      (fields of `config.json`, contents of further JSON files by path). With a `pooling` setting the files
-      include those of sentence-transformers.
+      (fields of `config.json`, contents of further files by path). With a `pooling` setting the files include
+      those of sentence-transformers.
     """
     settings = tokenizer.settings
     problems = {ours: theirs for theirs, ours in PROBLEMS.items()}
@@ -158,28 +111,11 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
     limit = min(settings.get("max_length", config.max_length), config.max_length)
     types = ["token_type_ids"] if getattr(config, "token_types", 0) > 1 else []
     # `transformers` needs the first field to return token types and the second one to truncate.
-    tokenizer_config = {"model_input_names": ["input_ids", *types, "attention_mask"], _LIMIT[1]: limit}
-    further: dict[str, Any] = {_LIMIT[0]: tokenizer_config}
+    tokenizer_config = {"model_input_names": ["input_ids", *types, "attention_mask"], LIMIT[1]: limit}
+    further: dict[str, Any] = {LIMIT[0]: tokenizer_config}
     if "pooling" not in settings:
         return fields, further
-    module_types = ["Transformer", "Pooling", *(["Normalize"] if settings.get("normalise") else [])]
-    paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types[1:], 1))]
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{module_type}",
-        }
-        for number, (module_type, path) in enumerate(zip(module_types, paths, strict=True))
-    ]
-    pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
-    return fields, {
-        **further,
-        "modules.json": modules,
-        "1_Pooling/config.json": {"word_embedding_dimension": config.width, **pooling},
-        "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
-    }
+    return fields, further | written_modules(tokenizer, config.width, limit)
 
 
 def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:

@@ -367,7 +367,8 @@ def save(
         files = {**extra_files, settings_file: tokenizer_config, "config.json": hf_config}
         for name, value in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+            content = value if isinstance(value, bytes) else (json.dumps(value, indent=1) + "\n").encode()
+            (folder / name).write_bytes(content)
     except (OSError, UserError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

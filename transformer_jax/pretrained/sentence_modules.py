@@ -1,0 +1,169 @@
+"""The modules of sentence-transformers folders: pooling, dense layers, normalization and the length limit."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from transformer_jax.data.tokenizers.encoder_tokenizer import DenseLayer, EncoderTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, read_json
+
+_NAMED_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_max_tokens": "max",
+}
+# Our activations by the names of torch's modules.
+_DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+# The file and the field of a tokenizer's limit, and the value from which there is no limit.
+LIMIT, _NO_LIMIT = ("tokenizer_config.json", "model_max_length"), 10**6
+
+
+def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """Return the type and folder of each module in `modules.json`, or none without the file.
+
+    Raises:
+      UserError: The file is damaged, or the modules have another order than Transformer, Pooling, Dense and
+        Normalize.
+    """
+    file = folder / "modules.json"
+    if not file.is_file():
+        return []
+    try:
+        modules = [
+            (module["type"].rpartition(".")[2], folder / module["path"])
+            for module in json.loads(file.read_text(encoding="utf-8"))
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{file}: expected modules with type and path ({error!r})") from None
+    order = ("Transformer", "Pooling", "Dense", "Normalize")
+    types = [module_type for module_type, _ in modules]
+    for module_type in types:
+        if module_type not in order:
+            raise UserError(f"{file}: the module {module_type} is not supported")
+    if types != sorted(types, key=order.index):
+        raise UserError(f"{file}: the order {', '.join(types)} is not supported: expected {', '.join(order)}")
+    return modules
+
+
+def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the `pooling`, `normalise` and `max_length` of a sentence-transformers folder.
+
+    Raises:
+      UserError: A type of pooling or a module is not supported.
+    """
+    modules = _modules(folder)
+    if not modules:
+        return {}
+    settings: dict[str, Any] = {"normalise": False}
+    for module_type, path in modules:
+        if module_type == "Pooling":
+            settings["pooling"] = _pooling_of(path, read_json(path / "config.json"))
+        elif module_type == "Normalize":
+            settings["normalise"] = True
+    # Without its own field, as since version 6, the limit is the tokenizer's.
+    for name, field in (("sentence_bert_config.json", "max_seq_length"), LIMIT):
+        length = read_json(folder / name).get(field) if (folder / name).is_file() else None
+        if isinstance(length, (int, float)) and length < _NO_LIMIT:
+            return settings | {"max_length": int(length)}
+    return settings
+
+
+def _pooling_of(path: pathlib.Path, module_config: Mapping[str, Any]) -> str:
+    """Return the pooling in a module's `config.json`: flags, or since version 6 a name or a list."""
+    modes = module_config.get("pooling_mode")
+    if modes is None:
+        modes = [name for name, on in module_config.items() if name.startswith("pooling_mode_") and on is True]
+    names = [modes] if isinstance(modes, str) else list(modes)
+    if len(names) != 1 or names[0] not in _POOLINGS | _NAMED_POOLINGS:
+        raise UserError(f"{path}: pooling by {' and '.join(map(str, names)) or 'nothing'} is not supported")
+    return (_POOLINGS | _NAMED_POOLINGS)[names[0]]
+
+
+def dense_layers(folder: pathlib.Path) -> tuple[DenseLayer, ...]:
+    """Read the `Dense` modules of a sentence-transformers folder.
+
+    Raises:
+      UserError: An activation or an input is not supported, or weights are missing or misshapen.
+    """
+    return tuple(_dense_layer(path) for module_type, path in _modules(folder) if module_type == "Dense")
+
+
+def _dense_layer(path: pathlib.Path) -> DenseLayer:
+    module_config = read_json(path / "config.json")
+    activation = str(module_config.get("activation_function", "Tanh")).rpartition(".")[2].removesuffix("()")
+    if activation not in _DENSE_ACTIVATIONS:
+        known = ", ".join(_DENSE_ACTIVATIONS)
+        raise UserError(f"{path / 'config.json'}: the activation {activation} is none of {known}")
+    for field in ("module_input_name", "module_output_name"):
+        if module_config.get(field) not in (None, "sentence_embedding"):
+            raise UserError(f"{path / 'config.json'}: {field} {module_config[field]!r} is not supported")
+    sizes = module_config.get("out_features"), module_config.get("in_features")
+    names = ["linear.weight", *(["linear.bias"] if module_config.get("bias", True) else [])]
+    files = TensorFiles(path)
+    for name, shape in zip(names, (sizes, sizes[:1]), strict=False):
+        if name not in files.names() or files.shape(name) != shape:
+            raise UserError(f"{path / SINGLE}: expected {name} with shape {shape}")
+    weight, *bias = (files.read(name).astype(np.float32) for name in names)
+    return DenseLayer(weight.T, bias[0] if bias else None, _DENSE_ACTIVATIONS[activation])
+
+
+def written_modules(tokenizer: EncoderTokenizer, width: int, limit: int) -> dict[str, Any]:
+    """Return the files of sentence-transformers for a tokenizer with a `pooling` setting.
+
+    Args:
+      tokenizer: The model's tokenizer.
+      width: Width of the model's states.
+      limit: Maximum number of tokens in a text.
+
+    Returns:
+      Contents of JSON files, and bytes of tensor files, by path.
+    """
+    settings = tokenizer.settings
+    dense = ["Dense"] * len(tokenizer.dense_layers)
+    module_types = ["Transformer", "Pooling", *dense, *(["Normalize"] if settings.get("normalise") else [])]
+    paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types[1:], 1))]
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{module_type}",
+        }
+        for number, (module_type, path) in enumerate(zip(module_types, paths, strict=True))
+    ]
+    pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
+    files = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **pooling},
+        "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
+    }
+    for path, layer in zip(paths[2:], tokenizer.dense_layers, strict=False):
+        files |= {f"{path}/{name}": value for name, value in _dense_files(layer)}
+    return files
+
+
+def _dense_files(layer: DenseLayer) -> Iterator[tuple[str, Any]]:
+    activation = {ours: theirs for theirs, ours in _DENSE_ACTIVATIONS.items()}[layer.activation]
+    module = "linear" if activation == "Identity" else "activation"
+    inputs, outputs = layer.kernel.shape
+    yield (
+        "config.json",
+        {
+            "in_features": inputs,
+            "out_features": outputs,
+            "bias": layer.bias is not None,
+            "activation_function": f"torch.nn.modules.{module}.{activation}",
+        },
+    )
+    tensors = {"linear.weight": np.ascontiguousarray(layer.kernel.T)}
+    if layer.bias is not None:
+        tensors["linear.bias"] = layer.bias
+    yield SINGLE, safetensors.numpy.save(tensors)
