@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -19,13 +20,14 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 from transformer_jax.errors import UserError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # Seconds to wait for another process's answer; training a tokenizer takes minutes.
 PATIENCE = 3600
@@ -62,7 +64,7 @@ def reporting_lost_process() -> Iterator[None]:
         ) from error
 
 
-def own_number() -> int:
+def process_number() -> int:
     """Return the number of this process, 0 in a single process, without initializing devices."""
     return _state().process_id
 
@@ -74,7 +76,7 @@ def connected() -> bool:
 
 def is_first() -> bool:
     """Return whether this is the process that writes files and results."""
-    return own_number() == 0
+    return process_number() == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,6 +299,19 @@ def on_every_process(make: Callable[[], T]) -> T:
     return value
 
 
+def agreed(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that every process calls: it returns only after it has succeeded in all of them.
+
+    See `on_every_process`.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        return on_every_process(lambda: function(*args, **kwargs))
+
+    return wrapped
+
+
 def on_first_then_every_process(make: Callable[[], T]) -> T:
     """Call `make` in the first process, for example to download files, and then in every process.
 
@@ -346,7 +361,7 @@ def publish(name: str, value: str, *, overwrite: bool = True) -> None:
             raise
 
 
-def published(name: str) -> dict[str, str]:
+def read_published(name: str) -> dict[str, str]:
     """Return the values published so far under a name of `new_name`, by part."""
     return {
         key.rsplit("/", 1)[-1]: value for key, value in _store().key_value_dir_get(f"transformer_jax/{name}/")

@@ -1,11 +1,11 @@
-"""Checkpoints that are complete or not there: async Orbax, and a manifest with a digest of every file.
+"""Checkpoints: written by asynchronous Orbax, with a manifest that holds a digest of every file.
 
 Layout of `<folder>/<step>/`: `model/` and `training/` (Orbax, plain dictionaries of canonical names),
 and `manifest.json`, written last. A folder without a manifest, or whose files do not match it, is not a
 checkpoint.
 
-Several processes save and read together: each its own parts of the arrays, in one folder that all of them
-see. The first one alone writes manifests, removes what is old and says which checkpoint is taken.
+Several processes save and read together, each its shards of the arrays, in one folder that all of them
+see. Only the first process writes manifests, removes old checkpoints and chooses the checkpoint to read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from transformer_jax.training.totals import Totals
 
 _log = logging.getLogger(__name__)
 
-# Beside the folder of a checkpoint from the beginning of its save to the manifest.
+# Suffix of the file that marks an unfinished save; it is removed once the manifest is written.
 _BEGUN = ".begun"
 
 
@@ -50,7 +50,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _storable(tree: Any) -> dict[str, Any]:
-    """Leaves by canonical name, nested, random keys as their words; what holds nothing is left out."""
+    """Return the leaves by canonical name, nested, with random keys as integers and without empty nodes."""
     leaves = named_leaves(tree)
     return nested({n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()})
 
@@ -62,23 +62,23 @@ def _restored(target: Any, stored: dict[str, Any]) -> Any:
             leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
     targets = named_leaves(target)
 
-    def placed(name: str, leaf: Any) -> jax.Array:
-        # Orbax gives NumPy arrays; as JAX's own they are put on the device once, not at each call.
-        where = getattr(targets.get(name), "sharding", None)
-        return jnp.asarray(leaf) if where is None else jax.device_put(leaf, where)
+    def put(name: str, leaf: Any) -> jax.Array:
+        # A NumPy array from Orbax would be transferred at each call.
+        sharding = getattr(targets.get(name), "sharding", None)
+        return jnp.asarray(leaf) if sharding is None else jax.device_put(leaf, sharding)
 
-    return with_leaves(target, {name: placed(name, leaf) for name, leaf in leaves.items()})
+    return with_leaves(target, {name: put(name, leaf) for name, leaf in leaves.items()})
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """The parts of a checkpoint, each a folder that can be read alone."""
+    """Return the parts of a checkpoint, each of which becomes a folder that can be read separately."""
     training = {field: getattr(state, field) for field in ("step", "optimizer_state", "key", "ema")}
     parts = {"model": state.trained | state.frozen, "training": training}
     return parts if state.extra is None else parts | {"extra": state.extra}
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
-    """Steps with a manifest in a folder of checkpoints, rising; their digests are not read."""
+    """Return the steps with a manifest, in ascending order, without comparing digests."""
     return sorted(int(p.parent.name) for p in folder.glob(f"*/{MANIFEST}") if p.parent.name.isdigit())
 
 
@@ -86,9 +86,9 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-      folder: made at the first save.
-      keep_last: how many of the newest scheduled ones are kept, in addition to the best and the newest.
-      save_every: the schedule, in steps.
+      folder: Folder of the checkpoints, created at the first save.
+      keep_last: Number of newest scheduled checkpoints to keep, in addition to the best and the newest.
+      save_every: Steps between scheduled checkpoints.
     """
 
     def __init__(self, folder: str | pathlib.Path, keep_last: int = 1, save_every: int = 1):
@@ -102,18 +102,18 @@ class Checkpoints:
     # --- writing ------------------------------------------------------------
 
     def save(self, state: TrainState, totals: Totals = Totals(), *, best: bool = False) -> None:
-        """Starts writing a checkpoint; returns once the state may be changed.
+        """Start writing a checkpoint and return once the state may be changed.
 
-        An existing complete checkpoint of this step is left as it is.
+        An existing complete checkpoint of this step is not written again.
 
         Args:
-          state: what to save.
-          totals: of the run so far; part of the manifest.
-          best: keep this one until a better one comes.
+          state: The state to save.
+          totals: The run's totals so far, part of the manifest.
+          best: Keep this checkpoint until a better one is saved.
 
         Raises:
-          UserError: the disk is full or the folder cannot be written (of this save or of the one
-            before it). Earlier checkpoints stay.
+          UserError: The disk is full or the folder cannot be written, in this save or the previous one. Earlier
+            checkpoints stay.
         """
         step = int(state.step)
         self.wait()
@@ -124,17 +124,17 @@ class Checkpoints:
         self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step, totals)
 
     def save_model(self, name: str, model: Any, *, step: int) -> None:
-        """Writes parameters alone, under a name ("averaged"), and waits for it.
+        """Write a checkpoint of parameters only, and wait until it is complete.
 
-        An existing one of this name stays until the new one is complete.
+        An existing checkpoint of this name stays until the new one is complete.
 
         Args:
-          name: of its folder.
-          model: the parameters.
-          step: the step that they belong to.
+          name: Name of its folder, such as "averaged".
+          model: The module with the parameters.
+          step: The step that the parameters belong to.
 
         Raises:
-          UserError: the disk is full or the folder cannot be written.
+          UserError: The disk is full or the folder cannot be written.
         """
         self.wait()
         draft, target = self.folder / f"{name}.draft", self.folder / name
@@ -153,29 +153,28 @@ class Checkpoints:
 
         def make_room() -> None:
             with _saving(target):
-                # What a killed save left behind: no manifest, so no checkpoint.
+                # A killed save leaves a folder without a manifest.
                 shutil.rmtree(target, ignore_errors=True)
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._check_room(parts)
                 (self.folder / f"{name}{_BEGUN}").touch()
 
-        def begin() -> None:
+        def start() -> None:
             with _saving(target):
-                args = {part: ocp.args.PyTreeSave(_copied(tree)) for part, tree in parts.items()}
+                args = {part: ocp.args.PyTreeSave(_copy(tree)) for part, tree in parts.items()}
                 self._orbax.save(target, args=ocp.args.Composite(**args))
 
         broadcast_from_first(make_room)
-        on_every_process(begin)
+        on_every_process(start)
         self._finisher = threading.Thread(
             target=self._finish, args=(target, step, totals), name="checkpoint-manifest"
         )
         self._finisher.start()
 
     def _check_room(self, parts: dict[str, Any]) -> None:
-        """Checks that the arrays fit on the disk, before any is written.
+        """Check that the arrays fit on the disk before any is written.
 
-        A disk that runs full in the middle of a save is reported as well, but Orbax's own threads then
-        print their tracebacks around it.
+        If the disk becomes full during a save, Orbax's threads print tracebacks around the error.
         """
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(parts))
         free = shutil.disk_usage(self.folder).free
@@ -207,10 +206,10 @@ class Checkpoints:
                 shutil.rmtree(self.folder / str(step), ignore_errors=True)
 
     def wait(self) -> None:
-        """Waits until the save under way is complete in every process.
+        """Wait until the current save is complete in every process.
 
         Raises:
-          UserError: it failed.
+          UserError: The save failed.
         """
         on_every_process(self._wait)
 
@@ -223,15 +222,15 @@ class Checkpoints:
             raise failure
 
     def close(self) -> None:
-        """Waits for this process, and lets go of Orbax's threads.
+        """Wait for the current save in this process and release Orbax's threads.
 
         Raises:
-          UserError: the save under way failed.
+          UserError: The save failed.
         """
         try:
             self._wait()
         finally:
-            # Orbax raises a failed save's error once more; `wait` has said it already.
+            # Orbax raises the error of a failed save again, which `wait` has already reported.
             with contextlib.suppress(Exception):
                 self._orbax.close()
 
@@ -239,44 +238,44 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A save that is under way waits for a process that is gone, as this one must not.
+        # The current save may be waiting for a process that has ended; this one must not wait as well.
         if kind is not None and jax.process_count() > 1 and issubclass(kind, (RuntimeError, ValueError)):
             return
-        # What stopped the run is the error to show, not a save that failed after it.
+        # The error that stopped the run matters more than a save that failed after it.
         with contextlib.suppress(*([UserError] if kind else [])):
             self.close()
 
     # --- reading ------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Steps with a manifest, rising; their digests are not read."""
+        """Return the steps with a manifest, in ascending order, without comparing digests."""
         return broadcast_from_first(self._steps)
 
     def _steps(self) -> list[int]:
         return saved_steps(self.folder)
 
     def scheduled_steps(self) -> list[int]:
-        """The steps of the schedule and the newest, rising: those that are averaged.
+        """Return the scheduled steps and the newest, in ascending order: the checkpoints to average.
 
-        A checkpoint that was saved out of turn (a stop, a best evaluation) is none of them, so that a run
-        that was interrupted ends with the average of one that was not.
+        Checkpoints saved at a stop or a best evaluation are excluded, so that an interrupted run ends with the
+        same average as an uninterrupted one.
         """
         steps = self.steps()
         return [step for step in steps if step % self.save_every == 0 or step == steps[-1]]
 
     def step_of(self, name: str) -> int | None:
-        """The step of the complete checkpoint of this name, or None if absent."""
+        """Return the step of the complete checkpoint of this name, or None if there is none."""
         return broadcast_from_first(lambda: self._step_of(name))
 
     def _step_of(self, name: str) -> int | None:
-        manifest = read_manifest(self.folder / name) if self._is_whole(name) else None
+        manifest = read_manifest(self.folder / name) if self._is_complete(name) else None
         return None if manifest is None else manifest.get("step")
 
     def is_complete(self, name: int | str) -> bool:
-        """Whether every file of a checkpoint, its manifest too, exists and is as it was written."""
-        return broadcast_from_first(lambda: self._is_whole(name))
+        """Return whether every file of a checkpoint, including its manifest, exists and is unchanged."""
+        return broadcast_from_first(lambda: self._is_complete(name))
 
-    def _is_whole(self, name: int | str) -> bool:
+    def _is_complete(self, name: int | str) -> bool:
         folder = self.folder / str(name)
         manifest = read_manifest(folder)
         try:
@@ -285,13 +284,13 @@ class Checkpoints:
             return False
 
     def restore(self, target: TrainState) -> tuple[TrainState, Totals] | None:
-        """The newest complete checkpoint, in the shape of `target`.
+        """Restore the newest complete checkpoint in the shape of `target`.
 
         Returns:
           (the state, the run's totals), or None if nothing was ever saved.
 
         Raises:
-          UserError: folders of checkpoints exist but none is complete: never a silent step 0.
+          UserError: Folders of checkpoints exist but none is complete; the run never restarts silently.
         """
         step = broadcast_from_first(self._newest)
         if step is None:
@@ -301,11 +300,11 @@ class Checkpoints:
         restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
         state = target.replace(**restored["training"], extra=restored.get("extra"))
         totals = self.totals(step)
-        self.best = totals.best_step  # which no later save may remove
+        self.best = totals.best_step  # protects the best checkpoint from later saves
         return state.with_model(restored["model"]), totals
 
     def totals(self, step: int) -> Totals:
-        """The run's totals at a complete checkpoint."""
+        """Return the run's totals at a complete checkpoint."""
 
         def read() -> dict[str, Any]:
             return (read_manifest(self.folder / str(step)) or {}).get("totals", {})
@@ -313,72 +312,75 @@ class Checkpoints:
         return Totals(**broadcast_from_first(read))
 
     def _newest(self) -> int | None:
-        """The newest complete checkpoint; those after it are damaged, and no longer count."""
+        """Return the newest complete step and remove the manifests of damaged ones after it."""
         damaged: list[int] = []
         for step in reversed(self._steps()):
-            if not self._is_whole(step):
+            if not self._is_complete(step):
                 damaged.append(step)
                 _log.warning(
                     "checkpoint %s does not match its manifest; trying an older one", self.folder / str(step)
                 )
                 continue
-            for other in damaged:
-                # Without its manifest it counts as damaged: it is not averaged, kept or taken for saved.
-                (self.folder / str(other) / MANIFEST).unlink(missing_ok=True)
+            for damaged_step in damaged:
+                # Without a manifest it is neither averaged, nor kept, nor mistaken for saved.
+                (self.folder / str(damaged_step) / MANIFEST).unlink(missing_ok=True)
             return step
-        # A save that was begun and never ended leaves nothing to lose, a folder that was complete once does.
-        begun = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
-        torn = [
+        # An unfinished first save loses nothing; a folder that was complete once holds training time.
+        unfinished = {p.name.removesuffix(_BEGUN) for p in self.folder.glob(f"*{_BEGUN}")}
+        incomplete = [
             p.name
             for p in self.folder.glob("*")
-            if p.is_dir() and ((p / MANIFEST).exists() or p.name.split(".")[0] not in begun)
+            if p.is_dir() and ((p / MANIFEST).exists() or p.name.split(".")[0] not in unfinished)
         ]
-        if torn:
+        if incomplete:
+            names = ", ".join(sorted(incomplete)[:3])
             raise UserError(
-                f"{self.folder}: {len(torn)} checkpoint(s) ({', '.join(sorted(torn)[:3])}), none complete: "
+                f"{self.folder}: {len(incomplete)} checkpoint(s) ({names}), none complete: "
                 "a save was interrupted or files were changed; delete the run folder or name another with "
                 "`run_dir`"
             )
         return None
 
     def restore_model(self, target: Any, name: int | str) -> Any:
-        """The parameters of one checkpoint, in the shape of `target`.
+        """Restore the parameters of one checkpoint in the shape of `target`.
 
         Raises:
-          UserError: it is not complete, or belongs to a model of another shape.
+          UserError: The checkpoint is incomplete, or belongs to a model of another shape.
         """
         return self._restore_parts({"model": target}, name)["model"]
 
     def restore_kept(self, objective: Objective, model: Any, extra: Any, name: int | str) -> Any:
-        """The model that a run is for, from one checkpoint of its state; with the moving average of its trained
-        parameters if the run has one, as the step was validated.
+        """Restore the model that was validated at a checkpoint: `kept` of the objective, with moving averages.
 
         Args:
-          objective: of the run; its `kept` is applied.
-          model, extra: of the state, or their abstract shapes.
-          name: of the checkpoint.
+          objective: The run's objective.
+          model: The state's model, or its abstract shape.
+          extra: The state's extra state, or its abstract shape.
+          name: Name of the checkpoint.
 
         Raises:
-          UserError: see `restore_model`.
+          UserError: See `restore_model`.
         """
         parts = {"model": model} if extra is None else {"model": model, "extra": extra}
-        found = self._restore_parts(parts, name)
-        leaves = named_leaves(found["model"])
+        restored = self._restore_parts(parts, name)
+        leaves = named_leaves(restored["model"])
         average = self._moving_average(name, leaves)
-        return objective.kept(with_leaves(found["model"], leaves | average), found.get("extra"))
+        return objective.kept(with_leaves(restored["model"], leaves | average), restored.get("extra"))
 
     def _moving_average(self, name: int | str, leaves: dict[str, Any]) -> dict[str, Any]:
-        """The moving average in a checkpoint by canonical name, shaped as a model's leaves; {} without one."""
+        """Return the moving average of a checkpoint by canonical name, shaped like `leaves`; {} without one."""
         path = self.folder / str(name)
         stored = ocp.PyTreeCheckpointHandler().metadata(path / "training").tree.get("ema")
         if not stored:
             return {}
-        # The moments of the optimizer lie beside it; they are not read.
-        targets = {own: leaves[own] for own in named_leaves(stored)}
-        where = map_names(lambda own, _: _restore_args(targets[own]), stored)
-        args = ocp.args.PyTreeRestore(item={"ema": stored}, restore_args={"ema": where}, partial_restore=True)
-        read = self._orbax.restore(path, args=ocp.args.Composite(training=args))
-        return _restored(targets, read["training"]["ema"])
+        # A partial restore skips the optimizer's moments in the same part.
+        targets = {leaf_name: leaves[leaf_name] for leaf_name in named_leaves(stored)}
+        restore_args = map_names(lambda leaf_name, _: _restore_args(targets[leaf_name]), stored)
+        args = ocp.args.PyTreeRestore(
+            item={"ema": stored}, restore_args={"ema": restore_args}, partial_restore=True
+        )
+        restored = self._orbax.restore(path, args=ocp.args.Composite(training=args))
+        return _restored(targets, restored["training"]["ema"])
 
     def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
         if not self.is_complete(name):
@@ -390,16 +392,16 @@ class Checkpoints:
             raise UserError(f"{self.folder / str(name)} holds another model: {error}") from None
 
     def average(self, restore: Callable[[int], Any], steps: Iterable[int]) -> Any:
-        """The mean of the models of several checkpoints, added up in float64.
+        """Return the mean of the models of several checkpoints, summed in float64.
 
-        Averaging the last checkpoints is what the paper evaluates (Vaswani et al. 2017, section 6.1).
+        The paper evaluates the average of the last checkpoints (Vaswani et al. 2017, section 6.1).
 
         Args:
-          restore: from a step to its model, see `restore_model` and `restore_kept`.
-          steps: of the checkpoints; those that are not complete are left out.
+          restore: Function from a step to its model, see `restore_model` and `restore_kept`.
+          steps: Steps of the checkpoints; incomplete ones are skipped.
 
         Raises:
-          UserError: none is complete.
+          UserError: No checkpoint is complete.
         """
         steps = [step for step in steps if self.is_complete(step)]
         if not steps:
@@ -409,29 +411,32 @@ class Checkpoints:
         for step in steps:
             model = restore(step)
             for name, leaf in named_leaves(model).items():
-                so_far = total.setdefault(name, {})
-                for device, part in _held(leaf).items():
-                    so_far[device] = so_far.get(device, 0) + part.astype(np.float64)
-        own = named_leaves(model)
+                sums = total.setdefault(name, {})
+                for device, part in _local_parts(leaf).items():
+                    sums[device] = sums.get(device, 0) + part.astype(np.float64)
+        leaves = named_leaves(model)
         means = {name: {d: part / len(steps) for d, part in parts.items()} for name, parts in total.items()}
-        return _restored(model, {name: _joined(own[name], parts) for name, parts in means.items()})
+        return _restored(model, {name: _joined(leaves[name], parts) for name, parts in means.items()})
 
     def _read(self, name: int | str, targets: dict[str, Any]) -> dict[str, Any]:
-        """The parts of a checkpoint as nested dictionaries: arrays of NumPy, or where a leaf of the target is
-        sharded over processes, JAX's with this process's shards."""
+        """Return the parts of a checkpoint as nested dictionaries.
+
+        Leaves are NumPy arrays, or JAX arrays with this process's shards if the target is sharded over
+        processes.
+        """
         self.wait()
         path = self.folder / str(name)
         args = {}
         for part, target in targets.items():
             leaves = named_leaves(target)
             stored = ocp.PyTreeCheckpointHandler().metadata(path / part).tree
-            where = map_names(lambda name, _, leaves=leaves: _restore_args(leaves.get(name)), stored)
-            args[part] = ocp.args.PyTreeRestore(restore_args=where)
+            restore_args = map_names(lambda name, _, leaves=leaves: _restore_args(leaves.get(name)), stored)
+            args[part] = ocp.args.PyTreeRestore(restore_args=restore_args)
         return dict(self._orbax.restore(path, args=ocp.args.Composite(**args)).items())
 
 
 def _is_sharded(leaf: Any) -> bool:
-    """Whether other processes have shards of an array, real or abstract."""
+    """Return whether other processes hold shards of an array, real or abstract."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable
 
@@ -442,26 +447,26 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 
-def _held(leaf: jax.Array) -> dict[Any, np.ndarray]:
-    """This process's part of an array: all of it, or by device the shard of each of its devices."""
+def _local_parts(leaf: jax.Array) -> dict[Any, np.ndarray]:
+    """Return this process's parts of an array: the shard of each device, or {None: the full array}."""
     if not _is_sharded(leaf):
         return {None: np.asarray(leaf)}
     return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
 
 
 def _joined(like: Any, parts: dict[Any, np.ndarray]) -> Any:
-    """An array in the shape, dtype and place of another, from what `_held` gives."""
+    """Return an array with the shape, dtype and sharding of `like`, the inverse of `_local_parts`."""
     if not _is_sharded(like):
         return parts[None].astype(like.dtype)
-    placed = [jax.device_put(part.astype(like.dtype), device) for device, part in parts.items()]
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, placed)
+    shards = [jax.device_put(part.astype(like.dtype), device) for device, part in parts.items()]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards)
 
 
-def _copied(tree: Any) -> Any:
-    """Host copies: the step that follows donates the buffers it was given.
+def _copy(tree: Any) -> Any:
+    """Return host copies of the arrays, because the next step donates their buffers.
 
-    An array that is sharded over processes stays on its devices. Orbax copies what is on an accelerator before
-    it returns; on a CPU it would read the buffers themselves later.
+    An array that is sharded over processes stays on its devices. Orbax copies it from an accelerator before
+    `save` returns; on a CPU Orbax would read the buffer later, so the buffer is copied here.
     """
 
     def copy(leaf: Any) -> Any:

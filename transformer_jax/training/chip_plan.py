@@ -1,4 +1,4 @@
-"""Decoding compiled for accelerators that are not here, and what is said of a program."""
+"""Plans of decoding for accelerators that need not be attached, and descriptions of compiled programs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from transformer_jax.layers.compute_options import ComputeOptions
 
 _log = logging.getLogger(__name__)
 
-# Of which the two programs of decoding are compiled.
-_MOST_MESHES = 4
-# Of a GPU's memory, what JAX takes if it is not told otherwise (XLA_PYTHON_CLIENT_MEM_FRACTION).
-_SHARE_OF_GPU = 0.75
+_MAX_MESHES = 4
+# Fraction of a GPU's memory that JAX allocates by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
+_GPU_FRACTION = 0.75
 
 
 def compile_decoding(
@@ -37,51 +36,55 @@ def compile_decoding(
     beams: int = 1,
     new_tokens: int = 1,
 ) -> dict[str, ProgramReport]:
-    """ "prefill" (of a decoder) or "encode" (of a translator), and "decoding", one step of each row.
+    """Compile "prefill" (of a decoder) or "encode" (of a translator), and "decoding", a step of each row.
 
     Args:
-      model_config: of the model.
-      topology: see `compile_step`.
-      rows: texts that are continued at once, or sentences.
-      prompt: tokens of each prompt or source, at most `max_length`.
-      length: places of the cache; None is the model's `max_length`.
-      mesh: see `compile_step`.
-      dtype, parameters: see `abstract_programs`.
-      compute: how the model is computed.
-      module: of the model; None: the registry's for the config.
-      beams, new_tokens: see `abstract_programs`.
+      model_config: The model's config.
+      topology: See `compile_step`.
+      rows: Number of texts to continue, or of sentences.
+      prompt: Tokens of each prompt or source, at most `max_length`.
+      length: Length of the cache in tokens; None means the model's `max_length`.
+      mesh: See `compile_step`.
+      dtype: See `abstract_programs`.
+      parameters: See `abstract_programs`.
+      compute: Compute options of the model.
+      module: Class of the model; None looks it up in the registry.
+      beams: See `abstract_programs`.
+      new_tokens: See `abstract_programs`.
 
     Raises:
-      UserError: see `compile_step`; or a model that the mesh does not divide.
+      UserError: See `compile_step`; or the mesh does not divide the model.
     """
     topology = topology_of(topology) if isinstance(topology, str) else topology
-    own = target_mesh(topology, mesh)
-    check_model(model_config, own)
-    with on_mesh(own):
+    devices = target_mesh(topology, mesh)
+    check_model(model_config, devices)
+    with on_mesh(devices):
         programs = abstract_programs(
             model_config, rows=rows, prompt=min(prompt, model_config.max_length),
-            length=length or model_config.max_length, mesh=own, dtype=dtype, parameters=parameters,
+            length=length or model_config.max_length, mesh=devices, dtype=dtype, parameters=parameters,
             compute=compute, module=module, beams=beams, new_tokens=new_tokens,
         )  # fmt: skip
-        found = {}
+        reports = {}
         for name, program in programs.items():
-            own_rows = rows * beams if name == "decoding" else rows
-            copies = row_shards(own) if own_rows % row_shards(own) else 1
-            found[name] = reported(*program, topology, copies=copies)
-        return found
+            program_rows = rows * beams if name == "decoding" else rows
+            copies = row_shards(devices) if program_rows % row_shards(devices) else 1
+            reports[name] = reported(*program, topology, copies=copies)
+        return reports
 
 
 def meshes_for_decoding(
     model_config: Any, topology: Topology, mesh: str | None, **options: Any
 ) -> Iterator[tuple[str, dict[str, ProgramReport]]]:
-    """The meshes of these devices under which all programs of decoding fit, fastest first.
+    """Yield meshes of these devices on which all programs of decoding fit, fastest first.
 
-    Heads over `tensor` add up activations, parameters over `fsdp` are gathered for each token.
+    Heads sharded over `tensor` need sums of activations; parameters sharded over `fsdp` are gathered for each
+    token.
 
     Args:
-      model_config, topology: see `compile_decoding`.
-      mesh: the one that does not fit.
-      options: the other arguments of `compile_decoding`.
+      model_config: See `compile_decoding`.
+      topology: See `compile_decoding`.
+      mesh: The mesh that does not fit.
+      **options: The remaining arguments of `compile_decoding`.
     """
     count = len(topology.devices)
     sizes = [n for n in (count, 8, 4, 2, 1) if n <= count and count % n == 0]
@@ -89,20 +92,20 @@ def meshes_for_decoding(
         ",".join(f"{axis}={n}" for axis, n in ((FSDP, count // parts), (TENSOR, parts)) if n > 1)
         for parts in dict.fromkeys(sizes)
     ]
-    for text in [text for text in texts if text and text != mesh][:_MOST_MESHES]:
+    for text in [text for text in texts if text and text != mesh][:_MAX_MESHES]:
         try:
             reports = compile_decoding(model_config, topology=topology, mesh=text, **options)
         except CompilerError as error:
             _log.warning("%s", error)
             continue
         except UserError:
-            continue  # heads that it does not divide
+            continue  # the mesh does not divide the heads
         if all(report.fits for report in reports.values()):
             yield text, reports
 
 
 def describe_report(report: ProgramReport) -> Iterator[str]:
-    """Lines on a program for people."""
+    """Yield lines that describe a compiled program."""
     gib = 2**30
     needed = report.argument_bytes + report.temporary_bytes
     state = "fits" if report.fits else f"{(needed - report.device_memory_bytes) / gib:.2f} GiB too much"
@@ -110,20 +113,20 @@ def describe_report(report: ProgramReport) -> Iterator[str]:
         f"{needed / gib:.2f} GiB of {report.device_memory_bytes / gib:.2f} per device: "
         f"{report.argument_bytes / gib:.2f} arguments, {report.temporary_bytes / gib:.2f} temporaries; {state}"
     )
-    share = needed / report.device_memory_bytes
-    if report.fits and share > _SHARE_OF_GPU and not report.device.startswith("TPU"):
+    fraction = needed / report.device_memory_bytes
+    if report.fits and fraction > _GPU_FRACTION and not report.device.startswith("TPU"):
         yield (
-            f"more than the {_SHARE_OF_GPU:.0%} of a GPU's memory that JAX takes by itself: set "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(0.98, math.ceil(share * 100 + 2) / 100):.2f}"
+            f"more than the {_GPU_FRACTION:.0%} of a GPU's memory that JAX allocates by default: set "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(0.98, math.ceil(fraction * 100 + 2) / 100):.2f}"
         )
     if report.attention is None or report.collective_bytes is None or report.link_bytes is None:
-        return  # the compiler refused it: there is no program to read them from
+        return  # the compiler rejected the program
     yield (
         f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by roofline "
         f"(limit: {report.limit}), {report.utilisation_modelled:.0%} of the peak"
     )
     if report.bytes_accessed is not None:
-        yield f"{report.bytes_accessed / 1e9:.3g} GB of memory traffic, the body of a loop counted once"
+        yield f"{report.bytes_accessed / 1e9:.3g} GB of memory traffic, counting the body of a loop once"
     yield "attention " + (", ".join(report.attention) or "without a kernel")
     sent = ", ".join(f"{kind} {size / 1e6:,.2f} MB" for kind, size in report.collective_bytes.items())
     if sent:

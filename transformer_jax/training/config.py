@@ -1,11 +1,11 @@
-"""What a run is: its task, model and optimization, where it starts, and how it is written to JSON."""
+"""Run configs: task, model, optimization and start folders of a run, and their form in JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import msgspec
@@ -17,27 +17,27 @@ from transformer_jax.training.schedules import SCHEDULES, extends
 
 T = TypeVar("T")
 
-# Metadata of fields that may change on an existing run: they do not touch what was trained so far.
+# Metadata of fields that may change when a run is resumed: they do not affect the steps done so far.
 FREE = {"free": True}
 
 
 def choose(field: str, value: str, choices: Sequence[str]) -> None:
-    """Checks that a name is one of the choices.
+    """Check that a name is one of the choices.
 
     Raises:
-      UserError: it is not; the nearest is named.
+      UserError: It is not; the message suggests the closest choice.
     """
     if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        matches = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {matches[0]}?" if matches else ""
         raise UserError(f"unknown {field} {value!r}: choose one of {', '.join(choices)}{hint}")
 
 
 def check_at_least(config: Any, **limits: float) -> None:
-    """Checks that fields are not below their limits.
+    """Check that fields are not below their limits.
 
     Raises:
-      UserError: one is.
+      UserError: A field is below its limit.
     """
     for field, limit in limits.items():
         if not (value := getattr(config, field)) >= limit:
@@ -45,10 +45,10 @@ def check_at_least(config: Any, **limits: float) -> None:
 
 
 def check_below_one(config: Any, *fields: str) -> None:
-    """Checks that rates are below 1.
+    """Check that rates are below 1.
 
     Raises:
-      UserError: one is not.
+      UserError: A rate is 1 or more.
     """
     for field in fields:
         if getattr(config, field) >= 1:
@@ -56,10 +56,10 @@ def check_below_one(config: Any, *fields: str) -> None:
 
 
 def check_at_most_one(config: Any, *fields: str) -> None:
-    """Checks that probabilities are not above 1.
+    """Check that probabilities are not above 1.
 
     Raises:
-      UserError: one is.
+      UserError: A probability is above 1.
     """
     for field in fields:
         if getattr(config, field) > 1:
@@ -68,14 +68,14 @@ def check_at_most_one(config: Any, *fields: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """How parameters are updated, and how often a run is saved and evaluated.
+    """Optimizer, schedule and intervals of saving and evaluation.
 
     Raises:
-      UserError: a value outside its choices or its range.
+      UserError: A value is outside its choices or its range.
     """
 
     steps: int = dataclasses.field(default=1_000, metadata=FREE)
-    """Training steps in all. A larger number extends a finished run, unless its schedule is cosine or
+    """Total number of training steps. A larger number extends a finished run, unless its schedule is cosine or
     linear, or its weight decay grows."""
     optimizer: str = "adam"
     """adam (with decoupled weight decay) or muon."""
@@ -94,21 +94,20 @@ class Optimization:
     weight_decay: float = 0.0
     """Decoupled weight decay of the matrices."""
     weight_decay_growth: float = 1.0
-    """Factor that it has at the last step, reached along a cosine; DINO's is 10. 1 for none."""
+    """Factor of the weight decay at the last step, reached along a cosine (10 in DINO); 1 keeps it constant."""
     clip: float = 1.0
-    """Largest global norm of the gradient; 0 for no clipping."""
+    """Maximum global norm of the gradient; 0 disables clipping."""
     ema: float = 0.0
-    """Decay of an exponential moving average of the parameters, which is evaluated instead; 0 for none."""
+    """Decay of an exponential moving average of the parameters, which is then evaluated; 0 disables it."""
     accumulation: int = 1
-    """Number of micro-batches that each batch is cut into; their gradients are summed: less memory, same
-    result."""
+    """Number of micro-batches per batch, whose gradients are summed: less memory, same result."""
     average: int = 1
-    """Number of last checkpoints whose mean is evaluated at the end; 1 for the last alone."""
+    """Number of last checkpoints whose mean is evaluated at the end."""
     keep: Literal["last", "best"] = "last"
-    """What is evaluated at the end: the last checkpoint (or the mean of `average`), or that of the best
-    validation, which stops a run early in effect."""
+    """Checkpoint to evaluate at the end: the last (or the mean of `average`), or the best validation's, which
+    has the effect of early stopping."""
     layer_decay: float = 1.0
-    """Factor of the learning rate from each block to the one below it, and to the embeddings; 1 for none."""
+    """Factor of the learning rate from each block to the block below, and to the embeddings; 1 disables it."""
     save_every: int = dataclasses.field(default=100, metadata=FREE)
     """Steps between checkpoints."""
     evaluate_every: int = dataclasses.field(default=200, metadata=FREE)
@@ -125,20 +124,20 @@ class Optimization:
         if not 0 < self.layer_decay <= 1:
             raise UserError(f"`layer_decay` {self.layer_decay} must be above 0 and at most 1")
         if self.keep == "best" and self.average > 1:
-            raise UserError(f"`keep` best and `average` {self.average} contradict each other: give one of them")
+            raise UserError(f"`keep` best and `average` {self.average} contradict each other: choose one")
         check_below_one(self, "ema", "b1", "b2")
 
     @property
     def extends(self) -> bool:
-        """Whether a run may be given more steps after it ended."""
+        """True if a finished run may be extended to more steps."""
         return extends(self.schedule) and self.weight_decay_growth == 1
 
 
 def check_accumulation(batch_size: int, optimization: Optimization) -> None:
-    """Checks that a batch can be cut into its micro-batches.
+    """Check that a batch can be split into micro-batches.
 
     Raises:
-      UserError: it cannot.
+      UserError: Its size is not a multiple of `accumulation`.
     """
     if batch_size % optimization.accumulation:
         raise UserError(
@@ -148,15 +147,15 @@ def check_accumulation(batch_size: int, optimization: Optimization) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Parameters that a run starts from.
+    """Source of initial parameters: a folder and the part of its model to copy.
 
-    Its text form is "FOLDER,part=encoder,into=encoder,leave_out=head/.*"; `leave_out` may be repeated.
+    The text form is "FOLDER,part=encoder,into=encoder,leave_out=head/.*"; `leave_out` may be repeated.
 
     Attributes:
-      folder: of a run, or a published folder.
-      part: prefix of the names that are taken, without its last slash; "" takes all.
-      into: prefix that the names get in the new model.
-      leave_out: regular expressions of names in the folder that are not taken.
+      folder: A run folder or a published folder.
+      part: Prefix of the names to copy, without its last slash; "" copies all.
+      into: Prefix of the copied names in the new model.
+      leave_out: Regular expressions of names in the folder that are not copied.
     """
 
     folder: str
@@ -165,25 +164,26 @@ class Start:
     leave_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        named = [f"{key}={value}" for key in ("part", "into") if (value := getattr(self, key))]
-        return ",".join([self.folder, *named, *(f"leave_out={pattern}" for pattern in self.leave_out)])
+        prefixes = [f"{key}={value}" for key in ("part", "into") if (value := getattr(self, key))]
+        return ",".join([self.folder, *prefixes, *(f"leave_out={pattern}" for pattern in self.leave_out)])
 
     @classmethod
-    def every(cls, given: str | Start | Sequence[str | Start]) -> tuple[Start, ...]:
-        """Starts of their text forms, or as they are; of one alone a tuple of it.
+    def parse_all(cls, starts: str | Start | Sequence[str | Start]) -> tuple[Start, ...]:
+        """Return a tuple of starts from one or several, each a `Start` or its text form.
 
         Raises:
-          UserError: see `parse`.
+          UserError: See `parse`.
         """
-        several = (given,) if isinstance(given, str | Start) else given
-        return tuple(cls.parse(one) if isinstance(one, str) else one for one in several)
+        if isinstance(starts, str | Start):
+            starts = (starts,)
+        return tuple(cls.parse(start) if isinstance(start, str) else start for start in starts)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The start that a text form describes.
+        """Parse the text form of a start.
 
         Raises:
-          UserError: an unknown key, or no folder.
+          UserError: The text has an unknown key or no folder.
         """
         folder, *rest = text.split(",")
         if not folder:
@@ -202,16 +202,17 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What a run is: all that decides its result. It is saved with the run and compared when it is resumed.
+    """Everything that determines a run's result; saved with the run and compared when it is resumed.
 
     Attributes:
-      task: the task's own config: data, objective, validation.
-      model: the model's own config, with its sizes as asked for.
-      optimization: how parameters are updated.
-      start: parameters to start from, copied in this order; empty for a fresh model.
-      trainable: regular expression of the names of parameters that are trained; the others stay as they are.
-      seed: of the parameters, the order of the data and dropout.
-      recipe, preset: names of what the values began as.
+      task: The task's config: data, objective, validation.
+      model: The model's config, with its sizes as requested.
+      optimization: The optimizer's config.
+      start: Sources of initial parameters, copied in this order; empty initializes all parameters.
+      trainable: Regular expression of the names of parameters to train; the rest are frozen.
+      seed: Seed of the parameters, the order of the data and dropout.
+      recipe: Name of the recipe that the values come from.
+      preset: Name of the model preset that the sizes come from.
     """
 
     task: Any
@@ -228,61 +229,88 @@ class RunConfig:
         try:
             re.compile(self.trainable)
         except re.error as error:
-            raise UserError(f"`trainable` {self.trainable!r} is no regular expression: {error}") from None
+            raise UserError(f"`trainable` {self.trainable!r} is not a regular expression: {error}") from None
 
     def with_values(self, **values: Any) -> RunConfig:
-        """The config with some fields changed, each named as in the part that has it.
+        """Return a copy with some fields of the run, its task, model or optimization changed.
 
         Raises:
-          UserError: a name that no part has, or a value that cannot be.
+          UserError: No part has a field of this name, or a value is invalid.
         """
-        parts = {name: getattr(self, name) for name in ("task", "model", "optimization")}
-        own: dict[str, Any] = {}
-        changes: dict[str, dict[str, Any]] = {name: {} for name in parts}
-        top = {field.name for field in dataclasses.fields(self)} - set(parts)
+        changes: dict[str, dict[str, Any]] = {name: {} for name in (*_PARTS, "run")}
         for name, value in values.items():
-            where = [part for part, config in parts.items() if name in field_names(config)]
+            check_renamed(name, self.names())
             if name == "start":
-                own[name] = Start.every(value)
-            elif name in top:
-                own[name] = value
-            elif where:
-                changes[where[0]][name] = value
-            else:
-                raise UserError(f"`{name}` is no field of this run: {' '.join(sorted(self.names()))}")
+                value = Start.parse_all(value)
+            if name not in self.names():
+                raise UserError(f"`{name}` is not a field of this run: {' '.join(sorted(self.names()))}")
+            part = next((part for part in _PARTS if name in field_names(getattr(self, part))), "run")
+            changes[part][name] = value
         try:
-            made = {n: dataclasses.replace(config, **changes[n]) for n, config in parts.items() if changes[n]}
+            parts = {n: dataclasses.replace(getattr(self, n), **changes[n]) for n in _PARTS if changes[n]}
         except ValueError as error:
             raise UserError(str(error)) from None
-        return dataclasses.replace(self, **made, **own)
+        return dataclasses.replace(self, **parts, **changes["run"])
 
     def names(self) -> set[str]:
-        """The names that `with_values` takes."""
-        parts = (self.task, self.model, self.optimization)
-        return {name for part in parts for name in field_names(part)} | (
-            field_names(self) - {"task", "model", "optimization"}
-        )
+        """Return the names that `with_values` accepts."""
+        return set(self.values())
 
     def values(self) -> dict[str, Any]:
-        """Every field by its name, as JSON can hold it."""
-        top = {
-            name: as_json(getattr(self, name)) for name in ("start", "trainable", "seed", "recipe", "preset")
-        }
-        return as_json(self.task) | as_json(self.model) | as_json(self.optimization) | top
+        """Return all fields of the run, its task, model and optimization by name, as JSON values."""
+        description = as_json(self)
+        parts = [description.pop(name) for name in _PARTS]
+        return {name: value for part in (*parts, description) for name, value in part.items()}
 
     def free(self) -> set[str]:
-        """Names of the fields that may change on an existing run."""
+        """Return the names of the fields that may change when a run is resumed."""
         parts = (self.task, self.model, self.optimization, self)
         return {f.name for part in parts for f in dataclasses.fields(part) if f.metadata.get("free")}
 
 
+_PARTS = ("task", "model", "optimization")
+
+# Fields renamed since version 0.1, by their old names; run folders with the old names are read.
+RENAMED: dict[str, str] = {
+    "centre_decay": "center_decay",
+    "colour": "color_jitter",
+    "erase": "erasing",
+    "frozen_steps": "frozen_prototype_steps",
+    "grey": "grayscale",
+    "least_score": "min_score",
+    "longest": "max_answer_length",
+    "measured": "neighbor_pool",
+    "neighbours": "neighbors",
+    "normalise": "normalize",
+    "operations": "randaugment",
+    "part_size": "local_crop_size",
+    "parts": "local_crops",
+    "smallest_area": "min_local_area",
+    "smoothing": "label_smoothing",
+    "solarise": "solarize",
+    "split_area": "min_global_area",
+    "turn": "rotation",
+    "whole_words": "whole_word_masking",
+}
+
+
+def check_renamed(name: str, names: Container[str]) -> None:
+    """Check that a name is not the old name of one of the fields `names`.
+
+    Raises:
+      UserError: It is; the message states the new name.
+    """
+    if name not in names and RENAMED.get(name) in names:
+        raise UserError(f"`{name}` is now called `{RENAMED[name]}`")
+
+
 def field_names(config: Any) -> set[str]:
-    """The names of a dataclass's fields."""
+    """Return the names of a dataclass's fields."""
     return {field.name for field in dataclasses.fields(config)}
 
 
 def as_json(value: Any) -> Any:
-    """A config as JSON can hold it: positions and starts in their text form."""
+    """Return a config as JSON values, with positions and starts in their text form."""
     if isinstance(value, Positions | Start):
         return str(value)
     if dataclasses.is_dataclass(value):
@@ -290,40 +318,54 @@ def as_json(value: Any) -> Any:
     return [as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _from_text(kind: type, value: Any) -> Any:
-    if isinstance(kind, type) and issubclass(kind, Positions):
+def _from_text(config_type: type, value: Any) -> Any:
+    if isinstance(config_type, type) and issubclass(config_type, Positions):
         return parse_positions(value)
-    raise NotImplementedError(f"{kind} is not read from text")
+    raise NotImplementedError(f"{config_type} is not read from text")
 
 
-def from_json(kind: type[T], value: Mapping[str, Any], what: str) -> T:
-    """A config of a kind from what `as_json` gave.
+def from_json(config_type: type[T], value: Mapping[str, Any], source: str) -> T:
+    """Convert the JSON values of `as_json` to a config.
+
+    Args:
+      config_type: The config's dataclass.
+      value: The JSON object.
+      source: Where the value was read, for error messages.
 
     Raises:
-      UserError: a field of another type, or a value that cannot be; `what` says where it is from.
+      UserError: A field is unknown, or its value is invalid.
     """
-    unknown = set(value) - field_names(kind)
-    if unknown:
-        raise UserError(f"{what}: unknown field {', '.join(sorted(unknown))}; a newer version wrote it")
+    names = field_names(config_type)
+    value = {RENAMED.get(n, n) if n not in names else n: v for n, v in value.items()}
+    _check_known(value, names, source)
     try:
-        return msgspec.convert(value, kind, dec_hook=_from_text)
+        return msgspec.convert(value, config_type, dec_hook=_from_text)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{source}: {error}") from None
 
 
-def run_config_from_json(value: Mapping[str, Any], *, task: type, model: type, what: str) -> RunConfig:
-    """A `RunConfig` of a task's and a model's config types from what `as_json` gave.
+def run_config_from_json(value: Mapping[str, Any], *, task: type, model: type, source: str) -> RunConfig:
+    """Convert the JSON values of `as_json` to a `RunConfig`.
+
+    Args:
+      value: The JSON object.
+      task: The task's dataclass.
+      model: The dataclass of the model's config.
+      source: Where the value was read, for error messages.
 
     Raises:
-      UserError: see `from_json`.
+      UserError: See `from_json`.
     """
     value = dict(value)
     parts: dict[str, Any] = {
-        name: from_json(kind, value.pop(name), f"{what}, {name}")
-        for name, kind in (("task", task), ("model", model), ("optimization", Optimization))
+        name: from_json(config_type, value.pop(name), f"{source}, {name}")
+        for name, config_type in zip(_PARTS, (task, model, Optimization), strict=True)
     }
-    value["start"] = Start.every(value.get("start", ()))
-    unknown = set(value) - field_names(RunConfig)
-    if unknown:
-        raise UserError(f"{what}: unknown field {', '.join(sorted(unknown))}; a newer version wrote it")
+    value["start"] = Start.parse_all(value.get("start", ()))
+    _check_known(value, field_names(RunConfig), source)
     return RunConfig(**parts, **value)
+
+
+def _check_known(value: Mapping[str, Any], names: set[str], source: str) -> None:
+    if unknown := sorted(set(value) - names):
+        raise UserError(f"{source}: unknown field {', '.join(unknown)}; a newer version wrote it")

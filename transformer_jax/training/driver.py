@@ -1,8 +1,7 @@
-"""The one driver: a task's entry and a config become a trained run in a folder. It knows no task by name."""
+"""The driver: it turns a task and a config into a trained run in a folder. It knows no task by name."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import pathlib
 import time
@@ -15,12 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from transformer_jax.distributed.mesh import check_model, check_rows, place_batch
-from transformer_jax.distributed.processes import (
-    broadcast_from_first,
-    check_same,
-    is_first,
-    on_every_process,
-)
+from transformer_jax.distributed.processes import agreed, check_same, is_first
 from transformer_jax.distributed.sharding import describe_sharding, gradient_shardings, state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Optimization, RunConfig, as_json
@@ -29,9 +23,9 @@ from transformer_jax.training.loop import fit
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.optimizers import make_optimizer
-from transformer_jax.training.run_folder import AVERAGED, RunFolder, read_config
+from transformer_jax.training.run_folder import AVERAGED, RunFolder
 from transformer_jax.training.schedules import growing_weight_decay, make_schedule
-from transformer_jax.training.starts import open_starts, started
+from transformer_jax.training.starts import open_starts, start_model
 from transformer_jax.training.step import (
     TrainState,
     check_micro_batches,
@@ -54,61 +48,56 @@ def train(
     execution: Execution = Execution(),
     tasks: Mapping[str, TaskEntry] | None = None,
     note: Callable[[str], None] = _log.info,
-    began: float | None = None,
+    start_time: float | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Trains, resumes or extends a run, and scores the model that it is for.
+    """Train, resume or extend a run, and score its final model.
 
     Args:
-      entry: of the task.
-      config: what the run is.
-      run_dir: the run's folder; a run of the same config that exists there is continued.
-      execution: how the run is computed; it may differ each time that the run is continued.
-      tasks: by name, those whose runs `config.start` may name; None is the task itself.
-      note: receives a line of text now and then, in the first process.
-      began: `time.perf_counter()` when the command started, for `seconds`; None is now.
+      entry: The task's entry.
+      config: What the run is.
+      run_dir: The run's folder; an existing run of the same config is resumed.
+      execution: How the run is computed; it may differ each time that the run is resumed.
+      tasks: The tasks whose runs `config.start` may name, by name; None means this task only.
+      note: Receives lines of text about the run, in the first process.
+      start_time: `time.perf_counter()` at the start of the command, for `seconds`; None means now.
 
     Returns:
-      (the contents of `results.json`, lines that a command prints).
+      (the contents of `results.json`, lines for a command to print).
 
     Raises:
-      UserError: bad input, another run in the folder, a full disk, a diverging loss.
-      Stopped: interrupted and saved.
+      UserError: Bad input, another run in the folder, a full disk, or a diverging loss.
+      Stopped: The run was interrupted and has saved its state.
     """
-    began = time.perf_counter() if began is None else began
+    start_time = time.perf_counter() if start_time is None else start_time
     path = pathlib.Path(run_dir)
     note = note if is_first() else (lambda line: None)
     tasks = {**(tasks or {}), entry.name: entry}
+    compute = execution.compute
     with execution.on_mesh() as mesh:
-        objective = on_every_process(lambda: checked(entry, config, mesh))
-        folder = on_every_process(lambda: RunFolder.open(path, entry, config))
-        starts = on_every_process(lambda: open_starts(folder, config, tasks))
-        stored = None if folder.stored is None else folder.stored.files
-        task = entry.prepare(config, objective, mesh=mesh, stored=stored, starts=starts, note=note)
-        on_every_process(lambda: folder.compare_data(task))
-        digests = [start.digest for start in starts]
-        described = folder.describe(config, task, digests)
-        check_same(_flat(described) | {"run_dir": str(path), "compute": as_json(execution.compute)})
+        objective = checked_objective(entry, config, mesh)
+        folder = RunFolder.open(path, entry, config)
+        starts = open_starts(folder, config, tasks)
+        stored_files = None if folder.stored is None else folder.stored.files
+        task = entry.prepare(config, objective, mesh=mesh, stored=stored_files, starts=starts, note=note)
+        folder.check_same_data(task)
+        description = folder.describe(config, task, starts)
+        check_same(_flat(description) | {"run_dir": str(path), "compute": as_json(compute)})
 
         module = module_of(entry, task.model_config)
-        model = make_model(module, task.model_config, seed=config.seed, compute=execution.compute, mesh=mesh)
+        model = make_model(module, task.model_config, seed=config.seed, compute=compute, mesh=mesh)
         if starts:
-            labels = getattr(task.processor, "labels", ())
-            fresh = any(s.of_other_classes(model, labels) for s in starts)
-            model = on_every_process(functools.partial(started, model, starts, labels))
-            heads = "; its head begins fresh, for other classes" if fresh else ""
-            note(f"starting from {', '.join(f'{s.start.folder}, {s.weights}' for s in starts)}{heads}")
+            model = start_model(model, starts, getattr(task.processor, "labels", ()), note=note)
         parameters = model.parameter_count
         state, optimizer, shardings = begin(
-            objective, config, model, mesh, shard_optimizer=execution.compute.shard_optimizer
+            objective, config, model, mesh, shard_optimizer=compute.shard_optimizer
         )
-        del model  # the state owns it, and gives its memory to each step
-        broadcast_from_first(lambda: folder.begin(config, task, digests))
-        on_every_process(lambda: read_config(path))  # a folder that one process does not see is no run's
-        name = " ".join(filter(None, (described["model"], config.preset)))
+        del model  # its buffers were donated to the state
+        folder.create(config, task, starts)
+        name = " ".join(filter(None, (description["model"], config.preset)))
         note(f"{name}, {parameters:,} parameters, {task.about}")
         with folder.checkpoints(config) as checkpoints:
-            restored = checkpoints.restore(state)
             totals = Totals()
+            restored = checkpoints.restore(state)
             if restored is not None:
                 state, totals = restored
                 note(f"resuming {path} after step {int(state.step)}")
@@ -120,20 +109,20 @@ def train(
                 accumulation=config.optimization.accumulation,
                 ema_decay=config.optimization.ema,
                 shardings=shardings,
-                of_gradients=(
-                    gradient_shardings(state, mesh) if mesh and execution.compute.shard_optimizer else None
-                ),
+                of_gradients=gradient_shardings(state, mesh) if mesh and compute.shard_optimizer else None,
             )
-            state, totals = _fitted(
+            state, totals = _train_steps(
                 state, totals, step, task, config.optimization, path, checkpoints, mesh, execution
             )
-            kept = averaged(state, objective, config.optimization, checkpoints, best=totals.best_step)
+            final_model = average_model(
+                state, objective, config.optimization, checkpoints, best_step=totals.best_step
+            )
         del state
-        scores, shown = task.score(kept, totals)
+        scores, lines = task.score(final_model, totals)
         results = scores | {
             "parameters": parameters,
             "steps": config.optimization.steps,
-            "seconds": time.perf_counter() - began,
+            "seconds": time.perf_counter() - start_time,
             "training_seconds": totals.seconds,
             "skipped_steps": totals.skipped_steps,
             "device": jax.devices()[0].device_kind,
@@ -141,15 +130,16 @@ def train(
             "mesh": None if mesh is None else dict(mesh.shape),
             "processes": jax.process_count(),
         }
-        broadcast_from_first(lambda: folder.finish(results, read_metrics(path)))
-    return results, shown
+        folder.finish(results, read_metrics(path))
+    return results, lines
 
 
-def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
-    """The objective of a config, with everything checked that needs no data.
+@agreed
+def checked_objective(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
+    """Return the objective of a config after all checks that need no data.
 
     Raises:
-      UserError: values that contradict each other, or a model that the mesh does not divide.
+      UserError: Values contradict each other, or the mesh does not divide the model.
     """
     objective = entry.objective(config, config.model)
     check_micro_batches(objective, config.optimization.accumulation)
@@ -159,7 +149,7 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
     if mesh is not None:
         check_model(config.model, mesh)
         if not objective.additive:
-            # Rows that fill up a batch would be compared with the others.
+            # Rows of padding would be compared with the real ones.
             rows = next(iter(entry.abstract_batch(config).values())).shape[0]
             check_rows(rows, mesh, "its number of rows", whole=True)
         if entry.check_mesh is not None:
@@ -170,27 +160,38 @@ def checked(entry: TaskEntry, config: RunConfig, mesh: Any) -> Objective:
 def optimizer_of(
     config: RunConfig, model: Any, *, shard_optimizer: bool = False
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The schedule and the optimizer of a config, for a model or its abstract shape.
+    """Return the schedule and the optimizer of a config, for a model or its abstract shape.
 
     Raises:
-      UserError: see `split_trainable`.
+      UserError: See `split_trainable`.
     """
-    own = config.optimization
-    schedule = make_schedule(own.schedule, peak=own.learning_rate, warmup=own.warmup, steps=own.steps)
-    decay = growing_weight_decay(own.weight_decay, own.weight_decay_growth, own.steps)
+    optimization = config.optimization
+    schedule = _schedule_of(optimization)
+    decay = growing_weight_decay(
+        optimization.weight_decay, optimization.weight_decay_growth, optimization.steps
+    )
     optimizer = make_optimizer(
-        own.optimizer, schedule, model, trained=split_trainable(model, config.trainable)[0],
-        weight_decay=decay, clip=own.clip, b1=own.b1, b2=own.b2, epsilon=own.epsilon,
-        layer_decay=own.layer_decay, shard_optimizer=shard_optimizer,
+        optimization.optimizer, schedule, model, trained=split_trainable(model, config.trainable)[0],
+        weight_decay=decay, clip=optimization.clip, b1=optimization.b1, b2=optimization.b2,
+        epsilon=optimization.epsilon, layer_decay=optimization.layer_decay, shard_optimizer=shard_optimizer,
     )  # fmt: skip
     return schedule, optimizer
+
+
+def _schedule_of(optimization: Optimization) -> optax.Schedule:
+    return make_schedule(
+        optimization.schedule,
+        peak=optimization.learning_rate,
+        warmup=optimization.warmup,
+        steps=optimization.steps,
+    )
 
 
 def first_state(
     objective: Objective, config: RunConfig, model: Any, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state of a run before its first step."""
-    # The parameters took the seed itself; the steps fold from another key.
+    """Return the state of a run before its first step."""
+    # The seed itself initialized the parameters; the steps fold from another key.
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     return create_state(
         model, optimizer, key,
@@ -206,17 +207,20 @@ def begin(
     *,
     shard_optimizer: bool = False,
 ) -> tuple[TrainState, optax.GradientTransformation, Any]:
-    """(the state of a run before its first step, its optimizer, the state's shardings or None).
+    """Create the state of a run before its first step, sharded over the mesh.
 
     Args:
-      objective: of the run.
-      config: of the run.
-      model: to start from; its buffers are donated.
-      mesh: that the state is sharded over; None is the default device.
-      shard_optimizer: see `ComputeOptions`.
+      objective: The run's objective.
+      config: The run's config.
+      model: The model to start from; its buffers are donated.
+      mesh: The mesh to shard over; None means the default device.
+      shard_optimizer: See `ComputeOptions`.
+
+    Returns:
+      (the state, its optimizer, the state's shardings or None).
 
     Raises:
-      UserError: see `split_trainable`.
+      UserError: See `split_trainable`.
     """
     _, optimizer = optimizer_of(config, model, shard_optimizer=shard_optimizer)
 
@@ -225,13 +229,12 @@ def begin(
 
     shardings = None
     if mesh is not None:
-        shape = jax.eval_shape(create, model)
-        shardings = state_shardings(shape, mesh, shard_optimizer=shard_optimizer)
-    # Under jit, so that a teacher that begins as the student has buffers of its own.
+        shardings = state_shardings(jax.eval_shape(create, model), mesh, shard_optimizer=shard_optimizer)
+    # Under jit a teacher that starts as a copy of the student gets its own buffers.
     return jax.jit(create, out_shardings=shardings, donate_argnums=0)(model), optimizer, shardings
 
 
-def _fitted(
+def _train_steps(
     state: TrainState,
     totals: Totals,
     step: Any,
@@ -242,33 +245,27 @@ def _fitted(
     mesh: Mesh | None,
     execution: Execution,
 ) -> tuple[TrainState, Totals]:
-    """The state after the last step, and its totals."""
-    done = int(state.step)
-    if done == optimization.steps:
+    """Return the state after the last step, and its totals."""
+    steps_done = int(state.step)
+    if steps_done == optimization.steps:
         return state, totals
-    schedule = make_schedule(
-        optimization.schedule,
-        peak=optimization.learning_rate,
-        warmup=optimization.warmup,
-        steps=optimization.steps,
-    )
     best, direction = task.best
 
     def evaluate(state: TrainState) -> Iterator[tuple[str, float]]:
         return task.validate(state.averaged, state.extra)
 
     def batches() -> Iterator[Any]:
-        for batch in task.batches.from_step(done):
+        for batch in task.batches.from_step(steps_done):
             yield place_batch(batch, mesh, micro_batches=optimization.accumulation)
 
-    log = MetricsLog(path, done)
+    log = MetricsLog(path, steps_done)
     try:
         return fit(
             state,
             step,
             batches(),
             steps=optimization.steps,
-            schedule=schedule,
+            schedule=_schedule_of(optimization),
             log=log,
             checkpoints=checkpoints,
             save_every=optimization.save_every,
@@ -284,49 +281,45 @@ def _fitted(
         log.close()
 
 
-def averaged(
+def average_model(
     state: TrainState,
     objective: Objective,
     optimization: Optimization,
     checkpoints: Checkpoints,
     *,
-    best: int | None = None,
+    best_step: int | None = None,
 ) -> Any:
-    """The model that the run is for, averaged over its last checkpoints or its steps, and saved.
+    """Return the run's final model and save it: the best, the moving average, or the mean of checkpoints.
 
     Args:
-      state: after the last step.
-      objective: of the run.
-      optimization: of the run.
-      checkpoints: of the run.
-      best: step of the best validation, which is taken where the run keeps that.
+      state: The state after the last step.
+      objective: The run's objective.
+      optimization: The run's optimization.
+      checkpoints: The run's checkpoints.
+      best_step: Step of the best validation, which is used if the run keeps its best.
 
     Raises:
-      UserError: no complete checkpoint, or a full disk.
+      UserError: No checkpoint is complete, or the disk is full.
     """
     step = int(state.step)
     if checkpoints.step_of(AVERAGED) == step:
         return checkpoints.restore_model(objective.kept(state.averaged, state.extra), AVERAGED)
-    if optimization.keep == "best" and best is not None and best != step:
-        kept = checkpoints.restore_kept(objective, state.model, state.extra, best)
+    if optimization.keep == "best" and best_step is not None and best_step != step:
+        model = checkpoints.restore_kept(objective, state.model, state.extra, best_step)
     elif state.ema is not None:
-        kept = objective.kept(state.averaged, state.extra)
+        model = objective.kept(state.averaged, state.extra)
     else:
         last = checkpoints.scheduled_steps()[-optimization.average :]
-        kept = checkpoints.average(
+        model = checkpoints.average(
             lambda step: checkpoints.restore_kept(objective, state.model, state.extra, step), last
         )
-    checkpoints.save_model(AVERAGED, kept, step=step)
-    return kept
+    checkpoints.save_model(AVERAGED, model, step=step)
+    return model
 
 
-def _flat(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's description with the fields of its parts side by side, for `check_same`."""
-    flat: dict[str, Any] = {}
-    for name, value in described.items():
-        if name == "run":
-            flat |= {n: v for part in ("task", "model", "optimization") for n, v in value[part].items()}
-            flat |= {n: v for n, v in value.items() if not isinstance(v, dict)}
-        else:
-            flat[name] = value
-    return flat
+def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's description with the fields of its parts in one dictionary, for `check_same`."""
+    run = description["run"]
+    parts = {name: value for part in ("task", "model", "optimization") for name, value in run[part].items()}
+    rest = {name: value for name, value in run.items() if not isinstance(value, dict)}
+    return {name: value for name, value in description.items() if name != "run"} | parts | rest

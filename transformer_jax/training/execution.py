@@ -1,4 +1,4 @@
-"""How a run is computed: nothing that decides its result, so that it may differ when the run is resumed."""
+"""Settings of how a run is computed; they do not affect its result and may differ when it is resumed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from transformer_jax.layers.compute_options import ComputeOptions
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Where and how a run is computed."""
+    """Devices, processes, and speed and memory options of a run."""
 
     mesh: str | None = None
     """Devices of the run by axis, as data=2,fsdp=2,tensor=2: rows of a batch are sharded over data and fsdp,
-    parameters over fsdp and tensor, tokens over sequence. None: one device, or the rows over all devices of
-    several processes."""
+    parameters over fsdp and tensor, tokens over sequence. None: one device, or in a run of several processes
+    the rows over all devices."""
     step_timeout: float | None = None
-    """Seconds that a training step may take before the run ends and names the process that is late; ten times
-    as many for the first step, which compiles, an evaluation and a save. None: half an hour with several
-    processes, no limit with one."""
+    """Seconds that a training step may take before the run ends and names the late process; ten times as long
+    for the first step, which compiles, evaluations and saves. None: 1,800 in a run of several processes, no
+    limit in one."""
     compute: ComputeOptions = dataclasses.field(default_factory=ComputeOptions)
     """Options of speed and memory."""
     processes: Processes = dataclasses.field(default_factory=Processes)
@@ -37,11 +37,11 @@ class Execution:
 
     @contextlib.contextmanager
     def on_mesh(self) -> Iterator[Mesh | None]:
-        """Enters the mesh; yields it, or None for the default device.
+        """Enter the mesh and yield it, or None for the default device.
 
         Raises:
-          UserError: a mesh that the devices cannot be divided into.
-          ProcessLost: another process has ended.
+          UserError: The devices cannot form the mesh.
+          ProcessLost: Another process has ended.
         """
         mesh = on_every_process(lambda: mesh_of(self.mesh))
         with on_mesh(mesh), reporting_lost_process():

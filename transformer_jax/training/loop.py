@@ -1,4 +1,4 @@
-"""The one training loop: steps, records, evaluations, checkpoints, and a clean stop."""
+"""The training loop: steps, metrics, evaluations, checkpoints, and a clean stop."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from transformer_jax.training.step_watch import StepWatch
 from transformer_jax.training.stopping import stop_requested
 from transformer_jax.training.totals import Totals
 
-# The record has a line at least this often, and at most this many steps are in flight unchecked.
+# Steps between lines of the metrics, and the maximum number of steps in flight whose loss is unchecked.
 LOG_EVERY = 10
-# Steps in a row with a loss or gradient that is not finite: one comes of a rare batch, so many of divergence.
+# Consecutive steps with a non-finite loss or gradient: a single one may be a rare batch, this many are
+# divergence.
 MOST_SKIPPED = 10
 
 
 class Stopped(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved its state.
+    """The run was stopped by Ctrl-C or SIGTERM and has saved its state.
 
     Attributes:
-      step: steps done and saved.
+      step: The last step, which is saved.
     """
 
     def __init__(self, step: int):
-        super().__init__(f"stopped after step {step}, which is saved; the same command goes on from there")
+        super().__init__(f"stopped after step {step}, which is saved; the same command resumes from there")
         self.step = step
 
 
@@ -67,47 +68,47 @@ def fit(
     unit: str = "tokens",
     step_timeout: float | None = None,
 ) -> tuple[TrainState, Totals]:
-    """Trains until `steps` steps are done.
+    """Train until `steps` steps are done.
 
     Args:
-      state: where to start; donated.
-      train_step: from `make_train_step`.
-      batches: those of the steps after `state.step`, in order.
-      steps: number of steps in all, the ones already done included.
-      schedule: learning rate of a step, for the record.
-      log: receives a line every `LOG_EVERY` steps, with `seconds` of training and the number of units so
-        far (evaluations and saves not counted), and one for each evaluation.
-      checkpoints: receives the state every `save_every` steps, at evaluations that are the best so
-        far, at the end, and when asked to stop.
-      save_every: in steps.
-      evaluate: yields (name, value) for the record.
-      evaluate_every: in steps; the last step is always evaluated.
-      best: name of the value that says which checkpoint is best.
-      lower_is_better: of that value; otherwise larger is.
-      totals: of the steps before.
-      unit: what the weight of the loss counts: tokens, rows, images.
-      step_timeout: seconds that a step may take, see `StepWatch`.
+      state: The state to start from; donated.
+      train_step: The step of `make_train_step`.
+      batches: The batches of the steps after `state.step`, in order.
+      steps: Total number of steps, including those already done.
+      schedule: Learning rate of a step, for the metrics.
+      log: Receives a line every `LOG_EVERY` steps, with the `seconds` of training and the number of units so
+        far (without evaluations and saves), and a line for each evaluation.
+      checkpoints: Receives the state every `save_every` steps, at the best evaluation so far, at the end, and
+        at a stop.
+      save_every: Steps between scheduled checkpoints.
+      evaluate: Function that yields (name, value).
+      evaluate_every: Steps between evaluations; the last step is always evaluated.
+      best: Name of the value that decides which checkpoint is best.
+      lower_is_better: True if a lower value is better.
+      totals: Totals of the previous steps.
+      unit: Unit of the loss's weight: tokens, rows, images.
+      step_timeout: Seconds that a step may take, see `StepWatch`.
 
     Returns:
       (the state after the last step, its totals).
 
     Raises:
-      Diverged: NaN or infinite losses `MOST_SKIPPED` times in a row; those steps changed nothing.
-      Stopped: Ctrl-C or SIGTERM, after saving.
-      UserError: a checkpoint or the record cannot be written, or a step does not fit in memory.
+      Diverged: The loss or gradient was not finite in `MOST_SKIPPED` consecutive steps, which changed nothing.
+      Stopped: Ctrl-C or SIGTERM was received; the state is saved.
+      UserError: A checkpoint or the metrics cannot be written, or a step does not fit in memory.
     """
     step = int(state.step)
     worst = math.inf if lower_is_better else -math.inf
     best_value = worst if totals.best_value is None else totals.best_value
-    in_a_row = 0
-    watch, several = SpikeWatch(), jax.process_count() > 1
+    skipped_in_a_row = 0
+    spikes, several = SpikeWatch(), jax.process_count() > 1
     pending: list[dict[str, jax.Array]] = []
     metrics: dict[str, jax.Array] = {}
-    started = time.perf_counter()
+    start_time = time.perf_counter()
 
     def record(progress: TrainingProgress) -> None:
-        """Fetches the metrics of the steps in flight, checks them and writes one line."""
-        nonlocal totals, started, in_a_row
+        """Fetch the metrics of the steps in flight, check them and write one line."""
+        nonlocal totals, start_time, skipped_in_a_row
         if not pending:
             return
         rows = jax.device_get(pending)
@@ -115,47 +116,47 @@ def fit(
         pending.clear()
         for offset, row in enumerate(rows):
             if not row["skipped"]:
-                in_a_row = 0
-                if watch.is_spike(float(row["loss"])):
+                skipped_in_a_row = 0
+                if spikes.is_spike(float(row["loss"])):
                     totals = totals.after(loss_spikes=1)
                     progress.note(f"step {first + offset}: the loss jumps to {float(row['loss']):.4g}")
                 continue
-            in_a_row += 1
+            skipped_in_a_row += 1
             totals = totals.after(skipped_steps=1)
             value = row["loss"] if not math.isfinite(row["loss"]) else row["gradient_norm"]
-            if in_a_row < MOST_SKIPPED:
+            if skipped_in_a_row < MOST_SKIPPED:
                 progress.note(f"step {first + offset}: skipped, its loss or gradient is {value}")
             else:
                 checkpoints.wait()
                 saved = checkpoints.steps()
-                kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "nothing was saved yet"
+                checkpoint = f"the checkpoint of step {saved[-1]} is kept" if saved else "nothing was saved yet"
                 raise Diverged(
                     f"step {first + offset}: the loss or its gradient is {value}, as in the {MOST_SKIPPED - 1} "
-                    f"steps before it; {kept}; lower `learning_rate`, lengthen `warmup` or set `clip` 1, in "
-                    "another `run_dir`"
+                    f"previous steps; {checkpoint}; lower `learning_rate`, lengthen `warmup` or set `clip` 1, "
+                    "in another `run_dir`"
                 )
-        spent = time.perf_counter() - started
+        seconds = time.perf_counter() - start_time
         rows = [row for row in rows if not row["skipped"]]
         weight = sum(float(row["weight"]) for row in rows)
-        totals = totals.after(seconds=spent, weight=weight)
+        totals = totals.after(seconds=seconds, weight=weight)
         values = {
             name: sum(float(row[name]) * float(row["weight"]) for row in rows) / max(weight, 1.0)
             for name in metrics
             if name not in ("weight", "skipped") and rows
         }
         values |= {
-            # A step that was skipped did not move the schedule.
+            # A skipped step does not advance the schedule.
             "learning_rate": float(schedule(max(0, step - 1 - totals.skipped_steps))),
-            f"{unit}_per_second": weight / spent,
+            f"{unit}_per_second": weight / seconds,
         }
-        values |= so_far()
+        values |= current_totals()
         log.write(step, **values)
         if rows:
             progress.update(step, values)
-        started = time.perf_counter()
+        start_time = time.perf_counter()
 
-    def so_far() -> dict[str, float]:
-        """The totals, as the record shows them."""
+    def current_totals() -> dict[str, float]:
+        """Return the totals as the metrics list them."""
         values: dict[str, float] = {"seconds": totals.seconds, unit: totals.weight}
         if totals.skipped_steps or totals.loss_spikes:
             values |= {"skipped_steps": totals.skipped_steps, "loss_spikes": totals.loss_spikes}
@@ -163,11 +164,11 @@ def fit(
             values |= {f"best_{best}": best_value, "best_step": totals.best_step}
         return values
 
-    # Of the first step: its arguments are donated when it fails.
+    # Shapes of the first step's arguments, which a failing step has already donated.
     shapes: tuple[Any, ...] = ()
     with (
         stop_requested() as stop,
-        StepWatch(step_timeout) as watched,
+        StepWatch(step_timeout) as watch,
         TrainingProgress(steps, step, unit) as progress,
         reporting_out_of_memory(lambda: out_of_memory(train_step, *shapes)),
     ):
@@ -175,10 +176,10 @@ def fit(
         while step < steps:
             batch = next(batches)
             shapes = shapes or jax.tree.map(_abstract, (state, batch))
-            watched.began(step + 1)
+            watch.start_step(step + 1)
             state, metrics = train_step(state, batch)
-            if pending and (watched.limit is not None or several):
-                jax.block_until_ready(pending[-1])  # the next step is in flight already
+            if pending and (watch.limit is not None or several):
+                jax.block_until_ready(pending[-1])  # the next step is already in flight
             step += 1
             pending.append(metrics)
             last, stopping = step == steps, stop.due(step)
@@ -187,16 +188,16 @@ def fit(
             if step % LOG_EVERY == 0 or evaluating or saving:
                 record(progress)
             if evaluating or saving:
-                watched.does_more()
+                watch.start_slow_work()
             is_best = False
             if evaluating:
                 values = dict(evaluate(state))
                 better = values[best] < best_value if lower_is_better else values[best] > best_value
-                is_best = broadcast_from_first(functools.partial(bool, better))  # of many processes one decides
+                is_best = broadcast_from_first(functools.partial(bool, better))
                 if is_best:
                     best_value, checkpoints.best = values[best], step
                     totals = dataclasses.replace(totals, best_step=step, best_value=float(best_value))
-                log.write(step, **values, **so_far())
+                log.write(step, **values, **current_totals())
                 progress.note(
                     f"step {step}: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items())
                 )
@@ -206,6 +207,6 @@ def fit(
                 checkpoints.wait()
                 raise Stopped(step)
             if evaluating or saving:
-                started = time.perf_counter()
+                start_time = time.perf_counter()
         checkpoints.wait()
     return state, totals

@@ -1,4 +1,4 @@
-"""Manifests of folders: a digest of every file, by which a folder is known to be complete and unchanged."""
+"""Manifests: a digest of every file of a folder, which shows that the folder is complete and unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANIFEST = "manifest.json"
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder and below it, without the manifest, by relative path."""
+    """Return the SHA-256 of every file below a folder, except the manifest, by relative path."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -21,13 +21,13 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def manifest_text(manifest: dict[str, Any]) -> str:
-    """The text of a manifest: JSON, with a digest of itself added."""
-    own = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
-    return json.dumps(manifest | {"manifest_sha256": own}, indent=1)
+    """Return the text of a manifest: JSON that includes a digest of itself."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps(manifest | {"manifest_sha256": digest}, indent=1)
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None if it is absent or a byte of it was changed."""
+    """Read the manifest of a folder; return None if it is absent or damaged."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
@@ -40,7 +40,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def write_text_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either the old one or the complete new one, also after a power cut."""
+    """Write a file so that even after a power failure it is either the old one or the complete new one."""
     draft = path.with_name(path.name + ".draft")
     with open(draft, "w", encoding="utf-8") as file:
         file.write(text)

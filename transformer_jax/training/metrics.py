@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard event files."""
+"""Metrics of a run: `metrics.jsonl`, with a JSON object per line, and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "metrics.jsonl"
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; an incomplete line, as a kill leaves it, is left out."""
+    """Read a run's `metrics.jsonl`, skipping the incomplete line that a killed run leaves."""
     path = pathlib.Path(folder) / FILE
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -29,20 +29,20 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """Appends metrics of a run that starts after `step`.
+    """Writer of a run's metrics.
 
-    Lines of later steps, which a run that was killed has left behind, are cut off first. Of several processes
-    the first one writes.
+    It first removes lines of steps after `step`, which a killed run may have written. Only the first process
+    writes.
 
     Args:
-      folder: the run's folder.
-      step: the step that was restored, 0 for a new run.
+      folder: The run's folder.
+      step: The step that was restored, 0 for a new run.
 
     Raises:
-      UserError: the folder cannot be written.
+      UserError: The folder cannot be written.
 
     Attributes:
-      last: the last line that stays.
+      last: The last remaining line.
     """
 
     def __init__(self, folder: str | pathlib.Path, step: int = 0):
@@ -61,10 +61,10 @@ class MetricsLog:
         return kept[-1] if kept else {}
 
     def write(self, step: int, **values: float) -> None:
-        """One line, and one point of each TensorBoard curve.
+        """Write a line, and a point of each TensorBoard curve.
 
         Raises:
-          UserError: the disk is full.
+          UserError: The disk is full.
         """
         if not is_first():
             return
@@ -76,9 +76,10 @@ class MetricsLog:
             raise UserError(f"{self._path}: cannot be written ({error}); free some space") from None
 
     def close(self) -> None:
+        """Close both files."""
         if not is_first():
             return
-        # On a full disk closing fails like the write before it, whose error is the one to show.
+        # On a full disk closing fails like the previous write, whose error was reported.
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):

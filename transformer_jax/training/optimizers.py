@@ -1,4 +1,4 @@
-"""Optimizers by name, from Optax, with masks from the name table."""
+"""Optax optimizers by name, with masks from the table of parameter names."""
 
 from collections.abc import Container
 from typing import Any
@@ -29,24 +29,25 @@ def make_optimizer(
     layer_decay: float = 1.0,
     shard_optimizer: bool = False,
 ) -> optax.GradientTransformation:
-    """Clipping by the global norm, then the optimizer, for parameters by canonical name.
+    """Return an optimizer of parameters by canonical name, after clipping by the global norm.
 
     Args:
-      name: "adam" (AdamW where `weight_decay` is not 0; Loshchilov & Hutter 2019) or "muon" (Jordan et
-        al. 2024: matrices orthogonalised, with updates scaled to Adam's size; Adam for the rest).
-      schedule: learning rate of a step.
-      model: the module, or its abstract shape; only names and axes are read.
-      trained: names of the parameters that are trained; None is all.
-      weight_decay: decoupled decay of the matrices, or that of a step.
-      clip: largest global norm of the gradient; 0 is no clipping.
-      b1, b2, epsilon: Adam's constants; the paper's are 0.9, 0.98 and 1e-9. Muon's Adam shares them but
-        for epsilon, which is 1e-8 there: it guards Muon's norms as well.
-      layer_decay: factor of the learning rate from each block to the one below it (Clark et al. 2020, appendix
-        B): blocks/... of layer l of L take layer_decay^(L - 1 - l), embeddings layer_decay^L, all else 1.
-      shard_optimizer: see `ComputeOptions`.
+      name: "adam" (AdamW if `weight_decay` is not 0; Loshchilov & Hutter 2019) or "muon" (Jordan et al. 2024:
+        orthogonalized updates of matrices, scaled to the size of Adam's; Adam for the other parameters).
+      schedule: Learning rate of a step.
+      model: The module, or its abstract shape; only names and axes are read.
+      trained: Names of the parameters to train; None trains all.
+      weight_decay: Decoupled decay of the matrices, or its schedule.
+      clip: Maximum global norm of the gradient; 0 disables clipping.
+      b1: Decay of Adam's first moment; 0.9 in the Transformer paper.
+      b2: Decay of Adam's second moment; 0.98 in the Transformer paper.
+      epsilon: Adam's epsilon; 1e-9 in the Transformer paper. Muon uses 1e-8, which also guards its norms.
+      layer_decay: Factor of the learning rate from each block to the block below (Clark et al. 2020, appendix
+        B): layer l of L has the factor layer_decay^(L - 1 - l), embeddings layer_decay^L, other parameters 1.
+      shard_optimizer: See `ComputeOptions`.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: The name is unknown.
     """
     decays, dimensions = decay_mask(model), muon_dimensions(model)
     if trained is not None:
@@ -63,67 +64,68 @@ def make_optimizer(
             adam_b2=b2,
             eps=1e-8,
             muon_weight_dimension_numbers=lambda _: dimensions,
-            # Update size of an Adam step (Liu et al. 2025), so that one learning rate serves both.
+            # The update size of an Adam step (Liu et al. 2025), so that both share one learning rate.
             consistent_rms=0.2,
         )
-        matrices = {name for name, own in dimensions.items() if own}
-        optimizer = _on_complete_matrices(optimizer, model, matrices, shard_optimizer)
+        matrices = {name for name, axes in dimensions.items() if axes}
+        optimizer = _with_unsharded_matrices(optimizer, model, matrices, shard_optimizer)
     else:
         raise ValueError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
     parts = [optax.clip_by_global_norm(clip)] if clip else []
-    decayed = [_scaled_by_layer(model, layer_decay)] if layer_decay != 1 else []
-    return optax.chain(*parts, optimizer, *decayed) if parts or decayed else optimizer
+    scaling = [_scale_by_layer(model, layer_decay)] if layer_decay != 1 else []
+    return optax.chain(*parts, optimizer, *scaling) if parts or scaling else optimizer
 
 
-def _on_complete_matrices(
+def _with_unsharded_matrices(
     optimizer: optax.GradientTransformation, model: Any, names: Container[str], shard_optimizer: bool
 ) -> optax.GradientTransformation:
-    """The same optimizer, given matrices that are complete on a device of the mesh.
+    """Wrap an optimizer so that each device computes with complete matrices.
 
-    Each of Muon's iterations multiplies a matrix with itself, so a compiler gathers one that is sharded in each
-    of them. Here the layers of a stack are sharded instead, filled up with zeros where the mesh does not divide
+    Each iteration of Muon multiplies a matrix with itself, for which the compiler would gather a sharded matrix
+    every time. Here the layers of a stack are sharded instead, padded with zeros if the mesh does not divide
     their number.
 
     Args:
-      optimizer: of a gradient by canonical name, with moments of the same names.
-      model, shard_optimizer: see `make_optimizer`.
-      names: of the parameters whose matrices are needed.
+      optimizer: An optimizer of parameters by canonical name, whose moments have the same names.
+      model: See `make_optimizer`.
+      names: Names of the parameters whose matrices must be complete.
+      shard_optimizer: See `make_optimizer`.
     """
     leaves = named_leaves(model)
 
-    def moved(tree: Any, *, back: bool = False) -> Any:
+    def reshard(tree: Any, *, back: bool = False) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
 
-        def move(name: str, leaf: Any) -> Any:
-            own = name.split("/mu/", 1)[-1]
-            if own not in names:
+        def reshard_leaf(path: str, leaf: Any) -> Any:
+            name = path.split("/mu/", 1)[-1]
+            if name not in names:
                 return leaf
-            shape = leaves[own].shape
-            stages, multiple = matrix_stages(own, shape, mesh, model, shard_optimizer=shard_optimizer)
+            shape = leaves[name].shape
+            stages, multiple = matrix_stages(name, shape, mesh, model, shard_optimizer=shard_optimizer)
             if not back:
                 leaf = jnp.pad(leaf, [(0, -shape[0] % multiple), *[(0, 0)] * (leaf.ndim - 1)])
             for axes in reversed(stages) if back else stages:
                 leaf = constrained(leaf, axes)
             return leaf[: shape[0]] if back else leaf
 
-        return tree if mesh.empty else map_names(move, tree)
+        return tree if mesh.empty else map_names(reshard_leaf, tree)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        updates, state = optimizer.update(moved(updates), moved(state), moved(params))
-        return moved(updates, back=True), moved(state, back=True)
+        updates, state = optimizer.update(reshard(updates), reshard(state), reshard(params))
+        return reshard(updates, back=True), reshard(state, back=True)
 
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def _scaled_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
-    """Scales each update by the depth of its parameter."""
+def _scale_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
+    """Return a transformation that scales each update by the depth of its parameter."""
     leaves = named_leaves(model)
     layers = max((x.shape[0] for name, x in leaves.items() if "blocks/" in name), default=0)
-    # In front of the first block: tables, patches, and what widens ELECTRA's embeddings.
+    # Parameters before the first block: tables, patches, and the projection of ELECTRA's embeddings.
     encoder = "encoder/" if any(name.startswith("encoder/") for name in leaves) else ""
     lowest = ("embedding", "patches/", f"{encoder}projection/")
 
-    def scaled(name: str, update: Any) -> Any:
+    def scale(name: str, update: Any) -> Any:
         if "blocks/" in name:
             depth = jnp.arange(layers - 1, -1, -1, dtype=update.dtype)
             return update * (decay**depth).reshape(-1, *[1] * (update.ndim - 1))
@@ -131,6 +133,6 @@ def _scaled_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
 
     def apply(updates: Any, params: Any = None) -> Any:
         del params
-        return {name: scaled(name, update) for name, update in updates.items()}
+        return {name: scale(name, update) for name, update in updates.items()}
 
     return optax.stateless(apply)

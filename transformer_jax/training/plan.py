@@ -1,4 +1,4 @@
-"""What a training run would be, worked out on any machine: nothing is read, allocated or written."""
+"""Plans of training runs, computed on any machine: nothing is read, allocated or written."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from transformer_jax.distributed.targets import CHIPS, Topology, target_mesh, to
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import name_of
 from transformer_jax.training.config import RunConfig, as_json
-from transformer_jax.training.driver import checked, first_state, optimizer_of
+from transformer_jax.training.driver import checked_objective, first_state, optimizer_of
 from transformer_jax.training.run_folder import models_of
 from transformer_jax.training.step import TrainState, make_train_step
 from transformer_jax.training.task import TaskEntry, entry_of
 from transformer_jax.training.trained_model import module_of
 
-# Peak of one device, 1e12 floating-point operations a second: the dense rate that its maker states for
-# bfloat16, or for float32 of the P100, the paper's own device.
+# Peak rate of one device in 1e12 floating-point operations per second: the maker's dense rate for bfloat16, or
+# for float32 on the P100 of the Transformer paper.
 PEAKS = {"P100": 10.6} | {
     label: CHIPS[name].peak / 1e12
     for label, name in {
         "A100": "a100", "H100": "h100", "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e",
     }.items()
 }  # fmt: skip
-# The share of it is an assumption, and so is that neither input nor communication is waited for.
-DEVICES, UTILISATION = 8, 0.3
-# A plan for more devices is not compiled: XLA takes minutes and gigabytes for each.
-_MOST_COMPILED = 64
+# Assumed utilization, without waiting for input or communication.
+DEVICES, UTILIZATION = 8, 0.3
+# A plan for more devices is not compiled, which would take XLA minutes and gigabytes.
+_MAX_COMPILED = 64
 
 
 def compiles(mesh: str | None) -> bool:
-    """Whether a plan compiles its step for a mesh."""
-    return mesh is None or math.prod(parse_mesh(mesh).values()) <= _MOST_COMPILED
+    """Return whether a plan compiles its step for a mesh."""
+    return mesh is None or math.prod(parse_mesh(mesh).values()) <= _MAX_COMPILED
 
 
 def _model(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, key: jax.Array) -> Any:
@@ -61,11 +61,11 @@ def _model(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, key: ja
 
 
 def step_flops(entry: TaskEntry, config: RunConfig) -> tuple[float, int]:
-    """(floating-point operations of one step's loss and gradient, as XLA counts them, number of parameters).
+    """Return (XLA's count of the floating-point operations of a step's gradient, number of parameters).
 
-    The program of the task's own loss is traced on shapes alone, for one largest batch.
+    The program of the task's loss is traced abstractly, for a batch of full size.
     """
-    # Unrolled: XLA counts the body of a loop once.
+    # Unrolled, because XLA counts the body of a loop once.
     compute = ComputeOptions(unroll=1_000)
     model, extra = jax.eval_shape(lambda key: _with_extra(entry, config, compute, key), jax.random.key(0))
     objective = entry.objective(config, config.model)
@@ -88,27 +88,27 @@ def _with_extra(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, ke
 def abstract_state(
     entry: TaskEntry, config: RunConfig, compute: ComputeOptions = ComputeOptions()
 ) -> TrainState:
-    """The shapes of a run's training state."""
+    """Return the shapes of a run's training state."""
     objective = entry.objective(config, config.model)
 
     def create(key: jax.Array) -> TrainState:
         model = _model(entry, config, compute, key)
         return first_state(objective, config, model, optimizer_of(config, model)[1])
 
-    # A shape: an array would go to the mesh's devices, which need not be here.
+    # The key is abstract, because an array would be placed on the devices of the mesh, which need not exist.
     return jax.eval_shape(create, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def abstract_step(
     entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None
 ) -> tuple[Any, tuple[Any, Any]]:
-    """(the jitted step of a run, shapes of its state and its largest batch); nothing is allocated.
+    """Return (the jitted step of a run, the shapes of its state and its full batch); nothing is allocated.
 
     Args:
-      entry: of the task.
-      config: of the run.
-      compute: how the model is computed.
-      mesh: over which the run is sharded, of devices that need not be here; None is one device.
+      entry: The task's entry.
+      config: The run's config.
+      compute: Compute options of the model.
+      mesh: The mesh of the run, whose devices need not exist; None means one device.
     """
     accumulation = config.optimization.accumulation
     with on_mesh(mesh):
@@ -117,12 +117,12 @@ def abstract_step(
             shardings = state_shardings(state, mesh, shard_optimizer=compute.shard_optimizer)
             state = placed_shapes(state, shardings)
 
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        def padded(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             parts = row_shards(mesh)
             rows = accumulation * (-(-leaf.shape[0] // accumulation // parts) * parts)
             shape = (rows, *leaf.shape[1:])
-            where = None if mesh is None else rows_sharding(shape, mesh)
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=where)
+            sharding = None if mesh is None else rows_sharding(shape, mesh)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
         step: Any = make_train_step(
             entry.objective(config, config.model),
@@ -132,11 +132,11 @@ def abstract_step(
             shardings=shardings,
             of_gradients=gradient_shardings(state, mesh) if mesh and compute.shard_optimizer else None,
         )
-        return step, (state, jax.tree.map(placed, dict(entry.abstract_batch(config))))
+        return step, (state, jax.tree.map(padded, dict(entry.abstract_batch(config))))
 
 
 def compiled_step(entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: Mesh | None) -> Any:
-    """`abstract_step` compiled for its shapes."""
+    """Compile the step of `abstract_step`."""
     step, arguments = abstract_step(entry, config, compute, mesh)
     with on_mesh(mesh):
         return step.lower(*arguments).compile()
@@ -150,57 +150,57 @@ def compile_step(
     compute: ComputeOptions = ComputeOptions(),
     entry: TaskEntry | None = None,
 ) -> ProgramReport:
-    """The training step of a run, compiled for devices that need not be here.
+    """Compile the training step of a run for devices that need not be attached.
 
     Args:
-      config: of the run.
-      topology: as "v5e:4x4" or "h100:8", see `distributed.targets`.
-      mesh: as "fsdp=4,tensor=2", of all its devices; None shards the rows over all of them.
-      compute: how the model is computed.
-      entry: of the task; None: that of the config, if it is registered.
+      config: The run's config.
+      topology: Devices such as "v5e:4x4" or "h100:8", see `distributed.targets`.
+      mesh: A mesh of all these devices such as "fsdp=4,tensor=2"; None shards the rows over all of them.
+      compute: Compute options of the model.
+      entry: The task's entry; None looks it up by the config.
 
     Raises:
-      UserError: a topology, mesh or config that cannot be, or a compiler that is not installed.
+      UserError: The topology, mesh or config is invalid, or the compiler is not installed.
     """
     entry = entry_of(config) if entry is None else entry
     topology = topology_of(topology) if isinstance(topology, str) else topology
-    own = target_mesh(topology, mesh)
-    checked(entry, config, own)
-    step, arguments = abstract_step(entry, config, compute, own)
-    with on_mesh(own):
+    devices = target_mesh(topology, mesh)
+    checked_objective(entry, config, devices)
+    step, arguments = abstract_step(entry, config, compute, devices)
+    with on_mesh(devices):
         return reported(step, arguments, topology)
 
 
 def describe_compiled(program: Any) -> Iterator[str]:
-    """Lines on the memory of each device for a compiled step, and what it sends to others."""
+    """Yield lines on the memory per device of a compiled step, and on its communication."""
     needs = program.memory_analysis()
     arguments, temporaries = needs.argument_size_in_bytes, needs.temp_size_in_bytes
     yield (
         f"{(arguments + temporaries) / 2**30:.3f} GiB per device: {arguments / 2**30:.3f} arguments, "
         f"{temporaries / 2**30:.3f} temporaries, as compiled for a CPU; `remat` and `accumulation` lower it"
     )
-    found = collectives(program.as_text())
-    kinds = ", ".join(sorted({one.kind for one in found}))
-    if found:
-        yield f"each device sends {sum(one.sent for one in found) / 1e6:,.2f} MB a step ({kinds})"
+    operations = collectives(program.as_text())
+    if operations:
+        names = ", ".join(sorted({operation.kind for operation in operations}))
+        yield f"each device sends {sum(o.sent for o in operations) / 1e6:,.2f} MB per step ({names})"
 
 
 def describe(
     entry: TaskEntry, config: RunConfig, mesh: str | None = None, *, shard_optimizer: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) for each part of the run that a config stands for.
+    """Yield (name, value) for each part of a run's plan.
 
     Args:
-      entry: of the task.
-      config: of the run.
-      mesh: over which it would be sharded, of any size, or None.
-      shard_optimizer: see `ComputeOptions`.
+      entry: The task's entry.
+      config: The run's config.
+      mesh: A mesh of any size over which the run would be sharded, or None.
+      shard_optimizer: See `ComputeOptions`.
 
     Raises:
-      UserError: a mesh that cannot be, or that does not divide the model or its batches.
+      UserError: The mesh is invalid, or does not divide the model or its batches.
     """
     planned = None if mesh is None else planned_mesh(mesh)
-    checked(entry, config, planned)
+    checked_objective(entry, config, planned)
     flops, parameters = step_flops(entry, config)
     recipe: Any = entry.recipes.get(config.recipe)
     if recipe is not None:
@@ -222,19 +222,19 @@ def describe(
         if rows < row_shards(planned):
             yield (
                 "mesh",
-                f"{rows} rows of full length are fewer than the {row_shards(planned)} parts of a batch",
+                f"{rows} rows of full length are fewer than the {row_shards(planned)} shards of a batch",
             )
     total = flops * config.optimization.steps
-    yield "work", f"{_operations(flops)} a step, {_operations(total)} in all"
-    seconds = {name: total / (peak * 1e12 * DEVICES * UTILISATION) for name, peak in PEAKS.items()}
+    yield "work", f"{_operations(flops)} per step, {_operations(total)} in total"
+    seconds = {name: total / (peak * 1e12 * DEVICES * UTILIZATION) for name, peak in PEAKS.items()}
     times = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
-    yield "time", f"computed for the work alone, {DEVICES} devices at {UTILISATION:.0%} of their peak: {times}"
+    yield "time", f"of computation alone, {DEVICES} devices at {UTILIZATION:.0%} of their peak: {times}"
     if score := getattr(recipe, "published", ""):
         yield "published", f"{score}; not measured here"
 
 
 def _fields(config: Any) -> str:
-    """The fields of a config that say something, as text."""
+    """Return the fields of a config that are not empty, as text."""
     values = {field.name: as_json(getattr(config, field.name)) for field in dataclasses.fields(config)}
     return ", ".join(
         f"{name.replace('_', ' ')} {' '.join(map(str, value)) if isinstance(value, list) else value}"

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live bar on a terminal, a line now and then elsewhere."""
+"""Training progress: a live bar on a terminal, otherwise a line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class TrainingProgress:
-    """A context manager that shows steps done, loss, tokens per second and time left, on stderr of the first
-    process.
+    """Context manager that shows steps, loss, throughput and remaining time on stderr of the first process.
 
     Args:
-      steps: number of steps in all.
-      done: steps done before.
-      unit: what is counted a second.
+      steps: Total number of steps.
+      done: Steps done before.
+      unit: Unit of the throughput.
     """
 
     def __init__(self, steps: int, done: int = 0, unit: str = "tokens"):
         self._unit = unit
         self._console = Console(stderr=True, quiet=not is_first())
         self._steps, self._first = steps, done
-        self._started = self._last_line = time.perf_counter()
+        self._start_time = self._last_line = time.perf_counter()
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -56,18 +55,18 @@ class TrainingProgress:
         self._bar.stop()
 
     def update(self, step: int, figures: Mapping[str, float]) -> None:
-        """Shows the state after `step`; `figures` are loss and units per second."""
+        """Show the state after `step`; `figures` are the loss and the throughput."""
         speed, unit = figures[f"{self._unit}_per_second"], self._unit.replace("_", " ")
-        shown = f"loss {figures['loss']:.3f}  {speed:,.0f} {unit}/s"
-        self._bar.update(self._task, completed=step, figures=shown)
+        line = f"loss {figures['loss']:.3f}  {speed:,.0f} {unit}/s"
+        self._bar.update(self._task, completed=step, figures=line)
         now = time.perf_counter()
         if not self._console.is_terminal and (
             now - self._last_line > _SECONDS_BETWEEN_LINES or step == self._steps
         ):
             self._last_line = now
-            left = (now - self._started) / max(1, step - self._first) * (self._steps - step)
-            self._console.print(f"step {step}/{self._steps}  {shown}  {left:.0f} s left", highlight=False)
+            left = (now - self._start_time) / max(1, step - self._first) * (self._steps - step)
+            self._console.print(f"step {step}/{self._steps}  {line}  {left:.0f} s left", highlight=False)
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, highlight=False, soft_wrap=True)

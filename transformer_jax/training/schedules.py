@@ -8,7 +8,7 @@ SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 
 
 def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-    """Linear warm-up to `peak` at step `warmup`, then peak * sqrt(warmup / step).
+    """Return a linear warm-up to `peak` at step `warmup`, then peak * sqrt(warmup / step).
 
     With peak = (D * warmup)^-0.5 this is the paper's schedule (Vaswani et al. 2017, equation 3).
     """
@@ -21,16 +21,16 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
 
 
 def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.Schedule:
-    """A schedule by name.
+    """Return a schedule by name.
 
     Args:
-      name: one of `SCHEDULES`; all warm up linearly, cosine ends at 1% of the peak and linear at 0.
-      peak: the largest learning rate.
-      warmup: number of warm-up steps.
-      steps: number of steps in all; only "cosine" and "linear" depend on it.
+      name: One of `SCHEDULES`; all warm up linearly, cosine ends at 1% of the peak and linear at 0.
+      peak: The maximum learning rate.
+      warmup: Number of warm-up steps.
+      steps: Total number of steps; only "cosine" and "linear" depend on it.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: The name is unknown.
     """
     warmup = max(1, warmup)
     if name == "inverse_sqrt":
@@ -55,16 +55,16 @@ def make_schedule(name: str, *, peak: float, warmup: int, steps: int) -> optax.S
 
 
 def growing_weight_decay(first: float, growth: float, steps: int) -> optax.Schedule | float:
-    """Weight decay that goes from `first` to `growth` times it along a cosine (Caron et al. 2021, section 3.2).
+    """Return a weight decay that grows along a cosine (Caron et al. 2021, section 3.2).
 
     Args:
-      first: of the first step.
-      growth: factor of the last step; 1 is a constant.
-      steps: number of steps in all.
+      first: Weight decay of the first step.
+      growth: Factor of the last step; 1 keeps it constant.
+      steps: Total number of steps.
     """
     return first if growth == 1 else optax.cosine_decay_schedule(first, steps, alpha=growth)
 
 
 def extends(name: str) -> bool:
-    """Whether a run of this schedule may be given more steps after it ended."""
+    """Return whether a finished run with this schedule may be extended to more steps."""
     return name not in ("cosine", "linear")

@@ -1,4 +1,4 @@
-"""Loss spikes: losses far above those before them."""
+"""Detection of loss spikes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import math
 
 
 class SpikeWatch:
-    """Tells a loss that is far above what the last steps had.
+    """Detector of losses far above the running mean.
 
     Args:
-      deviations: standard deviations above the mean that make a spike.
-      memory: steps that the running mean and variance reach back, about.
-      first: steps to see before anything is one: losses fall fast at first.
+      deviations: Standard deviations above the mean from which a loss is a spike.
+      memory: Approximate number of steps in the running mean and variance.
+      first: Number of initial steps without detection, because losses fall quickly at first.
     """
 
     def __init__(self, *, deviations: float = 6.0, memory: int = 100, first: int = 50):
         self.deviations, self.memory, self.first = deviations, memory, first
-        self._seen, self._mean, self._variance = 0, 0.0, 0.0
+        self._steps, self._mean, self._variance = 0, 0.0, 0.0
 
     def is_spike(self, loss: float) -> bool:
-        """Whether this step's loss is one. A spike counts as the largest loss that is none: a level that lasts
-        becomes the usual one."""
-        far = loss - self._mean
-        most = max(self.deviations * math.sqrt(self._variance), 1e-3 * abs(self._mean))
-        spike = self._seen >= self.first and far > most
+        """Return whether this step's loss is a spike, and update the running statistics.
+
+        A spike enters them as the largest loss that is not a spike, so that a lasting level becomes normal.
+        """
+        deviation = loss - self._mean
+        limit = max(self.deviations * math.sqrt(self._variance), 1e-3 * abs(self._mean))
+        spike = self._steps >= self.first and deviation > limit
         if spike:
-            far = most
-        self._seen += 1
-        share = max(1 / self._seen, 1 / self.memory)
-        self._mean += share * far
-        self._variance = (1 - share) * (self._variance + share * far**2)
+            deviation = limit
+        self._steps += 1
+        rate = max(1 / self._steps, 1 / self.memory)
+        self._mean += rate * deviation
+        self._variance = (1 - rate) * (self._variance + rate * deviation**2)
         return spike

@@ -1,4 +1,4 @@
-"""Parameters that a run starts from: of another run or of a published folder, copied by name."""
+"""Start folders: initial parameters copied by name from another run or a published folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from transformer_jax import pretrained
+from transformer_jax.distributed.processes import agreed
 from transformer_jax.errors import UserError
 from transformer_jax.models.encoders.electra import ElectraGenerator
 from transformer_jax.models.encoders.encoder import TextEncoder
@@ -26,27 +27,27 @@ from transformer_jax.training.run_folder import RunFolder, is_run, read_config, 
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.trained_model import read_trained
 
-# Fields of a model's config that do not change what its parameters mean; sizes show in their shapes.
-_MEANINGLESS = {
+# Config fields that do not change the meaning of the parameters; sizes are compared by shape.
+_FREE_FIELDS = {
     "dropout", "attention_dropout", "classifier_dropout", "classifier_pooling", "reader_dropout", "dtype",
     "max_length", "vocab_size", "vocab_multiple", "classes", "pooler", "generator_size", "stochastic_depth",
     "initial_values",
 }  # fmt: skip
-# What transformers calls classes that were given no names.
-_UNNAMED = r"LABEL_\d+"
-# What an encoder may have or lack, by the task that it is for, with the head that reads it.
+# Labels that `transformers` generates for classes without names.
+_GENERATED_LABEL = r"LABEL_\d+"
+# Parts that only some tasks add to an encoder.
 _OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence)/.*")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenedStart:
-    """A start whose folder was read.
+    """A start with the contents of its folder.
 
     Attributes:
-      start: see `Start`.
-      model: the module of the folder.
-      processor: of the folder.
-      weights: which of its parameters were read.
+      start: See `Start`.
+      model: The folder's model with its parameters.
+      processor: The folder's processor.
+      weights: The checkpoint that was read: "published", "averaged" or a step.
     """
 
     start: Start
@@ -69,98 +70,97 @@ class OpenedStart:
         return digest.hexdigest()
 
     @property
-    def whole(self) -> bool:
-        """Whether the start names neither a part nor a place nor what stays out."""
+    def copies_all(self) -> bool:
+        """True if the start copies the complete model: no `part`, `into` or `leave_out`."""
         return not (self.start.part or self.start.into or self.start.leave_out)
 
-    def of_other_task(self, model: Any) -> bool:
-        """Whether the folder holds an encoder with another task's head than the new model has."""
-        return self.whole and type(self.model) is not type(model) and _body(self.model) is not None
+    def has_other_head(self, model: Any) -> bool:
+        """Return whether the folder holds an encoder with the head of another task than the new model's."""
+        return self.copies_all and type(self.model) is not type(model) and _encoder(self.model) is not None
 
-    def of_other_classes(self, model: Any, labels: Sequence[str] = ()) -> bool:
-        """Whether it has the head of the new model for other classes, by their number or by their `labels`."""
-        there, here = (getattr(config, "classes", 0) for config in (self.model.config, model.config))
-        names = tuple(getattr(self.processor, "labels", ()))
-        if all(re.fullmatch(_UNNAMED, name) for name in names):
-            names = ()
-        other = there != here or bool(names and labels and names != tuple(labels))
-        return self.whole and type(self.model) is type(model) and other
+    def has_other_classes(self, model: Any, labels: Sequence[str] = ()) -> bool:
+        """Return whether the folder's head is the new model's for other classes, by number or by `labels`."""
+        old_count, new_count = (getattr(config, "classes", 0) for config in (self.model.config, model.config))
+        old_labels = tuple(getattr(self.processor, "labels", ()))
+        if all(re.fullmatch(_GENERATED_LABEL, label) for label in old_labels):
+            old_labels = ()
+        renamed = bool(old_labels and labels and old_labels != tuple(labels))
+        return self.copies_all and type(self.model) is type(model) and (old_count != new_count or renamed)
 
     def leaves(self, model: Any) -> dict[str, Any]:
-        """The parameters that are copied, by their names in the new model.
+        """Return the parameters to copy, by their names in the new model.
 
-        Of an encoder with another task's head the encoder alone is copied; of an ELECTRA that is pretrained
-        it is the discriminator's, with the head that finds replaced words where the start has that.
+        From an encoder with another task's head only the encoder is copied. From a pretraining ELECTRA that is
+        the discriminator, with the head that detects replaced words if the start has one.
 
         Args:
-          model: the new one.
+          model: The new model.
 
         Raises:
-          UserError: no parameter has the part's prefix, or a pattern matches none; or a generator alone for an
-            ELECTRA that is pretrained.
+          UserError: No parameter has the part's prefix, a pattern matches none, or a pretraining ELECTRA would
+            start from a generator alone.
         """
         start = self.start
-        if self.of_other_task(model):
+        if self.has_other_head(model):
             if isinstance(self.model, ElectraGenerator) and hasattr(model, "discriminator"):
                 raise UserError(
-                    f"`start` {start.folder} holds a generator, and a pretraining goes on from a "
-                    "discriminator: name the folder of that"
+                    f"`start` {start.folder} holds a generator, but a pretraining starts from a discriminator: "
+                    "name the folder of the discriminator"
                 )
-            prefix = _place_of_body(model)
             if type(self.model) is type(getattr(model, "discriminator", None)):
                 return {f"discriminator/{name}": leaf for name, leaf in named_leaves(self.model).items()}
-            return _taken(
-                {prefix + name: leaf for name, leaf in named_leaves(_body(self.model)).items()}, model
-            )
-        if self.whole:
-            return _taken(named_leaves(self.model), model)
+            prefix = _encoder_prefix(model)
+            encoder = {prefix + name: leaf for name, leaf in named_leaves(_encoder(self.model)).items()}
+            return _without_missing_parts(encoder, model)
         leaves = named_leaves(self.model)
+        if self.copies_all:
+            return _without_missing_parts(leaves, model)
         for pattern in start.leave_out:
-            matching = [name for name in leaves if re.fullmatch(pattern, name)]
-            if not matching:
+            matches = [name for name in leaves if re.fullmatch(pattern, name)]
+            if not matches:
                 raise UserError(f"`start` {start}: leave_out={pattern} matches no parameter of {start.folder}")
-            leaves = {name: leaf for name, leaf in leaves.items() if name not in matching}
-        prefix, into = (f"{name}/" if name else "" for name in (start.part, start.into))
-        found = {into + name.removeprefix(prefix): x for name, x in leaves.items() if name.startswith(prefix)}
-        # With everything left out a start gives its sizes and vocabulary alone.
-        if not found and leaves:
-            firsts = sorted({name.split("/")[0] for name in leaves})
+            leaves = {name: leaf for name, leaf in leaves.items() if name not in matches}
+        part, into = (f"{name}/" if name else "" for name in (start.part, start.into))
+        selected = {into + name.removeprefix(part): x for name, x in leaves.items() if name.startswith(part)}
+        # A start that leaves out everything still contributes its sizes and its vocabulary.
+        if not selected and leaves:
+            parts = sorted({name.split("/")[0] for name in leaves})
             raise UserError(
-                f"`start` {start}: no parameter of {start.folder} begins with {prefix}; its parts are "
-                f"{', '.join(firsts)}"
+                f"`start` {start}: no parameter of {start.folder} has the prefix {part}; its parts are "
+                f"{', '.join(parts)}"
             )
-        return found
+        return selected
 
 
-def _taken(leaves: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The parameters but for those that a new model may lack and does."""
-    own = named_leaves(model)
-    return {name: leaf for name, leaf in leaves.items() if name in own or not _OPTIONAL.fullmatch(name)}
+def _without_missing_parts(leaves: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return the parameters without the optional parts that the new model does not have."""
+    names = named_leaves(model)
+    return {name: leaf for name, leaf in leaves.items() if name in names or not _OPTIONAL.fullmatch(name)}
 
 
-def _place_of_body(model: Any) -> str:
-    """What the names of a model's encoder begin with."""
+def _encoder_prefix(model: Any) -> str:
+    """Return the prefix of the parameter names of a model's encoder."""
     if hasattr(model, "discriminator"):
         return "discriminator/encoder/"
     return "encoder/" if hasattr(model, "encoder") else ""
 
 
-def _body(model: Any) -> Any:
-    """The encoder of texts or images that a model has, or None if it has none."""
+def _encoder(model: Any) -> Any:
+    """Return the text or image encoder of a model, or None."""
     model = getattr(model, "discriminator", model)
     encoder = getattr(model, "encoder", model)
     return encoder if isinstance(encoder, TextEncoder | ViT) else None
 
 
 def started_config(folder: str, kind: str) -> tuple[str, Any]:
-    """(name of the model, its config) of a folder that a run starts from; no weights are read.
+    """Return (model name, model config) of a start folder without reading its weights.
 
     Args:
-      folder: of a run, or a published folder.
-      kind: of the new model, a key of `MODELS`; a folder of another kind may hold the same config.
+      folder: A run folder or a published folder.
+      kind: Kind of the new model, a key of `MODELS`. A folder of another kind may hold the same config.
 
     Raises:
-      UserError: no such folder, or one whose model is none of the kind.
+      UserError: The folder does not exist, or its model is not of this kind.
     """
     path = pathlib.Path(folder)
     if pretrained.is_published(path):
@@ -168,40 +168,41 @@ def started_config(folder: str, kind: str) -> tuple[str, Any]:
 
         config = read_model_config(path)
     elif is_run(path):
-        described = read_config(path)
-        models = [entries[described["model"]] for entries in MODELS.values() if described["model"] in entries]
-        config = None
-        for entry in models:
-            if set(described["model_config"]) <= field_names(entry.config):
-                config = from_json(entry.config, described["model_config"], f"{path}, model_config")
-                break
+        description = read_config(path)
+        name, values = description["model"], description["model_config"]
+        entries = [entries[name] for entries in MODELS.values() if name in entries]
+        config = next(
+            (
+                from_json(entry.config, values, f"{path}, model_config")
+                for entry in entries
+                if set(values) <= field_names(entry.config)
+            ),
+            None,
+        )
     else:
         raise UserError(f"{path / 'config.json'}: no such file; is {path} the folder of a run, or of weights?")
-    # A model that was trained with further parts has its encoder's config in its own.
-    config = (
-        config
-        if any(e.config is type(config) for e in MODELS[kind].values())
-        else getattr(config, "encoder", config)
-    )
-    found = [name for name, entry in MODELS[kind].items() if entry.config is type(config)]
-    if not found:
+    known = {entry.config: name for name, entry in MODELS[kind].items()}
+    if type(config) not in known:
+        # A model with a task head holds the config of its encoder.
+        config = getattr(config, "encoder", config)
+    if type(config) not in known:
         raise UserError(
             f"`start` {folder} holds a model of {type(config).__name__}: this task takes "
             f"{', '.join(MODELS[kind])}"
         )
-    return found[0], config
+    return known[type(config)], config
 
 
 def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Path) -> OpenedStart:
-    """Reads the folder of a start.
+    """Read the folder of a start.
 
     Args:
-      start: see `Start`.
-      tasks: by name.
-      run_dir: of the run that starts.
+      start: See `Start`.
+      tasks: Task entries by name.
+      run_dir: Folder of the run to start.
 
     Raises:
-      UserError: the run's own folder, no such folder, or one that cannot be read.
+      UserError: The folder is the run itself, does not exist, or cannot be read.
     """
     folder = pathlib.Path(start.folder)
     if folder.resolve() == run_dir.resolve():
@@ -218,16 +219,17 @@ def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Pa
     return OpenedStart(start, model, tasks[stored.task].processor.from_files(stored.files), weights)
 
 
+@agreed
 def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEntry]) -> list[OpenedStart]:
-    """Open the folders that a run starts from, unless a checkpoint of it already holds their parameters.
+    """Open the start folders of a run, unless a checkpoint of the run already holds their parameters.
 
     Args:
-      folder: of the run.
-      config: of the run.
-      tasks: by name, those whose runs `config.start` may name.
+      folder: The run's folder.
+      config: The run's config.
+      tasks: The tasks whose runs `config.start` may name, by name.
 
     Raises:
-      UserError: a folder cannot be opened, or does not hold the parameters that the run was created from.
+      UserError: A folder cannot be opened, or does not hold the parameters that the run was created from.
     """
     if folder.has_checkpoint():
         return []
@@ -240,7 +242,7 @@ def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEn
             f"{folder.path} has no checkpoint yet, so its `start` must be opened again: {error}"
         ) from None
     digests = () if folder.stored is None else folder.stored.starts
-    for opened, digest in zip(starts, digests, strict=False):  # runs of before kept none
+    for opened, digest in zip(starts, digests, strict=False):  # older runs stored no digests
         if opened.digest != digest:
             raise UserError(
                 f"`start` {opened.start.folder} has changed since {folder.path} was created, which has no "
@@ -250,96 +252,108 @@ def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEn
 
 
 def check_same_kind(opened: OpenedStart, model_config: Any) -> None:
-    """Checks that a start that is copied completely is a model of the same kind as the new one.
+    """Check that a start that is copied completely holds the same kind of model as the new one.
 
     Raises:
-      UserError: another model, or fields that change what its parameters mean.
+      UserError: The model is another one, or fields differ that change the meaning of its parameters.
     """
-    start = opened.start
-    if not opened.whole:
+    if not opened.copies_all:
         return
-    there = opened.model.config
-    if type(there) is not type(model_config):
-        # What was trained with further parts, or will be, has its encoder's config in its own.
-        there, model_config = (getattr(config, "encoder", config) for config in (there, model_config))
-    if type(there) is not type(model_config):
+    folder, start_config = opened.start.folder, opened.model.config
+    if type(start_config) is not type(model_config):
+        # A model with a task head holds the config of its encoder.
+        start_config, model_config = (getattr(c, "encoder", c) for c in (start_config, model_config))
+    if type(start_config) is not type(model_config):
         raise UserError(
-            f"`start` {start.folder} holds a {type(opened.model).__name__}, not a model of "
+            f"`start` {folder} holds a {type(opened.model).__name__}, not a model of "
             f"{type(model_config).__name__}"
         )
-    old, new = as_json(there), as_json(model_config)
-    differ = [
+    old, new = as_json(start_config), as_json(model_config)
+    differences = [
         f"{name} is {old[name]!r} there, not {value!r}"
         for name, value in new.items()
-        if name not in _MEANINGLESS and old[name] != value
+        if name not in _FREE_FIELDS and old[name] != value
     ]
-    if differ:
-        raise UserError(f"`start` {start.folder} holds another model: {'; '.join(differ[:4])}")
+    if differences:
+        raise UserError(f"`start` {folder} holds another model: {'; '.join(differences[:4])}")
 
 
-def _check_positions(opened: OpenedStart, more: int) -> None:
-    """That a start has a position for each of the new model's, which has `more` than it.
+def _fit_positions(opened: OpenedStart, table: Any, length: int) -> Any:
+    """Return the first `length` rows of a start's table of positions.
 
     Raises:
-      UserError: it has fewer.
+      UserError: The table has fewer rows.
     """
-    if more > 0:
+    missing = length - table.shape[0]
+    if missing > 0:
         config = getattr(opened.model.config, "encoder", opened.model.config)
         raise UserError(
             f"`start` {opened.start.folder} has positions for {config.max_length} tokens: `max_length` "
-            f"{config.max_length + more} is above them"
+            f"{config.max_length + missing} is above them"
         )
+    return table[:length]
 
 
-def started(model: Any, starts: Sequence[OpenedStart], labels: Sequence[str] = ()) -> Any:
-    """A fresh model with the parameters of its starts in their places.
+@agreed
+def start_model(
+    model: Any,
+    starts: Sequence[OpenedStart],
+    labels: Sequence[str] = (),
+    *,
+    note: Callable[[str], None] = lambda line: None,
+) -> Any:
+    """Return a new model with the parameters of its starts copied by name.
+
+    A part that belongs to another task, or a head for other classes, keeps its initial values.
 
     Args:
-      model: the fresh one.
-      starts: see `open_start`.
-      labels: names of its classes in the order of their numbers; a head for others begins fresh.
+      model: The freshly initialized model.
+      starts: See `open_start`.
+      labels: Names of the model's classes, in the order of their numbers.
+      note: Receives a line that names the starts.
 
     Raises:
-      UserError: names that are missing, left over or of another shape, all in one line; or longer texts than a
-        start has positions for.
+      UserError: Parameters are missing, left over or of another shape, all listed in one line; or the model
+        reads longer texts than a start has positions for.
     """
-    own, given, problems = named_leaves(model), {}, []
+    new, copied, problems = named_leaves(model), {}, []
     reads_texts = hasattr(getattr(model.config, "encoder", model.config), "max_length")
     for opened in starts:
         check_same_kind(opened, model.config)
-        other_classes = opened.of_other_classes(model, labels)
+        other_classes = opened.has_other_classes(model, labels)
         for name, leaf in opened.leaves(model).items():
             if other_classes and name.startswith("head/"):
                 continue
-            if name in own and own[name].shape != leaf.shape:
+            if name in new and new[name].shape != leaf.shape:
                 if other_classes and not name.startswith("encoder/"):
-                    continue  # the rest of a head, which begins fresh
+                    continue  # part of a head that keeps its initial values
                 if reads_texts and name.endswith("positions/table/embedding"):
-                    _check_positions(opened, own[name].shape[0] - leaf.shape[0])
-                    leaf = leaf[: own[name].shape[0]]  # a model for shorter texts
-            if name in given:
+                    leaf = _fit_positions(opened, leaf, new[name].shape[0])
+            if name in copied:
                 problems.append(f"{name} comes from two starts")
-            elif name not in own:
+            elif name not in new:
                 problems.append(f"{name} is not in the new model")
-            elif own[name].shape != leaf.shape:
-                problems.append(f"{name} is {leaf.shape}, not {own[name].shape}")
-            given[name] = leaf
+            elif new[name].shape != leaf.shape:
+                problems.append(f"{name} is {leaf.shape}, not {new[name].shape}")
+            copied[name] = leaf
+    other_classes = any(opened.has_other_classes(model, labels) for opened in starts)
+    new_head = other_classes or any(opened.has_other_head(model) for opened in starts)
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
-    heads = any(opened.of_other_task(model) or opened.of_other_classes(model, labels) for opened in starts)
-    for name in own.keys() - given.keys():
-        # What belongs to a task begins fresh; a model without a head is its encoder.
-        if _OPTIONAL.fullmatch(name) or (heads and not name.startswith(_place_of_body(model))):
+    for name in new.keys() - copied.keys():
+        if _OPTIONAL.fullmatch(name) or (new_head and not name.startswith(_encoder_prefix(model))):
             continue
         if any(not into or name.startswith(f"{into}/") for into in covered):
             problems.append(f"{name} is missing in the folders")
+    folders = [opened.start.folder for opened in starts]
     if problems:
-        folders = ", ".join(opened.start.folder for opened in starts)
-        raise UserError(f"`start` {folders} does not fit: {'; '.join(sorted(problems))}")
+        raise UserError(f"`start` {', '.join(folders)} does not fit: {'; '.join(sorted(problems))}")
+    sources = ", ".join(f"{opened.start.folder}, {opened.weights}" for opened in starts)
+    note(f"starting from {sources}" + ("; with a new head for other classes" if other_classes else ""))
 
-    def placed(name: str, leaf: Any) -> Any:
-        if name not in given:
+    def copy(name: str, leaf: Any) -> Any:
+        if name not in copied:
             return leaf
-        value = np.asarray(given[name]).astype(leaf.dtype)
+        value = np.asarray(copied[name]).astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
-    return map_names(placed, model)
+    return map_names(copy, model)

@@ -1,4 +1,4 @@
-"""The training state and the one step that changes it: the only place where gradients are taken."""
+"""The training state and the training step, the only place where gradients are computed."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class ModelStructure(NamedTuple):
     """A model without its parameters.
 
     Attributes:
-      treedef: of the module.
-      names: canonical names of its leaves, in the tree's order.
+      treedef: Tree definition of the module.
+      names: Canonical names of its leaves, in the tree's order.
     """
 
     treedef: Any
     names: tuple[str, ...]
 
     def joined(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Any:
-        """The module with these leaves."""
+        """Return the module with these leaves."""
         leaves = [trained[name] if name in trained else frozen[name] for name in self.names]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that a run needs to go on exactly.
+    """Everything that a run needs to resume exactly.
 
     Attributes:
-      step: number of steps done.
-      trained: the parameters that are trained, by canonical name.
-      frozen: the other parameters; they are constants of the loss and have no optimizer state.
-      optimizer_state: Optax's, of the trained parameters.
-      key: base key; everything random is folded from it, the step and a purpose.
-      extra: what an objective keeps in addition to the model (a teacher, running centres), or None.
-      ema: exponential moving average of the trained parameters, or None.
-      structure: of the model.
+      step: Number of steps done.
+      trained: Trained parameters by canonical name.
+      frozen: Frozen parameters by canonical name; constants of the loss without optimizer state.
+      optimizer_state: Optax's state of the trained parameters.
+      key: Base key, from which all randomness is folded with the step and a purpose.
+      extra: An objective's state beside the model (a teacher, running centers), or None.
+      ema: Exponential moving average of the trained parameters, or None.
+      structure: Structure of the model.
     """
 
     step: jax.Array
@@ -61,35 +61,35 @@ class TrainState(flax.struct.PyTreeNode):
 
     @property
     def model(self) -> Any:
-        """The module with the newest parameters."""
+        """The module with the current parameters."""
         return self.structure.joined(self.trained, self.frozen)
 
     @property
     def averaged(self) -> Any:
-        """The module with the moving average if the run has one, else the newest parameters."""
+        """The module with the moving average if the run has one, else with the current parameters."""
         return self.structure.joined(self.trained if self.ema is None else self.ema, self.frozen)
 
     def with_model(self, leaves: Mapping[str, Any]) -> TrainState:
-        """The state with other parameters, by canonical name."""
-        trained, frozen = ({name: leaves[name] for name in own} for own in (self.trained, self.frozen))
+        """Return the state with other parameters, given by canonical name."""
+        trained, frozen = ({name: leaves[name] for name in part} for part in (self.trained, self.frozen))
         return self.replace(trained=trained, frozen=frozen)
 
 
 def split_trainable(model: Any, trainable: str = ".*") -> tuple[Leaves, Leaves]:
-    """The leaves of a model, (trained, frozen), by canonical name.
+    """Split the leaves of a model into (trained, frozen), by canonical name.
 
     Args:
-      model: a module, or its abstract shape.
-      trainable: regular expression that the names of trained parameters match completely.
+      model: A module, or its abstract shape.
+      trainable: Regular expression that the names of trained parameters match completely.
 
     Raises:
-      UserError: it matches no parameter.
+      UserError: It matches no parameter.
     """
     leaves = named_leaves(model)
     trained = {name: leaf for name, leaf in leaves.items() if re.fullmatch(trainable, name)}
     if not trained:
         raise UserError(
-            f"`trainable` {trainable!r} matches no parameter, so nothing would be trained; names are as "
+            f"`trainable` {trainable!r} matches no parameter, so nothing would be trained; examples of names: "
             f"{', '.join(list(leaves)[:3])}"
         )
     return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
@@ -104,18 +104,18 @@ def create_state(
     trainable: str = ".*",
     with_ema: bool = False,
 ) -> TrainState:
-    """The state before the first step.
+    """Create the state before the first step.
 
     Args:
-      model: the module to start from.
-      optimizer: of the trained parameters by canonical name.
-      key: base key.
-      objective: gives the extra state; None has none.
-      trainable: see `split_trainable`.
-      with_ema: keep a moving average.
+      model: The module to start from.
+      optimizer: Optimizer of the trained parameters by canonical name.
+      key: Base key.
+      objective: Objective that creates the extra state; None creates none.
+      trainable: See `split_trainable`.
+      with_ema: Keep a moving average.
 
     Raises:
-      UserError: see `split_trainable`.
+      UserError: See `split_trainable`.
     """
     trained, frozen = split_trainable(model, trainable)
     return TrainState(
@@ -132,15 +132,15 @@ def create_state(
 
 
 def check_micro_batches(objective: Objective, accumulation: int) -> None:
-    """Checks that batches may be cut into micro-batches.
+    """Check that batches may be split into micro-batches.
 
     Raises:
-      UserError: the objective is no sum over rows.
+      UserError: The objective is not a sum over rows.
     """
     if accumulation > 1 and not objective.additive:
         raise UserError(
-            f"`accumulation` {accumulation}: this loss compares the rows of a batch, which cannot be cut into "
-            "micro-batches"
+            f"`accumulation` {accumulation}: this loss compares the rows of a batch, which cannot be split "
+            "into micro-batches; use 1"
         )
 
 
@@ -153,38 +153,38 @@ def make_train_step(
     shardings: Any = None,
     of_gradients: Mapping[str, jax.sharding.Sharding] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-    """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
+    """Return the jitted step `(state, batch) -> (state, metrics)`, which donates the state.
 
     Args:
-      objective: what is learned, or its loss function alone.
-      optimizer: the argument of `create_state`.
-      accumulation: number of micro-batches that the batch is cut into along its rows. Sums and weights are
-        added up and divided once, so the result is that of the complete batch, whatever the padding.
-      ema_decay: decay of the moving average, if the state has one.
-      shardings: of the state on a mesh, which every step keeps; None lets the compiler choose.
-      of_gradients: shardings of the gradients by name; None lets the compiler choose.
+      objective: The objective, or a loss function.
+      optimizer: The optimizer passed to `create_state`.
+      accumulation: Number of micro-batches that the batch is split into along its rows. Sums and weights are
+        added and divided once, so the result is that of the complete batch, whatever its padding.
+      ema_decay: Decay of the moving average, if the state has one.
+      shardings: Shardings of the state on a mesh, which every step preserves; None lets the compiler choose.
+      of_gradients: Shardings of the gradients by name; None lets the compiler choose.
 
     Returns:
-      The step. Metrics are the scalar means of the objective, with `gradient_norm` (before clipping), `weight`,
-      the weight of the loss, and `skipped`: 1 if the loss or its gradient is not finite. Such a step is
-      counted and changes nothing else.
+      The step. Metrics are the scalar means of the objective, `gradient_norm` (before clipping), `weight` (of
+      the loss) and `skipped`: 1 if the loss or its gradient is not finite. Such a step is counted and changes
+      nothing else.
 
     Raises:
-      UserError: micro-batches of an objective that is no sum over rows.
+      UserError: `accumulation` is above 1 and the objective is not a sum over rows.
     """
-    learned = objective if isinstance(objective, Objective) else FunctionObjective(objective)
-    check_micro_batches(learned, accumulation)
+    objective = objective if isinstance(objective, Objective) else FunctionObjective(objective)
+    check_micro_batches(objective, accumulation)
 
     def gradients(state: TrainState, batch: Any, key: jax.Array):
         def total(trained: Leaves):
             model = state.structure.joined(trained, state.frozen)
-            sums, weights = learned.loss(model, state.extra, batch, key)
+            sums, weights = objective.loss(model, state.extra, batch, key)
             return sums["loss"], (dict(sums), dict(weights))
 
         (_, (sums, weights)), gradient = jax.value_and_grad(total, has_aux=True)(state.trained)
         return gradient, sums, weights
 
-    def placed(gradient: Leaves) -> Leaves:
+    def shard(gradient: Leaves) -> Leaves:
         if of_gradients is None:
             return gradient
         return {name: jax.lax.with_sharding_constraint(g, of_gradients[name]) for name, g in gradient.items()}
@@ -193,17 +193,17 @@ def make_train_step(
         if accumulation == 1:
             return gradients(state, batch, key)
 
-        def cut(x: jax.Array) -> jax.Array:
+        def split(x: jax.Array) -> jax.Array:
             x = x.reshape(accumulation, x.shape[0] // accumulation, *x.shape[1:])
-            return constrained(x, (None, ROWS, *[None] * (x.ndim - 2)))  # each over all devices
+            return constrained(x, (None, ROWS, *[None] * (x.ndim - 2)))  # each micro-batch over all devices
 
-        micro_batches = jax.tree.map(cut, batch)
+        micro_batches = jax.tree.map(split, batch)
 
         def add(totals, micro):
             micro_batch, index = micro
-            found = gradients(state, micro_batch, jax.random.fold_in(key, index))
-            gradient, *others = jax.tree.map(jnp.add, totals, found)
-            return (placed(gradient), *others), None
+            terms = gradients(state, micro_batch, jax.random.fold_in(key, index))
+            gradient, sums, weights = jax.tree.map(jnp.add, totals, terms)
+            return (shard(gradient), sums, weights), None
 
         first = jax.tree.map(lambda x: x[0], micro_batches)
         shapes = jax.eval_shape(lambda: gradients(state, first, key))
@@ -214,13 +214,12 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(state.key, state.step)
         gradient, sums, weights = accumulated(state, batch, key)
-        gradient = placed(jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient))
+        gradient = shard(jax.tree.map(lambda g: g / jnp.maximum(weights["loss"], 1.0), gradient))
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.trained)
         trained = optax.apply_updates(state.trained, updates)
         means = {name: total / jnp.maximum(weights[name], 1.0) for name, total in sums.items()}
-        extra = learned.after_update(
-            state.structure.joined(trained, state.frozen), state.extra, means, state.step
-        )
+        model = state.structure.joined(trained, state.frozen)
+        extra = objective.after_update(model, state.extra, means, state.step)
         ema = state.ema
         if ema is not None:
             ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, trained)
@@ -229,9 +228,9 @@ def make_train_step(
         metrics["weight"] = weights["loss"]
         finite = jnp.isfinite(metrics["gradient_norm"]) & jnp.isfinite(metrics["loss"])
         metrics["skipped"] = 1.0 - finite
-        changed = dict(trained=trained, optimizer_state=optimizer_state, extra=extra, ema=ema)
-        before = {name: getattr(state, name) for name in changed}
-        changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
-        return state.replace(step=state.step + 1, **changed), metrics
+        new = dict(trained=trained, optimizer_state=optimizer_state, extra=extra, ema=ema)
+        old = {name: getattr(state, name) for name in new}
+        new = jax.tree.map(lambda new_leaf, old_leaf: jnp.where(finite, new_leaf, old_leaf), new, old)
+        return state.replace(step=state.step + 1, **new), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

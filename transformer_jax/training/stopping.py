@@ -1,4 +1,4 @@
-"""When a run is asked to stop: Ctrl-C and SIGTERM, after the same step in every process."""
+"""Stopping on Ctrl-C and SIGTERM, after the same step in every process."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any
 
 import jax
 
-from transformer_jax.distributed.processes import new_name, publish, published
+from transformer_jax.distributed.processes import new_name, publish, read_published
 
 
 class StopRequest:
-    """Whether a run was asked to stop.
+    """A request to stop the run.
 
-    One process stops after the step that it is in. Several are asked one by one, and a step needs them all:
-    the first to be asked names a step that none of them has passed.
+    A single process stops after its current step. Several processes receive the signal at different times, and
+    a step needs all of them: the first to receive it publishes a step that none of them has passed.
     """
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self._name = new_name("stop")
-        self._named = False
+        self._published = False
 
     def due(self, step: int) -> bool:
-        """Whether to stop after `step`, the same in every process.
+        """Return whether to stop after `step`, the same value in every process.
 
-        To be called after each step, and of several processes once the step before it is complete. What was
-        asked for before a process began step n + 1 is known to all by the end of that step, so that after
-        step n + 2 each of them stops.
+        Call it after each step; with several processes, when the previous step is complete. A request made
+        before a process starts step n + 1 is known to all by the end of that step, so that each of them stops
+        after step n + 2.
         """
         if jax.process_count() == 1:
             return self.event.is_set()
-        if self.event.is_set() and not self._named:
+        if self.event.is_set() and not self._published:
             publish(f"{self._name}/step", str(step + 2), overwrite=False)
-            self._named = True
-        return any(int(last) <= step for last in published(self._name).values())
+            self._published = True
+        return any(int(last) <= step for last in read_published(self._name).values())
 
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[StopRequest]:
-    """A request that Ctrl-C and SIGTERM make; a second Ctrl-C interrupts at once."""
+    """Yield a request that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts immediately."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # signals reach the main thread only
@@ -53,9 +53,9 @@ def stop_requested() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.event.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a task is to the driver: an entry that works without data, and the task with its data opened."""
+"""The driver's interface to tasks: an entry that works without data, and the task with opened data."""
 
 from __future__ import annotations
 
@@ -22,84 +22,88 @@ Files = Mapping[str, bytes]
 
 
 class Processor(Protocol):
-    """What turns examples into arrays and back: a tokenizer, labels, image settings.
+    """Conversion between examples and arrays: a tokenizer, labels, image settings.
 
     Attributes:
-      FILES: the names that `files` may give.
+      FILES: The names of files that `files` may return.
     """
 
     FILES: ClassVar[tuple[str, ...]]
 
     def files(self) -> dict[str, bytes]:
-        """Its files by name, as a run folder keeps them."""
+        """Return the processor's files by name, as they are stored in a run folder."""
         ...
 
     @classmethod
     def from_files(cls, files: Files) -> Self:
-        """The processor of what `files` gave."""
+        """Create the processor from the result of `files`."""
         ...
 
 
-Kind = TypeVar("Kind", bound=Processor)
+AnyProcessor = TypeVar("AnyProcessor", bound=Processor)
 
 
 class Batches(Protocol):
-    """Training batches; which examples make up step n is a function of the data, the seed and n alone."""
+    """Training batches; the examples of step n are a function of the data, the seed and n."""
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """The batches of step `step` (counted from 0) and all after it."""
+        """Yield the batches from step `step` on, counted from 0."""
         ...
 
 
 class Task(Protocol):
-    """A task with its data opened; it never holds parameters.
-
-    Attributes:
-      model_config: the model's config with the sizes that the data gave.
-      processor: see `Processor`.
-      files: what else the run folder keeps.
-      fingerprint: of all that decides which examples there are.
-      batches: for training, with the rows of this process.
-      best: name of the value that says which evaluation is best, and whether less or more is better.
-      unit: what the weight of the loss counts: tokens, rows, images.
-      about: a line on the batches.
-    """
+    """A task with its data opened; it holds no parameters."""
 
     @property
-    def model_config(self) -> Any: ...
+    def model_config(self) -> Any:
+        """The model's config, with the sizes of the data."""
+
     @property
-    def processor(self) -> Any: ...
+    def processor(self) -> Any:
+        """The processor, see `Processor`."""
+
     @property
-    def files(self) -> Files: ...
+    def files(self) -> Files:
+        """Further files to store in the run folder, by name."""
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Digest of everything that determines the examples."""
+
     @property
-    def batches(self) -> Batches: ...
+    def batches(self) -> Batches:
+        """Training batches with the rows of this process."""
+
     @property
-    def best(self) -> tuple[str, Literal["min", "max"]]: ...
+    def best(self) -> tuple[str, Literal["min", "max"]]:
+        """Name of the value that decides which evaluation is best, and its direction."""
+
     @property
-    def unit(self) -> str: ...
+    def unit(self) -> str:
+        """Unit of the loss's weight: tokens, rows, images."""
+
     @property
-    def about(self) -> str: ...
+    def about(self) -> str:
+        """A line about the batches."""
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
-        """Scores while training: yields (name, value)."""
+        """Score the model during training and yield (name, value)."""
         ...
 
-    def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
-        """(what `results.json` says of the kept model, lines that a command prints)."""
+    def score(self, final_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Return (the scores of the final model for `results.json`, lines for a command to print)."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained model from a run or a published folder; a task's subclass adds what it can do.
+    """A trained model from a run or a published folder; the subclass of a task adds methods.
 
     Attributes:
-      model: the module with its parameters.
-      processor: see `Processor`.
-      config: of the run, or None for published weights.
-      weights: which parameters these are: "averaged", the step of a checkpoint, or "published".
+      model: The module with its parameters.
+      processor: See `Processor`.
+      config: The run's config, or None for published weights.
+      weights: Source of the parameters: "averaged", the step of a checkpoint, or "published".
     """
 
     model: Any
@@ -109,60 +113,66 @@ class Trained:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor, under the name that it has for text."""
+        """The processor of a text model."""
         return self.processor
 
 
 class OpenedStart(Protocol):
-    """A folder that a run starts from, see `training.starts`."""
+    """A start folder with its contents, see `training.starts`."""
 
     @property
-    def processor(self) -> Any: ...
+    def processor(self) -> Any:
+        """The folder's processor."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that is read from the folder."""
 
 
 _REGISTERED: dict[type, TaskEntry] = {}
 
 
 def register(entry: TaskEntry) -> TaskEntry:
-    """Makes `entry_of` know a task by its config's type."""
+    """Register a task by the type of its config, for `entry_of`."""
     _REGISTERED[entry.config] = entry
     return entry
 
 
 def entry_of(config: RunConfig) -> TaskEntry:
-    """The registered entry of the task that a config is of.
+    """Return the registered entry of a config's task.
 
     Raises:
-      UserError: none.
+      UserError: No task with this config is registered.
     """
     if type(config.task) not in _REGISTERED:
         raise UserError(
-            f"{type(config.task).__name__} is the config of no task: known are "
+            f"{type(config.task).__name__} is not the config of a registered task: known are "
             f"{', '.join(entry.name for entry in _REGISTERED.values())}"
         )
     return _REGISTERED[type(config.task)]
 
 
 class TaskEntry(NamedTuple):
-    """What a task's file registers; all of it works without data.
+    """Everything that a task registers; it works without data.
 
     Attributes:
-      name: as config.json and commands know it.
-      config: the task's dataclass.
-      kind: of the models that it trains, a key of `models.registry.MODELS`.
-      recipes: by name, functions that give complete configs; their keywords are what other values
-        follow from. A recipe's attribute `published`, if it has one, is a score of the literature.
-      processor: its type.
-      abstract_batch: from a config to {name: `jax.ShapeDtypeStruct`} of a full batch.
-      objective: from a config and a model's config to the objective; checks across fields raise here.
-      prepare: opens the data: (config, objective, mesh, stored, starts, note) -> task. `stored` are the files
-        of the run that exists in the folder, or None.
-      trained: makes a `Trained` with methods for what the task is for, from its fields.
-      check_mesh: checks, without data, that batches can be sharded over a mesh (an `AbstractMesh` in a plan),
-        or raises `UserError`; None checks nothing.
-      files: names of the other files that a task of it may keep in a run folder.
-      decodes: whether its models write texts, token by token, so that a plan compiles that too.
-      models: of the kind, in place of the registry's; for models that are not in it.
+      name: Name of the task in config.json and commands.
+      config: The task's dataclass.
+      kind: Kind of the models that the task trains, a key of `models.registry.MODELS`.
+      recipes: Functions by name that return complete configs; other values follow from their keywords. A
+        recipe's attribute `published`, if present, is a score of the literature.
+      processor: Type of the processor.
+      abstract_batch: Function from a config to the {name: `jax.ShapeDtypeStruct`} of a full batch.
+      objective: Function from a config and a model config to the objective; it checks fields against each
+        other.
+      prepare: Function (config, objective, mesh, stored, starts, note) -> task that opens the data; `stored`
+        holds the files of an existing run, or None.
+      trained: Subclass of `Trained` with the task's methods.
+      check_mesh: Function that checks without data that batches can be sharded over a mesh (in a plan an
+        `AbstractMesh`) and raises `UserError`; None checks nothing.
+      files: Names of further files that the task may store in a run folder.
+      decodes: True if its models generate text token by token, which plans then compile as well.
+      models: Models that replace those of the registry, for models that are not registered.
     """
 
     name: str
@@ -180,37 +190,41 @@ class TaskEntry(NamedTuple):
     models: Mapping[str, Any] | None = None
 
     def configure(self, recipe: str, **values: Any) -> RunConfig:
-        """The config of a recipe with some values changed.
+        """Return the config of a recipe with some values changed.
 
         Args:
-          recipe: its name.
-          values: keywords of the recipe's function, from which other values follow, or any field of the config.
+          recipe: Name of the recipe.
+          **values: Keywords of the recipe's function, from which other values follow, or fields of the config.
 
         Raises:
-          UserError: an unknown recipe or name, or a value that cannot be.
+          UserError: The recipe or a name is unknown, or a value is invalid.
         """
         choose("recipe", recipe, tuple(self.recipes))
         function = self.recipes[recipe]
-        own = {name: values[name] for name in recipe_keywords(function) if name in values}
+        keywords = {name: values[name] for name in recipe_keywords(function) if name in values}
         try:
-            config = function(**own)
+            config = function(**keywords)
         except ValueError as error:
             raise UserError(str(error)) from None
-        # A keyword that is a field as well (`train`, `corpus`) has its value there.
+        # A keyword that is also a field (`train`, `corpus`) sets the field as well.
         fields = config.names()
-        return config.with_values(**{n: v for n, v in values.items() if n not in own or n in fields})
+        return config.with_values(**{n: v for n, v in values.items() if n not in keywords or n in fields})
 
 
 def recipe_keywords(recipe: Callable[..., RunConfig]) -> dict[str, inspect.Parameter]:
-    """The keywords of a recipe's function."""
+    """Return the keywords of a recipe's function."""
     return dict(inspect.signature(recipe, eval_str=True).parameters)
 
 
-def shared_processor(kind: type[Kind], make: Callable[[], Kind]) -> Kind:
-    """The processor that `make` gives in the first process, in every process.
+def shared_processor(processor_type: type[AnyProcessor], make: Callable[[], AnyProcessor]) -> AnyProcessor:
+    """Create a processor in the first process and return it in every process.
+
+    Args:
+      processor_type: Type of the processor.
+      make: Function that creates it.
 
     Raises:
-      UserError: raised by `make`.
+      UserError: `make` raised it.
     """
     if jax.process_count() == 1:
         return make()
@@ -219,9 +233,9 @@ def shared_processor(kind: type[Kind], make: Callable[[], Kind]) -> Kind:
         return {name: base64.b64encode(content).decode() for name, content in make().files().items()}
 
     files = broadcast_from_first(encoded)
-    return kind.from_files({name: base64.b64decode(text) for name, text in files.items()})
+    return processor_type.from_files({name: base64.b64decode(text) for name, text in files.items()})
 
 
 def processor_of(starts: Sequence[OpenedStart], number: int = 0) -> Any:
-    """The processor that a start folder brings, or None without a start."""
+    """Return the processor of a start folder, or None without a start."""
     return starts[number].processor if starts else None

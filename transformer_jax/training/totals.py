@@ -1,4 +1,4 @@
-"""What a run has added up so far; part of each checkpoint."""
+"""Running totals of a training run, part of each checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class Totals:
     """Sums over the steps of a run, and its best evaluation.
 
     Attributes:
-      seconds: of training, evaluations and saves not counted.
-      weight: of the loss, in the task's unit.
-      skipped_steps: whose loss or gradient was not finite.
-      loss_spikes: losses far above those before them.
-      best_step, best_value: of the best evaluation, or None before the first.
+      seconds: Training time, without evaluations and saves.
+      weight: Weight of the loss, in the task's unit.
+      skipped_steps: Number of steps with a loss or gradient that was not finite.
+      loss_spikes: Number of losses far above the previous ones.
+      best_step: Step of the best evaluation, or None before the first.
+      best_value: Value of the best evaluation, or None before the first.
     """
 
     seconds: float = 0.0
@@ -27,7 +28,7 @@ class Totals:
     def after(
         self, *, seconds: float = 0.0, weight: float = 0.0, skipped_steps: int = 0, loss_spikes: int = 0
     ) -> Totals:
-        """The totals with these added."""
+        """Return the totals with these values added."""
         return dataclasses.replace(
             self,
             seconds=self.seconds + seconds,

@@ -1,4 +1,4 @@
-"""Models: fresh ones of a config, and the trained one of a run folder."""
+"""Creation of a model from its config, and loading of the trained model of a run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformer_jax.training.task import TaskEntry
 
 
 def module_of(entry: TaskEntry, config: Any) -> Any:
-    """The module that a model's config is of."""
+    """Return the module class of a model's config."""
     return next(model.module for model in models_of(entry).values() if model.config is type(config))
 
 
@@ -32,14 +32,14 @@ def make_model(
     compute: ComputeOptions = ComputeOptions(),
     mesh: Mesh | None = None,
 ) -> Any:
-    """A freshly initialised model, made in one compiled program, its parameters sharded over the mesh.
+    """Initialize a model in one compiled program, with its parameters sharded over the mesh.
 
     Args:
-      module: the model's class.
-      config: the model's config.
-      seed: of the initial values.
-      compute: how the model is computed.
-      mesh: None is the default device.
+      module: The model's class.
+      config: The model's config.
+      seed: Seed of the initial values.
+      compute: Compute options of the model.
+      mesh: The mesh; None means the default device.
     """
 
     def make(key: jax.Array) -> Any:
@@ -60,45 +60,45 @@ def read_trained(
     compute: ComputeOptions = ComputeOptions(),
     mesh: Mesh | None = None,
 ) -> tuple[Any, str]:
-    """The model that a run is for, with its trained parameters.
+    """Load a run's final model with its trained parameters.
 
     Args:
-      folder: of the run.
-      entry: of its task.
-      stored: what its config says.
-      weights: "averaged", or the step of a checkpoint; None takes the averaged parameters if the run is
+      folder: The run's folder.
+      entry: The task's entry.
+      stored: The run's stored config.
+      weights: "averaged", or the step of a checkpoint; None means the averaged parameters if the run is
         finished, else the newest checkpoint.
-      dtype: of the computation; None is the run's own.
-      compute: how the model is computed.
-      mesh: over which the parameters are sharded; None is the default device.
+      dtype: Compute dtype; None means the run's.
+      compute: Compute options of the model.
+      mesh: The mesh over which the parameters are sharded; None means the default device.
 
     Returns:
-      (the model, which checkpoint its parameters are from).
+      (the model, the name of the checkpoint of its parameters).
 
     Raises:
-      UserError: no such checkpoint, a damaged one, or one of another model.
+      UserError: The checkpoint does not exist, is damaged, or belongs to another model.
     """
     config = stored.model_config if dtype is None else dataclasses.replace(stored.model_config, dtype=dtype)
     objective = entry.objective(stored.run, config)
     if mesh is not None:
         check_model(config, mesh)
 
-    def whole() -> tuple[Any, Any]:
+    def create() -> tuple[Any, Any]:
         model = module_of(entry, config)(config, rngs=nnx.Rngs(0), compute=compute)
         return model, objective.initial_extra(model, jax.random.key(0))
 
     def on_mesh(tree: Any) -> Any:
         return tree if mesh is None else placed_shapes(tree, model_shardings(tree, mesh))
 
-    model, extra = jax.eval_shape(whole)
+    model, extra = jax.eval_shape(create)
     with Checkpoints(pathlib.Path(folder) / CHECKPOINTS) as checkpoints:
         if weights is None:
             weights = next(iter(checkpoint_names(checkpoints)), None)
         if weights is None:
             raise UserError(f"{folder}: no complete checkpoint yet: train first")
         if weights == AVERAGED:
-            kept = jax.eval_shape(objective.kept, model, extra)
-            return checkpoints.restore_model(on_mesh(kept), weights), weights
-        kept = checkpoints.restore_kept(objective, on_mesh(model), extra, weights)
-        # A teacher is part of the extra state, which was restored to the default device.
-        return kept if mesh is None else jax.device_put(kept, model_shardings(kept, mesh)), weights
+            final = jax.eval_shape(objective.kept, model, extra)
+            return checkpoints.restore_model(on_mesh(final), weights), weights
+        final = checkpoints.restore_kept(objective, on_mesh(model), extra, weights)
+        # A final model from the extra state (a teacher) was restored to the default device.
+        return final if mesh is None else jax.device_put(final, model_shardings(final, mesh)), weights

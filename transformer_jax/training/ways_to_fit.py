@@ -1,4 +1,4 @@
-"""What makes a step fit into a chip's memory: layouts, rematerialisation, accumulation, cheapest first."""
+"""Search for changes that make a step fit into a chip's memory, cheapest first."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from transformer_jax.training.plan import abstract_state, compile_step
 from transformer_jax.training.task import TaskEntry
 
 _log = logging.getLogger(__name__)
-# A compilation for a TPU takes half a minute to two.
-_MOST_COMPILED = 8
-_FITTING = 3
-# What is recomputed, less memory with each. Offloading stores least of all: nothing that is recomputed instead
-# would need less.
+# A compilation for a TPU takes half a minute to two minutes.
+_MAX_COMPILATIONS = 8
+_MAX_RESULTS = 3
+# Rematerialization policies, each with less memory than the previous one.
 _POLICIES = ("none", "elementwise", "attention", "blocks", "offload")
 
 
 class Layout(NamedTuple):
-    """What lies where.
+    """Sharding of a run.
 
     Attributes:
-      mesh: None is rows over all devices.
-      shard_optimizer: whether `data` shards optimizer state.
+      mesh: The mesh in text form; None shards rows over all devices.
+      shard_optimizer: True if the optimizer's state is sharded over `data`.
     """
 
     mesh: str | None
@@ -42,36 +41,36 @@ class Layout(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One change of a run.
+    """A change of a run that lowers its memory.
 
     Attributes:
-      parts: of each micro-batch as it is.
-      policy: index of what is recomputed, see `_POLICIES`.
-      layout: what lies where.
-      rank: of the layout, a layout of a higher one having less on each device; None of one that shards heads,
-        which compares with no other.
+      splits: Number of parts that each micro-batch is split into.
+      policy: Index of the rematerialization policy in `_POLICIES`.
+      layout: Sharding of the run.
+      rank: Rank of the layout: a higher rank needs less memory per device. None for a layout that shards heads,
+        which cannot be compared.
     """
 
-    parts: int
+    splits: int
     policy: int
     layout: Layout
     rank: int | None
 
-    def saves_at_most_as_much_as(self, other: Change) -> bool:
-        """Whether a device needs at least as much memory as under another change, as far as that is certain."""
-        if self.parts != other.parts or self.policy > other.policy:
+    def needs_at_least(self, reference: Change) -> bool:
+        """Return whether this change certainly needs as much memory per device as the reference, or more."""
+        if self.splits != reference.splits or self.policy > reference.policy:
             return False
-        if self.rank is None or other.rank is None:
-            return self.layout == other.layout
-        return self.rank <= other.rank
+        if self.rank is None or reference.rank is None:
+            return self.layout == reference.layout
+        return self.rank <= reference.rank
 
 
 class Way(NamedTuple):
-    """A change of a run under which it fits.
+    """A change that makes the run fit.
 
     Attributes:
-      flags: of the command.
-      report: of the step with them.
+      flags: Flags of the command for the change.
+      report: Report on the step compiled with them.
     """
 
     flags: str
@@ -81,177 +80,178 @@ class Way(NamedTuple):
 def ways_to_fit(
     entry: TaskEntry, config: RunConfig, topology: Topology, mesh: str | None, compute: ComputeOptions
 ) -> Iterator[Way]:
-    """The changes under which a step fits, cheapest first; at most three, found by at most eight compilations.
+    """Yield up to three changes that make a step fit, cheapest first, using at most eight compilations.
 
-    Sharding the optimizer's state or all parameters costs communication, rematerialisation operations
-    ("attention" a few percent, "blocks" a third of the forward pass), accumulation smaller products, and
-    sharding heads over `tensor` a sum of activations in each layer.
+    Sharding the optimizer's state or all parameters costs communication; rematerialization costs operations
+    ("attention" a few percent, "blocks" a third of the forward pass); accumulation makes products smaller; and
+    sharding heads over `tensor` adds a sum of activations in each layer.
     """
-    own = _own_policy(topology, mesh, compute)
+    policy = _policy(topology, mesh, compute)
 
     def report(change: Change) -> ProgramReport:
-        changed, own_compute = _changed(config, compute, change, own)
+        changed_config, changed_compute = _apply(config, compute, change, policy)
         return compile_step(
-            changed, topology=topology, mesh=change.layout.mesh, compute=own_compute, entry=entry
+            changed_config, topology=topology, mesh=change.layout.mesh, compute=changed_compute, entry=entry
         )
 
-    for change, found in cheapest(changes(entry, config, topology, mesh, compute), report):
-        yield Way(described(config, change, mesh, compute, topology), found)
+    for change, result in cheapest(changes(entry, config, topology, mesh, compute), report):
+        yield Way(flags_of(config, change, mesh, compute, topology), result)
 
 
 def cheapest(
     candidates: Sequence[Change], report: Callable[[Change], ProgramReport]
 ) -> Iterator[tuple[Change, ProgramReport]]:
-    """The first changes of a list that fit, with as few compilations as what is known of their order allows.
+    """Yield the first candidates that fit, skipping compilations whose outcome the order of memory implies.
 
     Args:
-      candidates: changes, cheapest first.
-      report: compiles a run with a change.
+      candidates: Changes, cheapest first.
+      report: Function that compiles the run with a change.
     """
-    found: dict[Change, ProgramReport | None] = {}
-    places = {(*one[:2], one.rank): one for one in candidates if one.rank is not None}
+    reports: dict[Change, ProgramReport | None] = {}
+    ranked = {(c.splits, c.policy, c.rank): c for c in candidates if c.rank is not None}
 
-    def tried(change: Change) -> ProgramReport | None:
-        if change in found:
-            return found[change]
-        # A layout that saves more is asked first: if it is not enough, this one is not compiled.
-        stronger = places.get((change.parts, change.policy, -1 if change.rank is None else change.rank + 1))
-        if stronger is not None:
-            tried(stronger)
-        short = [one for one, result in found.items() if result is not None and not result.fits]
-        if len(found) == _MOST_COMPILED or any(change.saves_at_most_as_much_as(one) for one in short):
+    def compiled(change: Change) -> ProgramReport | None:
+        if change in reports:
+            return reports[change]
+        # If the layout with the next lower memory does not fit, this one does not either.
+        next_rank = -1 if change.rank is None else change.rank + 1
+        smaller = ranked.get((change.splits, change.policy, next_rank))
+        if smaller is not None:
+            compiled(smaller)
+        too_large = [c for c, result in reports.items() if result is not None and not result.fits]
+        if len(reports) == _MAX_COMPILATIONS or any(change.needs_at_least(c) for c in too_large):
             return None
         try:
-            found[change] = report(change)
+            reports[change] = report(change)
         except CompilerError as error:
             _log.warning("%s", error)
-            found[change] = None
-        except UserError:  # a change that the run cannot have
-            found[change] = None
-        return found[change]
+            reports[change] = None
+        except UserError:  # the run cannot have this change
+            reports[change] = None
+        return reports[change]
 
-    # Where the layout that saves most is not enough with what is recomputed, no other layout is: down from what
-    # recomputes most, up to the first that does not fit.
-    ranks = [one.rank for one in candidates if one.rank is not None]
-    probes = [one for one in candidates if one.parts == 1 and ranks and one.rank == max(ranks)]
-    for change in sorted(probes, key=lambda one: -one.policy):
+    # The smallest layout is compiled first, from the policy with the least memory down to the first that does
+    # not fit: all other layouts of that policy are then ruled out.
+    highest_rank = max((c.rank for c in candidates if c.rank is not None), default=None)
+    probes = [c for c in candidates if c.splits == 1 and highest_rank is not None and c.rank == highest_rank]
+    for change in sorted(probes, key=lambda change: -change.policy):
         if change.policy == _POLICIES.index("offload"):
             continue
-        result = tried(change)
+        result = compiled(change)
         if result is None or not result.fits:
             break
     fitting = 0
     for change in candidates:
-        result = tried(change)
+        result = compiled(change)
         if result is not None and result.fits:
             fitting += 1
             yield change, result
-        if fitting == _FITTING:
+        if fitting == _MAX_RESULTS:
             return
 
 
 def changes(
     entry: TaskEntry, config: RunConfig, topology: Topology, mesh: str | None, compute: ComputeOptions
 ) -> list[Change]:
-    """All changes that are thought of and that the run can have, cheapest first."""
-    given = Layout(mesh, compute.shard_optimizer)
+    """Return all candidate changes that the run can have, cheapest first."""
+    current = Layout(mesh, compute.shard_optimizer)
 
-    def taken(layout: Layout) -> bool:
-        own = dataclasses.replace(compute, shard_optimizer=layout.shard_optimizer)
+    def is_possible(layout: Layout) -> bool:
+        changed_compute = dataclasses.replace(compute, shard_optimizer=layout.shard_optimizer)
         try:
             if entry.check_mesh is not None:
                 entry.check_mesh(config, target_mesh(topology, layout.mesh))
-            return _state_fits(entry, config, topology, own, layout.mesh)
+            return _state_fits(entry, config, topology, changed_compute, layout.mesh)
         except UserError:
             return False
 
-    layouts, with_heads = _layouts(config, topology, given)
-    ranked: list[tuple[Layout, int | None]] = [(one, n) for n, one in enumerate(layouts) if taken(one)]
-    by_heads: list[tuple[Layout, int | None]] = [(one, None) for one in with_heads if taken(one)]
-    own = _own_policy(topology, mesh, compute)
-    blocks = _POLICIES.index("blocks")
-    last = max(own, blocks)
-    # (parts of a batch, policy, layouts): first what costs least.
-    best = ranked[-1:]
-    steps = [(1, policy, ranked) for policy in range(own, max(own + 1, last))]
-    steps += [(2, own, best), (4, own, best)]
+    layouts, head_layouts = _layouts(config, topology, current)
+    ranked: list[tuple[Layout, int | None]] = [(x, rank) for rank, x in enumerate(layouts) if is_possible(x)]
+    by_heads: list[tuple[Layout, int | None]] = [(x, None) for x in head_layouts if is_possible(x)]
+    policy = _policy(topology, mesh, compute)
+    last = max(policy, _POLICIES.index("blocks"))
+    smallest = ranked[-1:]
+    # Groups of candidates (splits, policy, layouts), cheapest first.
+    groups = [(1, p, ranked) for p in range(policy, max(policy + 1, last))]
+    groups += [(2, policy, smallest), (4, policy, smallest)]
     if hasattr(config.model, "heads"):
-        steps += [(1, last, ranked), (2, last, best), (4, last, best), (1, last, by_heads)]
-        steps += [(1, len(_POLICIES) - 1, best), (8, last, best)]
-    else:  # without a stack of blocks nothing is recomputed
-        steps = [(1, own, ranked), (2, own, best), (4, own, best), (8, own, best)]
-    found = dict.fromkeys(Change(parts, policy, *where) for parts, policy, places in steps for where in places)
-    unchanged = (1, own, given)
+        groups += [(1, last, ranked), (2, last, smallest), (4, last, smallest), (1, last, by_heads)]
+        groups += [(1, len(_POLICIES) - 1, smallest), (8, last, smallest)]
+    else:  # a model without a stack of blocks rematerializes nothing
+        groups = [(1, policy, ranked), *[(splits, policy, smallest) for splits in (2, 4, 8)]]
+    candidates = dict.fromkeys(Change(splits, p, *x) for splits, p, group in groups for x in group)
 
-    def possible(change: Change) -> bool:
-        changed, _ = _changed(config, compute, change, own)
+    def is_valid(change: Change) -> bool:
+        changed_config, _ = _apply(config, compute, change, policy)
         try:
-            entry.objective(changed, changed.model)
+            entry.objective(changed_config, changed_config.model)
             if entry.check_mesh is not None:
-                entry.check_mesh(changed, target_mesh(topology, change.layout.mesh))
+                entry.check_mesh(changed_config, target_mesh(topology, change.layout.mesh))
         except UserError:
             return False
         return True
 
-    return [one for one in found if one[:3] != unchanged and possible(one)]
+    unchanged = (1, policy, current)
+    return [change for change in candidates if change[:3] != unchanged and is_valid(change)]
 
 
-def _layouts(config: RunConfig, topology: Topology, given: Layout) -> tuple[list[Layout], list[Layout]]:
-    """(layouts that differ in what `data` shards, cheapest first, that which is given first; one that shards
-    heads, if they can be)."""
+def _layouts(config: RunConfig, topology: Topology, current: Layout) -> tuple[list[Layout], list[Layout]]:
+    """Return (layouts that differ in what `data` shards, cheapest first; layouts that shard heads)."""
 
     def text(sizes: dict[str, int]) -> str:
         return ",".join(f"{axis}={n}" for axis, n in sizes.items() if n > 1)
 
-    sizes = parse_mesh(given.mesh or f"{DATA}={len(topology.devices)}")
+    sizes = parse_mesh(current.mesh or f"{DATA}={len(topology.devices)}")
     rows = sizes[DATA] * sizes[FSDP]
-    found = [given]
+    layouts = [current]
     if sizes[DATA] > 1:
-        found += [
-            Layout(given.mesh, True),
-            Layout(text(sizes | {DATA: 1, FSDP: rows}), given.shard_optimizer),
+        layouts += [
+            Layout(current.mesh, True),
+            Layout(text(sizes | {DATA: 1, FSDP: rows}), current.shard_optimizer),
         ]
     heads = math.gcd(getattr(config.model, "heads", 1), getattr(config.model, "kv_heads", 0), rows)
     parts = next((n for n in (8, 4, 2) if heads % n == 0 and sizes[TENSOR] == 1), 1)
-    by_heads = [Layout(text(sizes | {DATA: 1, FSDP: rows // parts, TENSOR: parts}), given.shard_optimizer)]
-    return list(dict.fromkeys(found)), by_heads if parts > 1 else []
+    by_heads = [Layout(text(sizes | {DATA: 1, FSDP: rows // parts, TENSOR: parts}), current.shard_optimizer)]
+    return list(dict.fromkeys(layouts)), by_heads if parts > 1 else []
 
 
-def _state_fits(entry: TaskEntry, config: RunConfig, topology: Topology, compute: ComputeOptions, mesh) -> bool:
-    """Whether a device has room for its part of the state, which no other change of the run makes smaller."""
-    own = target_mesh(topology, mesh)
-    with on_mesh(own):
+def _state_fits(
+    entry: TaskEntry, config: RunConfig, topology: Topology, compute: ComputeOptions, mesh: str | None
+) -> bool:
+    """Return whether a device has room for its shards of the training state."""
+    devices = target_mesh(topology, mesh)
+    with on_mesh(devices):
         state = abstract_state(entry, config, compute)
-        shardings = state_shardings(state, own, shard_optimizer=compute.shard_optimizer)
+        shardings = state_shardings(state, devices, shard_optimizer=compute.shard_optimizer)
         return sum(map(shard_bytes, jax.tree.leaves(placed_shapes(state, shardings)))) < topology.chip.memory
 
 
-def _changed(
-    config: RunConfig, compute: ComputeOptions, change: Change, own: int
+def _apply(
+    config: RunConfig, compute: ComputeOptions, change: Change, policy: int
 ) -> tuple[RunConfig, ComputeOptions]:
-    """A run and how it is computed under a change; `own` is the run's policy."""
-    accumulation = config.optimization.accumulation * change.parts
+    """Return the config and compute options of a run, whose own policy is `policy`, with a change."""
+    accumulation = config.optimization.accumulation * change.splits
     optimization = dataclasses.replace(config.optimization, accumulation=accumulation)
-    remat: Any = compute.remat if change.policy == own else _POLICIES[change.policy]
+    remat: Any = compute.remat if change.policy == policy else _POLICIES[change.policy]
     return (
         dataclasses.replace(config, optimization=optimization),
         dataclasses.replace(compute, remat=remat, shard_optimizer=change.layout.shard_optimizer),
     )
 
 
-def described(
+def flags_of(
     config: RunConfig, change: Change, mesh: str | None, compute: ComputeOptions, topology: Topology
 ) -> str:
-    """The flags that make a change of a run of this mesh."""
-    own, layout = _own_policy(topology, mesh, compute), change.layout
+    """Return the flags that apply a change to a run of this mesh."""
+    policy, layout = _policy(topology, mesh, compute), change.layout
     flags = [f"--mesh {layout.mesh}"] if layout.mesh != mesh else []
     flags += ["--shard-optimizer"] if layout.shard_optimizer != compute.shard_optimizer else []
-    flags += [f"--remat {_POLICIES[change.policy]}"] if change.policy != own else []
-    flags += [f"--accumulation {config.optimization.accumulation * change.parts}"] if change.parts > 1 else []
+    flags += [f"--remat {_POLICIES[change.policy]}"] if change.policy != policy else []
+    flags += [f"--accumulation {config.optimization.accumulation * change.splits}"] if change.splits > 1 else []
     return " ".join(flags)
 
 
-def _own_policy(topology: Topology, mesh: str | None, compute: ComputeOptions) -> int:
-    """What the run itself recomputes there."""
+def _policy(topology: Topology, mesh: str | None, compute: ComputeOptions) -> int:
+    """Return the index of the run's own rematerialization policy on these devices."""
     with on_mesh(target_mesh(topology, mesh)):
         return _POLICIES.index(compute.recomputed)
