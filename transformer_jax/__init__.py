@@ -1,7 +1,7 @@
-"""A functional model zoo in JAX and Flax, from the LSTM translator to today's decoder.
+"""A functional model zoo in JAX and Flax, from the LSTM translator to current decoders and beyond text.
 
-Models and configs are those of `models.registry`; `configure`, `train` and `load` are those of `tasks`. Each is
-imported on first use, so that importing this package imports nothing else.
+The package exports the models and configs of `models.registry`, and `configure`, `train` and `load` of `tasks`.
+Each is imported on first use, so that importing this package imports nothing else.
 """
 
 import importlib
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         return [*_models(), *_FUNCTIONS]
     if name in _FUNCTIONS:
         value = getattr(importlib.import_module(f"{__name__}.tasks"), name)
-    # Names of modules are lower case: importing one must not import every model.
+    # Names of modules are lower case; looking one up must not import every model.
     elif name[:1].isupper() and name in _models():
         value = _models()[name]
     else:

@@ -1,12 +1,12 @@
-"""Errors that a user can mend: one line that names the value, the limit and the way out."""
+"""Errors that a user can fix; each message names the value, the limit and the remedy in one line."""
 
 
 class UserError(Exception):
-    """A wrong flag, file or folder, found before any device work.
+    """An invalid flag, file or folder, detected before any device work.
 
-    Command lines print the message alone, without a traceback, and exit with status 2.
+    Commands print only the message, without a traceback, and exit with status 2.
     """
 
 
 class CompilerError(UserError):
-    """A compiler's refusal of a program: no wrong value, so a search among programs says it and goes on."""
+    """A program that the compiler rejected; a search over programs reports it and continues with the next."""

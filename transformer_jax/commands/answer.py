@@ -1,4 +1,4 @@
-"""Fine-tune a text encoder on questions whose answers stand in a text, and use a trained one."""
+"""Fine-tune a text encoder for extractive question answering, and answer questions with it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from transformer_jax.errors import UserError
 from transformer_jax.tasks.encoders.question_answering import ENTRY
 from transformer_jax.tasks.encoders.trained_heads import TrainedReader
 
-DESCRIPTION = "Fine-tune a text encoder on questions on texts (SQuAD's JSON), and answer with it."
+DESCRIPTION = "Fine-tune a text encoder on questions about texts (SQuAD's JSON), and answer questions with it."
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(encoder_use.Arguments):
-    """The flags of this command alone."""
+    """The flags of this command."""
 
     unanswerable: bool | None = None
-    """With --text or --stdin: whether the model may return no answer; None: what the run or folder says, else
-    no."""
+    """With --text or --stdin: allow the model to return no answer. None: the setting of the run or folder,
+    else no."""
 
 
 def _use(parsed: Parsed) -> Use:
-    own, task, fields = parsed.own, parsed.config.task, ("longest", "stride")
-    named = {name: getattr(task, name) for name in fields if name in parsed.named}
-    if own.unanswerable is not None and own.text is None and not own.stdin:
-        raise UserError("`unanswerable` goes with `text` or `stdin`; training learns it from the data")
+    flags, task, fields = parsed.flags, parsed.config.task, ("max_answer_length", "stride")
+    options = {name: getattr(task, name) for name in fields if name in parsed.named}
+    if flags.unanswerable is not None and flags.text is None and not flags.stdin:
+        raise UserError("`unanswerable` needs `text` or `stdin`; training learns it from the data")
 
     def answer(run: TrainedReader, items: list[Any]) -> list[dict[str, Any]]:
-        return [found._asdict() for found in run.answers(items, unanswerable=own.unanswerable, **named)]
+        return [answer._asdict() for answer in run.answers(items, unanswerable=flags.unanswerable, **options)]
 
-    def shown(run: TrainedReader, item: tuple[str, str]) -> tuple[Any, EncodedText]:
-        ((_, window),) = run.answers_in_windows([item], unanswerable=own.unanswerable, **named)
+    def page_input(run: TrainedReader, item: tuple[str, str]) -> tuple[Any, EncodedText]:
+        ((_, window),) = run.answers_in_windows([item], unanswerable=flags.unanswerable, **options)
         return run.model, window
 
     return Use(
@@ -44,12 +44,12 @@ def _use(parsed: Parsed) -> Use:
         "answer questions",
         lambda run, line: columns(line, "question and context"),
         answer,
-        lambda found: found["answer"] or "(no answer)",
+        lambda answer: answer["answer"] or "(no answer)",
         fields,
-        shown,
+        page_input,
     )
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax answer") -> None:
-    """The command."""
-    encoder_use.main(ENTRY, _use, argv, prog=prog, description=DESCRIPTION, flags=Arguments)
+    """Run the command."""
+    encoder_use.main(ENTRY, _use, argv, prog=prog, description=DESCRIPTION, flag_type=Arguments)

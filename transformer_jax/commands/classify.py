@@ -1,4 +1,4 @@
-"""Fine-tune a text encoder on classes or scores of texts and pairs, and use a trained one."""
+"""Fine-tune a text encoder on classes or scores of texts or pairs, and classify texts with it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ DESCRIPTION = "Fine-tune a text encoder on classes or scores of texts or pairs o
 
 def _read(run: Any, line: str) -> Any:
     pairs = run.processor.settings.get("pairs")
-    # What a published folder was trained on it does not say. Two columns for a run of single texts are refused
-    # by `classify`.
+    # A published folder does not state whether it reads pairs; `classify` rejects pairs for single-text runs.
     return columns(line, "text1 and text2") if pairs or "\t" in line else line
 
 
 def _answer(run: TrainedClassifier, items: list[Any]) -> list[dict[str, Any]]:
-    found = []
+    answers = []
     for item, (label, probabilities) in zip(items, run.classify(items), strict=True):
         texts = {"text": item} if isinstance(item, str) else dict(zip(("text1", "text2"), item, strict=True))
-        own = probabilities if label is None else {"label": label, "probabilities": probabilities}
-        found.append(texts | own)
-    return found
+        result = probabilities if label is None else {"label": label, "probabilities": probabilities}
+        answers.append(texts | result)
+    return answers
 
 
-def _line(found: dict[str, Any]) -> str:
-    if "score" in found:
-        return f"{found['score']:.4f}"
-    label = found["label"]
-    named = (label,) if isinstance(label, str) else label
-    return ", ".join(f"{one} ({found['probabilities'][one]:.3f})" for one in named) or "none"
+def _line(answer: dict[str, Any]) -> str:
+    if "score" in answer:
+        return f"{answer['score']:.4f}"
+    label = answer["label"]
+    labels = (label,) if isinstance(label, str) else label
+    return ", ".join(f"{label} ({answer['probabilities'][label]:.3f})" for label in labels) or "none"
 
 
 USE = Use(TrainedClassifier, "classify", _read, _answer, _line)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax classify") -> None:
-    """The command."""
+    """Run the command."""
     encoder_use.main(ENTRY, lambda parsed: USE, argv, prog=prog, description=DESCRIPTION)

@@ -1,4 +1,4 @@
-"""The console script `transformer-jax`: one subcommand a task, and what is done with runs."""
+"""The console script `transformer-jax`, with a subcommand for each task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
-# Each subcommand with its module and a line on it; modules are imported when they are asked for.
+# Module and description of each subcommand; a module is imported when its command is used.
 COMMANDS = {
     "translate": ("translate", "train a translator, score it, and translate with it"),
     "lm": ("language_model", "train a language model and score it"),
@@ -19,15 +19,15 @@ COMMANDS = {
     "classify": ("classify", "fine-tune an encoder on classes or scores of texts, and classify"),
     "tag": ("tag", "fine-tune an encoder on tags of words, and tag"),
     "answer": ("answer", "fine-tune an encoder on questions on texts, and answer"),
-    "embed": ("embed", "vectors of texts, and encoders for them"),
+    "embed": ("embed", "compute vectors of texts, and train encoders for them"),
     "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
     "self-distill": ("self_distill", "train a vision model without labels"),
-    "plan": ("plan", "what a training run would be: plan translate ..., plan classify ..."),
+    "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
 
 
 def usage() -> str:
-    """The help of the console script."""
+    """Return the help of the console script."""
     lines = [f"  {name:<15} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
@@ -42,7 +42,7 @@ def usage() -> str:
 
 
 def print_completion(shell: str) -> None:
-    """Prints the completion of all commands but plan, which has the flags of the others, for bash or zsh."""
+    """Print the completion for bash or zsh of all commands except plan, which has the flags of the others."""
     import tyro
 
     from transformer_jax.commands import (
@@ -71,20 +71,21 @@ def print_completion(shell: str) -> None:
         "classify-images": default_arguments(TASKS["image_classification"], classify_images.Arguments),
         "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),
     }
-    kind = tyro.extras.subcommand_type_from_defaults(defaults)
+    subcommands = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]
-    tyro.cli(kind, prog="transformer-jax", args=args, registry=REGISTRY, config=(tyro.conf.OmitArgPrefixes,))
+    config = (tyro.conf.OmitArgPrefixes,)
+    tyro.cli(subcommands, prog="transformer-jax", args=args, registry=REGISTRY, config=config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; returns its exit status."""
+    """Run a subcommand and return its exit status."""
     if argv is None:
         restart_with_allocator_settings()
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or given[0] in ("--help", "-h"):
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("--help", "-h"):
         print(usage())
-        return 0 if given else 2
-    name, *rest = given
+        return 0 if arguments else 2
+    name, *rest = arguments
     if name == "--version":
         print(importlib.metadata.version("transformer_jax"))
         return 0
@@ -92,11 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_completion(rest[0] if rest else "bash")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        matches = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {matches[0]}?" if matches else ""
         print(f"error: unknown command {name!r}: choose one of {', '.join(COMMANDS)}{hint}", file=sys.stderr)
         return 2
-    # JAX is imported here and not before: --help of all commands answers at once.
+    # JAX is imported only here, so that --help answers immediately.
     from transformer_jax.commands.run_command import run_command
 
     command = importlib.import_module(f"transformer_jax.commands.{COMMANDS[name][0]}")

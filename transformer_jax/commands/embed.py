@@ -1,4 +1,4 @@
-"""Vectors of texts from any trained text encoder; and an encoder trained on pairs of texts."""
+"""Compute vectors of texts with any text encoder, and train an encoder on pairs of texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.commands import encoder_use
-from transformer_jax.commands.encoder_use import Use, cut_text, lines_of_stdin, use
+from transformer_jax.commands.encoder_use import Use, lines_of_stdin, truncate, use
 from transformer_jax.commands.parsing import parse_run
 from transformer_jax.commands.train import planned, train
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
@@ -17,42 +17,44 @@ from transformer_jax.tasks import load
 from transformer_jax.tasks.encoders.sentence_embedding import ENTRY
 from transformer_jax.tasks.encoders.trained import TrainedEncoder
 
-DESCRIPTION = "Vectors of texts, from a published folder or a run; with --train, an encoder for them."
+DESCRIPTION = (
+    "Compute vectors of texts with a published folder or a run; with --train, train an encoder for them."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(encoder_use.Arguments):
-    """The flags of this command alone."""
+    """The flags of this command."""
 
     weights: str | None = None
-    """Folder that vectors are made with: a published one, or a run of any text encoder."""
-    normalise: bool | None = None
-    """Vectors of length 1; None: what the folder says, else no."""
+    """Folder of the model: a published folder, or a run of any text encoder."""
+    normalize: bool | None = None
+    """Scale vectors to length 1. None: the setting of the folder, else no."""
     similarity: str | None = None
-    """With --stdin: draw the cosines of all pairs of the texts to this picture."""
+    """With --stdin: draw the cosine similarities of all pairs of texts to this picture."""
 
 
-def _use(own: Arguments, pooling: str | None) -> Use:
+def _use(flags: Arguments, pooling: str | None) -> Use:
     def answer(run: TrainedEncoder, items: list[str]) -> list[dict[str, Any]]:
-        vectors = run.embed(items, pooling=pooling, normalise=own.normalise)
+        vectors = run.embed(items, pooling=pooling, normalize=flags.normalize)
         return [
             {"text": text, "embedding": vector.tolist()} for text, vector in zip(items, vectors, strict=True)
         ]
 
-    def line(found: dict[str, Any]) -> str:
-        return " ".join(f"{x:.6f}" for x in found["embedding"])
+    def line(answer: dict[str, Any]) -> str:
+        return " ".join(f"{x:.6f}" for x in answer["embedding"])
 
-    def shown(run: TrainedEncoder, text: str) -> tuple[Any, EncodedText]:
-        return run.model, cut_text(run.processor, text, run.vector_limit)
+    def page_input(run: TrainedEncoder, text: str) -> tuple[Any, EncodedText]:
+        return run.model, truncate(run.processor, text, run.vector_limit)
 
-    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line, shown=shown)
+    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line, page_input=page_input)
 
 
 def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
-    """Draws the cosines of the lines of standard input.
+    """Draw the cosine similarities of the lines of standard input.
 
     Raises:
-      UserError: fewer than two texts, or a picture that cannot be written.
+      UserError: There are fewer than two texts, or the picture cannot be written.
     """
     from transformer_jax.plotting.similarity import plot_similarity
 
@@ -63,42 +65,44 @@ def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
     if not isinstance(run, TrainedEncoder):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not embed")
     try:
-        plot_similarity(run.embed(texts, pooling=pooling), texts, path, what="text")
+        plot_similarity(run.embed(texts, pooling=pooling), texts, path, axis_label="text")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the picture cannot be written ({error})") from None
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embed") -> None:
-    """The command."""
+    """Run the command."""
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
-    own: Arguments = parsed.own
-    encoder_use.check(own, own.text)
-    if planned(ENTRY, parsed, answers=own.text is not None or own.stdin):
+    flags: Arguments = parsed.flags
+    encoder_use.check(flags, flags.text)
+    if planned(ENTRY, parsed, answers=flags.text is not None or flags.stdin):
         return
-    if own.similarity is not None and not own.stdin:
-        raise UserError("`similarity` draws the texts of `stdin`: give it too")
-    if own.similarity is not None and own.json:
+    if flags.similarity is not None and not flags.stdin:
+        raise UserError("`similarity` draws the texts of `stdin`: add it")
+    if flags.similarity is not None and flags.json:
         raise UserError("`similarity` draws a picture and prints nothing: leave `json` out")
-    if own.normalise is not None and (own.similarity is not None or (own.text is None and not own.stdin)):
-        raise UserError("`normalise` is for the vectors of `text` or `stdin`; cosines need none")
+    if flags.normalize is not None and (
+        flags.similarity is not None or (flags.text is None and not flags.stdin)
+    ):
+        raise UserError("`normalize` scales the vectors of `text` or `stdin`; it does not change similarities")
     task = parsed.config.task
-    if own.text is not None or own.stdin:
-        folder = own.weights or own.run_dir
-        if own.weights is not None and own.run_dir is not None:
-            raise UserError("`weights` and `run_dir` both name the model: give one of them")
+    if flags.text is not None or flags.stdin:
+        folder = flags.weights or flags.run_dir
+        if flags.weights is not None and flags.run_dir is not None:
+            raise UserError("`weights` and `run_dir` both name the model: use one of them")
         if folder is None:
             raise UserError("name the model with `weights`")
-        parsed.check_no_training(read=("pooling",))
+        parsed.check_no_training(used=("pooling",))
         pooling = task.pooling if "pooling" in parsed.named else None
-        if own.similarity is not None:
-            draw_similarity(folder, own.similarity, pooling)
+        if flags.similarity is not None:
+            draw_similarity(folder, flags.similarity, pooling)
             return
-        use(parsed, _use(own, pooling), folder, own.text)
+        use(parsed, _use(flags, pooling), folder, flags.text)
         return
-    if own.weights is not None:
+    if flags.weights is not None:
         raise UserError(
-            "`weights` makes vectors of `text` or `stdin`; to train from a folder name it with `start`"
+            "`weights` needs `text` or `stdin`; to start training from a folder, name it with `start`"
         )
     parsed.execution.processes.join()
     train(ENTRY, parsed.config, encoder_use.run_dir_of(ENTRY, parsed, "embed"), parsed.execution)

@@ -1,4 +1,4 @@
-"""Continue texts with a trained run or with published weights."""
+"""Generate text with a trained run or published weights."""
 
 from __future__ import annotations
 
@@ -27,85 +27,86 @@ from transformer_jax.tasks import TASKS, load
 from transformer_jax.tasks.decoders.language_modeling import TrainedLanguageModel
 from transformer_jax.training.run_folder import read_run
 
-DESCRIPTION = "Continue texts with a causal decoder; the text streams to the terminal as it is made."
+DESCRIPTION = "Generate text with a causal decoder; it is streamed to the terminal."
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Continue texts with a causal decoder; the text streams to the terminal as it is made."""
+    """Generate text with a causal decoder; it is streamed to the terminal."""
 
     prompt: tuple[str, ...] = ()
-    """What the text begins with; several prompts are continued together, each as if it were alone."""
+    """Start of the text. Several prompts are continued in one batch, with the same results as separately."""
     weights: str | None = None
     """Hugging Face folder of a GPT-2 or a Llama."""
     run_dir: str | None = None
     """Folder of a run of a language model."""
     max_new_tokens: int = 100
-    """Largest number of new tokens."""
+    """Maximum number of new tokens."""
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the likeliest token each time."""
+    """Divisor of the logits; 0 always selects the most probable token."""
     top_k: int | None = None
-    """Draw from the K likeliest tokens only."""
+    """Sample from the K most probable tokens."""
     top_p: float | None = None
-    """Draw from the fewest tokens that hold this share of the probability."""
+    """Sample from the smallest set of tokens with this total probability."""
     min_p: float | None = None
-    """Draw from tokens that are at least this many times as likely as the likeliest."""
+    """Sample from tokens with at least this fraction of the highest probability."""
     repetition_penalty: float = 1.0
-    """Makes tokens that came before less likely; 1 changes nothing."""
+    """Lower the probability of previous tokens; 1 disables it."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text; they are cut off."""
+    """Strings that end the text; the text is truncated before them."""
     ignore_end: bool = False
-    """Go on behind an end-of-text token."""
+    """Continue after an end-of-text token."""
     samples: int = 1
-    """Continuations of each prompt."""
+    """Number of continuations of each prompt."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of sampling."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the computation; None: the run's own, float32 for --weights."""
+    """Compute dtype. None: the run's, float32 for --weights."""
     draft_weights: str | None = None
-    """Folder of a smaller model with the same tokenizer that proposes tokens: speculative decoding, which
-    changes the speed and not the distribution."""
+    """Folder of a smaller model with the same tokenizer that proposes tokens (speculative decoding): it changes
+    the speed and not the distribution."""
     draft_run_dir: str | None = None
-    """The same, from a run."""
+    """Run folder of such a smaller model."""
     draft_tokens: int = 4
-    """Tokens that the small model proposes at a time."""
+    """Number of tokens that the smaller model proposes at a time."""
     html: str | None = None
-    """Write all attention over the prompt and its continuation, every layer and head, as an interactive page;
-    of one prompt and one sample."""
+    """Write the attention over the prompt and its continuation, every layer and head, as an interactive page;
+    needs a single prompt and a single sample."""
     mesh: str | None = None
-    """Devices of the model by axis, as tensor=2; None: one device."""
+    """Devices of the model by axis, as tensor=2. None: one device."""
     dry_run: bool = False
-    """With --topology: print what reading the prompts and each new token need there; no weights are read."""
+    """With --topology: print the memory and time of reading the prompts and of each new token; no weights are
+    read."""
     topology: str | None = None
-    """Accelerators that --dry-run compiles for, without being here, as v5e:1x1 or h100:1."""
+    """Accelerators to compile for with --dry-run, as v5e:1x1 or h100:1; they need not be attached."""
     processes: Annotated[Processes, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Processes)
     json: bool = False
-    """Print one JSON object instead of streaming: text, token_ids; a list of them in several samples."""
+    """Print a JSON object with text and token_ids instead of streaming; a list for several samples."""
 
 
 def _model(weights: str | None, run_dir: str | None, dtype: str | None, mesh: Any) -> tuple[Any, Any]:
     if weights is not None and not pathlib.Path(weights).is_dir():
         raise UserError(f"{weights}: no such folder of weights")
     folder = run_dir if weights is None else weights
-    assert folder is not None, "one of the two is given"
+    assert folder is not None, "checked by _check_model"
     loaded = load(folder, dtype=dtype, mesh=mesh)
     if not isinstance(loaded, TrainedLanguageModel):
-        raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which continues no text")
+        raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which does not generate text")
     return loaded.model, loaded.tokenizer
 
 
 def _check(arguments: Arguments) -> Sampling:
-    """What can be said before anything is read.
+    """Check the flags before anything is read, and return the sampling method.
 
     Raises:
-      UserError: flags that are missing or contradict each other.
+      UserError: Flags are missing, invalid or contradict each other.
     """
     _check_model(arguments)
     if not arguments.prompt or not all(arguments.prompt):
-        raise UserError("the prompt is empty: give some text with `prompt`")
+        raise UserError("the prompt is empty: write some text after `prompt`")
     _check_counts(arguments)
     if arguments.html is not None and len(arguments.prompt) * arguments.samples > 1:
-        raise UserError("`html` shows one text: give one `prompt` and no `samples`")
+        raise UserError("`html` shows one text: use one `prompt` and remove `samples`")
     if arguments.html is not None:
         from transformer_jax.plotting.page import check_writable
 
@@ -129,7 +130,7 @@ def _check_model(arguments: Arguments) -> None:
     if (arguments.weights is None) == (arguments.run_dir is None):
         raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
     if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
-        raise UserError("`draft_weights` and `draft_run_dir` contradict each other: give one of them")
+        raise UserError("`draft_weights` and `draft_run_dir` contradict each other: use one of them")
 
 
 def _check_counts(arguments: Arguments) -> None:
@@ -139,7 +140,7 @@ def _check_counts(arguments: Arguments) -> None:
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax generate") -> None:
-    """The command."""
+    """Run the command."""
     arguments = tyro.cli(
         Arguments, prog=prog, description=DESCRIPTION, args=argv, config=(tyro.conf.OmitArgPrefixes,)
     )
@@ -156,62 +157,62 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax gene
 
 
 def show_plan(arguments: Arguments) -> None:
-    """Prints what the compiler for `topology` says of the generation.
+    """Print the plan of the generation for `topology`.
 
     Raises:
-      UserError: flags that are missing, or see `show_decoding`.
+      UserError: Flags are missing, or see `show_decoding`.
     """
     if not arguments.dry_run or arguments.topology is None:
-        raise UserError("`dry_run` and `topology` belong together: give both")
+        raise UserError("`dry_run` and `topology` belong together: use both")
     _check_model(arguments)
     _check_counts(arguments)
     config, parameters = _config(arguments.weights, arguments.run_dir, arguments.dtype)
-    drafts = arguments.draft_weights is not None or arguments.draft_run_dir is not None
-    limit, judged = config.max_length, 1
-    if drafts:
-        draft, of_draft = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
+    has_draft = arguments.draft_weights is not None or arguments.draft_run_dir is not None
+    limit, step_tokens = config.max_length, 1
+    if has_draft:
+        draft, draft_parameters = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
         check_draft(config, draft)
-        limit, judged = min(limit, draft.max_length), arguments.draft_tokens + 1
-    new = arguments.max_new_tokens + (judged if drafts else 0)
+        limit, step_tokens = min(limit, draft.max_length), arguments.draft_tokens + 1
+    new = arguments.max_new_tokens + (step_tokens if has_draft else 0)
     if new >= limit:
         raise UserError(
             f"`max_new_tokens` {arguments.max_new_tokens} leaves no room for a prompt in the context of "
             f"{limit}: lower it"
         )
     topology = target(arguments.topology)
-    prompt, room = cache_sizes(min(TOKENS, limit - new), new, limit)
-    # A draft model's texts are made one by one.
-    rows = 1 if drafts else batch_rows(max(1, len(arguments.prompt)) * arguments.samples)
+    prompt, length = cache_sizes(min(TOKENS, limit - new), new, limit)
+    # Speculative decoding generates one text at a time.
+    rows = 1 if has_draft else batch_rows(max(1, len(arguments.prompt)) * arguments.samples)
     show_chips(topology, arguments.mesh, rows)
     options: dict[str, Any] = dict(
-        topology=topology, mesh=arguments.mesh, prompt=prompt, rows=rows, length=room
+        topology=topology, mesh=arguments.mesh, prompt=prompt, rows=rows, length=length
     )
-
-    found = show_decoding(config, dtype=config.dtype, parameters=parameters, new_tokens=judged, **options)
-    if drafts:
-        found["draft"] = show_decoding(draft, name="draft ", dtype=draft.dtype, parameters=of_draft, **options)
+    values = show_decoding(config, dtype=config.dtype, parameters=parameters, new_tokens=step_tokens, **options)
+    if has_draft:
+        values["draft"] = show_decoding(
+            draft, name="draft ", dtype=draft.dtype, parameters=draft_parameters, **options
+        )
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(values))
 
 
 def _config(weights: str | None, run_dir: str | None, dtype: str | None) -> tuple[Any, str | None]:
-    """(config of a language model, dtype of its parameters if it is not that of the computation); no weights
-    are read."""
+    """Return (a language model's config, its parameters' dtype if it differs from the compute dtype)."""
     folder = run_dir if weights is None else weights
-    assert folder is not None, "one of the two is given"
+    assert folder is not None, "checked by _check_model"
     config: Any
     if weights is not None or is_published(folder):
         config, parameters = read_config(pathlib.Path(folder), dtype)[0], None
-    else:  # a run's parameters stay float32 whatever it computes in
+    else:  # a run's parameters are float32 for every compute dtype
         stored = read_run(folder, TASKS).model_config
         config, parameters = dataclasses.replace(stored, dtype=dtype or stored.dtype), "float32"
     if type(config) not in {entry.config for entry in DECODERS.values()}:
-        raise UserError(f"{folder} has a {type(config).__name__}, which is of no language model")
+        raise UserError(f"{folder} has a {type(config).__name__}, which is not the config of a language model")
     return config, parameters
 
 
 def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
-    """Reads the model and continues the prompts."""
+    """Load the model and continue the prompts."""
     model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype, mesh)
     draft = None
     if arguments.draft_weights is not None or arguments.draft_run_dir is not None:
@@ -229,11 +230,11 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         from transformer_jax.interpretability.sentence import check_attends
 
         check_attends(inspected)
-    del model, draft  # the generator has its own, cut into blocks
+    del model, draft  # the generator holds copies with unstacked blocks
     single = len(arguments.prompt) * arguments.samples == 1
     streams = single and not arguments.json
-    started = time.perf_counter()
-    found = generator(
+    start_time = time.perf_counter()
+    outputs = generator(
         arguments.prompt,
         max_new_tokens=arguments.max_new_tokens,
         samples=arguments.samples,
@@ -241,27 +242,27 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         stop=arguments.stop,
         on_text=(lambda _, text: print(text, end="", flush=True)) if streams else None,
     )
-    spent = time.perf_counter() - started
-    texts: list[Generated] = [one for samples in found for one in samples]
+    seconds = time.perf_counter() - start_time
+    texts: list[Generated] = [text for samples in outputs for text in samples]
     if arguments.json:
-        objects = [{"text": one.text, "token_ids": one.token_ids} for one in texts]
+        objects = [{"text": generated.text, "token_ids": generated.token_ids} for generated in texts]
         print(json.dumps(objects[0] if single else objects, ensure_ascii=False), flush=True)
     elif streams:
         print(flush=True)
     else:
-        for number, one in enumerate(texts, 1):
-            print(f"--- {number}\n{one.text}", flush=True)
+        for number, generated in enumerate(texts, 1):
+            print(f"--- {number}\n{generated.text}", flush=True)
     if inspected is not None:
         show_page(arguments, inspected, tokenizer, texts[0].token_ids)
     if arguments.json:
         return
-    new = sum(one.new_tokens for one in texts)
+    new = sum(generated.new_tokens for generated in texts)
     if is_first():
-        print(f"{new} new tokens in {spent:.1f} s, compilation included", file=sys.stderr)
+        print(f"{new} new tokens in {seconds:.1f} s, including compilation", file=sys.stderr)
 
 
 def show_page(arguments: Arguments, model: Any, tokenizer: Any, ids: Sequence[int]) -> None:
-    """Writes `--html`."""
+    """Write the page of `--html`."""
     from transformer_jax.interpretability.sentence import attention_of_text
     from transformer_jax.plotting.attention_page import AttentionPage
 

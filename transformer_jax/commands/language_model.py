@@ -1,4 +1,4 @@
-"""Train a language model and score it on text that is held out."""
+"""Train a language model and score it on held-out text."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from transformer_jax.commands.parsing import parse_run
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.tasks.decoders.language_modeling import ENTRY
 
-DESCRIPTION = "Train a causal decoder on text and score it on text that is held out."
+DESCRIPTION = "Train a causal decoder on text and score it on held-out text."
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(PlanFlags):
-    """The flags of this command alone."""
+    """The flags of this command."""
 
     run_dir: str | None = None
-    """Folder of the run; a run that exists there is resumed. None: runs/CORPUS-MODEL-PRESET."""
+    """Folder of the run; an existing run is resumed. None: runs/CORPUS-MODEL-PRESET."""
     json: bool = False
-    """With --dry-run --topology: print one JSON object last."""
+    """With --dry-run --topology: print a JSON object last."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax lm") -> None:
-    """The command."""
+    """Run the command."""
     argv = sys.argv[1:] if argv is None else argv
     parsed = parse_run(ENTRY, argv, Arguments, prog=prog, description=DESCRIPTION)
-    own: Arguments = parsed.own
+    flags: Arguments = parsed.flags
     if planned(ENTRY, parsed):
         return
     parsed.execution.processes.join()
     task = parsed.config.task
     corpus = pathlib.Path(task.text[0]).name.split(".")[0] if task.text else task.corpus
-    run_dir = pathlib.Path(own.run_dir or default_run_dir(ENTRY, parsed, corpus, preset=True))
+    run_dir = pathlib.Path(flags.run_dir or default_run_dir(ENTRY, parsed, corpus, preset=True))
     train(ENTRY, parsed.config, run_dir, parsed.execution)

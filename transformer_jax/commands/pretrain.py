@@ -1,4 +1,4 @@
-"""Pretrain a text encoder: masked words, next sentences, or replaced words."""
+"""Pretrain a text encoder on masked words, next sentences or replaced words, and fill masks with it."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry
 
-DESCRIPTION = "Pretrain a text encoder: BERT, RoBERTa or DistilBERT on masked words, ELECTRA on replaced ones."
+DESCRIPTION = "Pretrain BERT, RoBERTa or DistilBERT on masked words, or ELECTRA on replaced words."
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(PlanFlags):
-    """The flags of this command alone."""
+    """The flags of this command."""
 
     run_dir: str | None = None
-    """Folder of the run; a run that exists there is resumed. None: runs/CORPUS-MODEL-PRESET."""
+    """Folder of the run; an existing run is resumed. None: runs/CORPUS-MODEL-PRESET."""
     fill: str | None = None
-    """A text with [MASK] (or <mask>) for the trained run, or published folder, in --run-dir: print the
-    likeliest words; no training."""
+    """Fill [MASK] (or <mask>) in this text with the run or published folder in --run-dir and print the most
+    probable words; no training."""
     top: int = 5
-    """With --fill or --stdin: how many words for each mask."""
+    """With --fill or --stdin: number of words for each mask."""
     stdin: bool = False
-    """Fill the masks of each line of standard input, with the trained run in --run-dir."""
+    """Fill the masks in each line of standard input with the run in --run-dir."""
     html: str | None = None
-    """With --fill: write all attention over the text, every layer and head, as an interactive page."""
+    """With --fill: write the attention over the text, every layer and head, as an interactive page."""
     json: bool = False
-    """With --fill or --stdin: print the words of each mask as JSON, a line each. With --dry-run --topology: one
-    object last."""
+    """With --fill or --stdin: print the words of each mask as a line of JSON. With --dry-run --topology: print
+    a JSON object last."""
 
 
 def entry_of(argv: Sequence[str]) -> TaskEntry:
-    """The task of the arguments: replaced words for ELECTRA, else masked ones.
+    """Return the task of the arguments: replaced words for ELECTRA, otherwise masked words.
 
-    Without `--model` it is what the run in `--run-dir` has, else what the start has.
+    Without `--model` the model is that of the run in `--run-dir`, else that of the start.
 
     Raises:
-      UserError: a start that cannot be read.
+      UserError: The start cannot be read.
     """
     model = flag_value(argv, "--model")
     start = flag_value(argv, "--start-from", "--start_from", "--start")
@@ -63,48 +63,50 @@ def entry_of(argv: Sequence[str]) -> TaskEntry:
 
 
 def _fill(top: int) -> Use:
-    """The words of each mask of texts."""
+    """Return how `--fill` uses a run: print the words of each mask."""
 
     def answer(run: TrainedMaskedLM | TrainedElectra, items: list[str]) -> list[Any]:
-        found = []
+        answers = []
         for number, text in enumerate(items, 1):
             try:
                 masks = run.fill(text, top=top)
             except UserError as error:
                 raise UserError(f"text {number}: {error}" if len(items) > 1 else str(error)) from None
-            found += [[word._asdict() for word in words] for words in masks]
-        return found
+            answers += [[word._asdict() for word in words] for words in masks]
+        return answers
 
-    def line(found: list[dict[str, Any]]) -> str:
-        return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in found)
+    def line(answer: list[dict[str, Any]]) -> str:
+        return "  ".join(f"{word['token']} {word['probability']:.3f}" for word in answer)
 
-    def shown(run: TrainedMaskedLM | TrainedElectra, text: str) -> tuple[Any, str]:
-        return run.generator if isinstance(run, TrainedElectra) else run.model, text  # what fills the masks
+    def page_input(run: TrainedMaskedLM | TrainedElectra, text: str) -> tuple[Any, str]:
+        return run.generator if isinstance(
+            run, TrainedElectra
+        ) else run.model, text  # the model that fills masks
 
-    kinds = (TrainedMaskedLM, TrainedElectra)
-    return Use(kinds, "fill anything in", lambda run, line: line, answer, line, shown=shown)
+    types = (TrainedMaskedLM, TrainedElectra)
+    return Use(types, "fill masks", lambda run, line: line, answer, line, page_input=page_input)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax pretrain") -> None:
-    """The command."""
+    """Run the command."""
     argv = sys.argv[1:] if argv is None else argv
     entry = entry_of(argv)
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION)
-    own: Arguments = parsed.own
-    encoder_use.check(own, own.fill, "fill")
-    if "top" in parsed.named and own.fill is None and not own.stdin:
-        raise UserError("`top` is how many words `fill` or `stdin` print: training prints none; leave it out")
-    if planned(entry, parsed, answers=own.fill is not None or own.stdin):
+    flags: Arguments = parsed.flags
+    encoder_use.check(flags, flags.fill, "fill")
+    if "top" in parsed.named and flags.fill is None and not flags.stdin:
+        raise UserError("`top` is the number of words that `fill` or `stdin` prints: add one, or remove `top`")
+    if planned(entry, parsed, answers=flags.fill is not None or flags.stdin):
         return
-    if own.fill is not None or own.stdin:
-        if own.run_dir is None:
+    if flags.fill is not None or flags.stdin:
+        if flags.run_dir is None:
             raise UserError("name the trained run with `run_dir`")
         parsed.check_no_training()
         if is_first():
-            encoder_use.use(parsed, _fill(own.top), own.run_dir, own.fill)
+            encoder_use.use(parsed, _fill(flags.top), flags.run_dir, flags.fill)
         return
     parsed.execution.processes.join()
     task = parsed.config.task
     corpus = pathlib.Path(task.text[0]).name.split(".")[0] if task.text else task.corpus
-    run_dir = pathlib.Path(own.run_dir or default_run_dir(entry, parsed, corpus, preset=True))
+    run_dir = pathlib.Path(flags.run_dir or default_run_dir(entry, parsed, corpus, preset=True))
     train(entry, parsed.config, run_dir, parsed.execution)

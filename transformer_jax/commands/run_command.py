@@ -1,4 +1,4 @@
-"""How a command begins in several processes, and how it ends: one clear line for what a user can mend."""
+"""Execution of a command: user errors become one line, and the exit status reports the outcome."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from transformer_jax.distributed.processes import (
     SharedError,
     connected,
     is_first,
-    own_number,
+    process_number,
 )
 from transformer_jax.errors import UserError
 from transformer_jax.training.loop import Stopped
 
 
 def as_flags(message: str) -> str:
-    """An error message of the package with its arguments as flags: `run_dir` becomes --run-dir."""
-    return re.sub(r"`([a-z][a-z0-9_.]*)`", lambda found: "--" + found[1].replace("_", "-"), message)
+    """Return an error message with its arguments written as flags: `run_dir` becomes --run-dir."""
+    return re.sub(r"`([a-z][a-z0-9_.]*)`", lambda match: "--" + match[1].replace("_", "-"), message)
 
 
 def _show_warning(
@@ -34,7 +34,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning of the package as a line for its user, any other as Python prints it."""
+    """Print a warning for users as one line, and any other warning as Python does."""
     if issubclass(category, UserWarning):
         text = f"note: {as_flags(str(message))}\n"
     else:
@@ -45,28 +45,30 @@ def _show_warning(
 def run_command(
     main: Callable[[], None],
     *,
-    interrupted: str = "interrupted; the same command goes on from the last checkpoint",
+    interrupted: str = "interrupted; the same command resumes from the last checkpoint",
 ) -> int:
-    """Runs a command; returns its exit status: 0, 2 after a user's error, 130 when it was stopped.
+    """Run a command and return its exit status: 0, 2 after a user error, 130 after a stop.
 
-    `interrupted` is what Ctrl-C is answered with.
+    Args:
+      main: The command.
+      interrupted: Message printed after Ctrl-C.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():  # which puts back how warnings were shown before
+        with warnings.catch_warnings():  # restores how warnings are shown
             warnings.showwarning = _show_warning
             main()
     except ProcessLost as error:
         print(f"error: {as_flags(str(error))}", file=sys.stderr, flush=True)
-        os._exit(2)  # at a usual exit JAX would wait for the one that is gone
+        os._exit(2)  # a normal exit would wait for the lost process
     except UserError as error:
         if is_first():
             print(f"error: {as_flags(str(error))}", file=sys.stderr, flush=True)
         elif not isinstance(error, SharedError):
-            print(f"error: process {own_number()}: {as_flags(str(error))}", file=sys.stderr, flush=True)
+            print(f"error: process {process_number()}: {as_flags(str(error))}", file=sys.stderr, flush=True)
         if connected() and not isinstance(error, SharedError):
-            os._exit(2)  # the others are still at work, and JAX would wait for them
+            os._exit(2)  # a normal exit would wait for the processes that are still running
         return 2
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
@@ -76,7 +78,7 @@ def run_command(
             print(str(stop), file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has stopped: nothing is left to be said.
+        # The reader of standard output has stopped.
         sys.stderr.close()
         return 141
     return 0

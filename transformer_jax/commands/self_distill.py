@@ -13,29 +13,27 @@ from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, 
 from transformer_jax.tasks import TASKS
 from transformer_jax.training.config import choose
 
-DESCRIPTION = (
-    "Train a vision model without labels: DINO compares views of an image, a masked autoencoder fills it in."
-)
+DESCRIPTION = "Train a vision model without labels: DINO compares views, a masked autoencoder predicts patches."
 
 _TASKS = {"dino": "self_distillation", "mae": "masked_autoencoding"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(PlanFlags):
-    """The flags of this command alone."""
+    """The flags of this command."""
 
     run_dir: str | None = None
-    """Folder of the run; a run that exists there is resumed. None: runs/NAME-OF-THE-IMAGES-MODEL-METHOD, with
-    -PRESET before the method if one is named."""
+    """Folder of the run; an existing run is resumed. None: runs/DATA-MODEL-METHOD, with -PRESET before the
+    method if --preset is used."""
     method: Literal["dino", "mae"] = "dino"
-    """dino: a student learns what its own moving average says of other parts of an image; mae: three quarters
-    of the patches are predicted from the others."""
+    """dino: a student predicts the output of its own moving average for other views of an image; mae: the model
+    predicts three quarters of the patches from the rest."""
     json: bool = False
     """With --dry-run --topology: print a JSON object last."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax self-distill") -> None:
-    """The command."""
+    """Run the command."""
     argv = sys.argv[1:] if argv is None else argv
     method = flag_value(argv, "--method") or "dino"
     choose("method", method, tuple(_TASKS))
@@ -45,11 +43,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax self
         return "images" if flag_value(argv, "--data") else "digits"
 
     parsed = parse_run(entry, argv, Arguments, prog=prog, description=DESCRIPTION, default_recipe=recipe)
-    own: Arguments = parsed.own
+    flags: Arguments = parsed.flags
     if planned(entry, parsed):
         return
     parsed.execution.processes.join()
     data = parsed.config.task.data
     name = pathlib.Path(data).name.split(".")[0] if data else "digits"
-    run_dir = own.run_dir or f"{default_run_dir(entry, parsed, name)}-{method}"
+    run_dir = flags.run_dir or f"{default_run_dir(entry, parsed, name)}-{method}"
     train(entry, parsed.config, pathlib.Path(run_dir), parsed.execution)

@@ -1,4 +1,4 @@
-"""Fine-tune a text encoder on tags of words, and use a trained one."""
+"""Fine-tune a text encoder on tags of words, and tag texts with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformer_jax.data.corpora.tables import words_of
 from transformer_jax.tasks.encoders.token_classification import ENTRY
 from transformer_jax.tasks.encoders.trained_heads import TrainedTagger
 
-DESCRIPTION = "Fine-tune a text encoder on tags of words, and tag with it."
+DESCRIPTION = "Fine-tune a text encoder on tags of words, and tag texts with it."
 
 
 def _answer(run: TrainedTagger, items: list[list[str]]) -> list[dict[str, Any]]:
@@ -20,13 +20,13 @@ def _answer(run: TrainedTagger, items: list[list[str]]) -> list[dict[str, Any]]:
     ]
 
 
-def _line(found: dict[str, Any]) -> str:
-    return " ".join(f"{word}/{tag}" for word, tag in zip(found["tokens"], found["tags"], strict=True))
+def _line(answer: dict[str, Any]) -> str:
+    return " ".join(f"{word}/{tag}" for word, tag in zip(answer["tokens"], answer["tags"], strict=True))
 
 
 USE = Use(TrainedTagger, "tag", lambda run, line: words_of(line), _answer, _line)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tag") -> None:
-    """The command."""
+    """Run the command."""
     encoder_use.main(ENTRY, lambda parsed: USE, argv, prog=prog, description=DESCRIPTION)

@@ -1,4 +1,4 @@
-"""What every training command does: the run's folder, the training, its scores, its plan."""
+"""Shared parts of the training commands: the run's folder, the training with its scores, and the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from transformer_jax.commands.allocator_settings import STARTED
+from transformer_jax.commands.allocator_settings import START_TIME
 from transformer_jax.commands.parsing import Parsed
 from transformer_jax.commands.plan_decoding import (
     NOTHING_FITS,
@@ -45,7 +45,7 @@ from transformer_jax.training.ways_to_fit import ways_to_fit
 
 
 def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bool = False) -> str:
-    """A folder name that says what was trained: runs/CORPUS-MODEL, with the preset if it was named."""
+    """Return the default folder of a run, runs/CORPUS-MODEL, with the preset if a flag names it."""
     parts = [corpus.replace(":", "-").replace("/", "-"), name_of(models_of(entry), parsed.config.model)]
     if parsed.config.preset and (preset or "preset" in parsed.named):
         parts.append(parsed.config.preset)
@@ -53,44 +53,43 @@ def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bo
 
 
 def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution: Execution) -> None:
-    """Trains or resumes the run and prints its scores."""
+    """Train or resume the run and print its scores."""
     keep_programs(run_dir)
-    results, shown = driver.train(
+    results, lines = driver.train(
         entry,
         config,
         run_dir,
         execution=execution,
         tasks=TASKS,
         note=lambda line: print(line, file=sys.stderr),
-        began=STARTED,
+        start_time=START_TIME,
     )
-    for line in shown:
+    for line in lines:
         print(line)
     speed = f"{results['tokens_per_second']:,.0f} tokens/s, " if "tokens_per_second" in results else ""
     print(
         f"{results['parameters']:,} parameters, {results['steps']:,} steps, "
-        f"{speed}{results['seconds']:.0f} s in all\nrun folder   {run_dir}"
+        f"{speed}{results['seconds']:.0f} s in total\nrun folder   {run_dir}"
     )
 
 
 def keep_programs(run_dir: pathlib.Path) -> None:
-    """Has JAX keep what it compiles for accelerators in `.programs` beside the run's folder.
+    """Make JAX cache the programs that it compiles for accelerators in `.programs` next to the run's folder.
 
-    A program of a large model takes minutes to compile. On a CPU nothing is kept, and a folder that the
-    environment names with JAX_COMPILATION_CACHE_DIR stays.
+    The program of a large model takes minutes to compile. On a CPU nothing is cached, and the environment
+    variable JAX_COMPILATION_CACHE_DIR takes precedence.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
         jax.config.update("jax_compilation_cache_dir", str(run_dir.absolute().parent / ".programs"))
 
 
 def fake_devices(mesh: str | None) -> Mesh | None:
-    """The mesh of a plan, over devices that this machine need not have.
+    """Return a plan's mesh of simulated CPU devices, or None without a mesh or for too many devices.
 
-    To be called before any device is used. Returns None without a mesh, or for more devices than a plan
-    compiles for.
+    Call it before any device is used.
 
     Raises:
-      UserError: see `parse_mesh`.
+      UserError: See `parse_mesh`.
     """
     jax.config.update("jax_platforms", "cpu")
     if mesh is None or not compiles(mesh):
@@ -105,44 +104,46 @@ class PlanFlags:
     """The flags of plans, which every training command has."""
 
     dry_run: bool = False
-    """Print what the run would be: its work, its time on 8 accelerators, what lies where on a --mesh of any
-    size, and for up to 64 devices what a compiled step needs and sends; nothing is read, allocated or
-    written."""
+    """Print the plan of the run: its operations, its time on 8 accelerators, its sharding over a --mesh of any
+    size, and for up to 64 devices the memory and communication of a compiled step; nothing is read, allocated
+    or written."""
     topology: str | None = None
-    """With --dry-run: accelerators that the step, and the decoding of a model that decodes, are compiled for,
-    without being here, as v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices)."""
+    """With --dry-run: compile the step, and the decoding of a model that generates text, for these
+    accelerators, as v5e:4x4, 2*v5e:4x4, h100:8 or h100:4x8 (hosts x devices); they need not be attached."""
 
 
 def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool | None = None) -> bool:
-    """Prints the plan if the command line asks for one; whether it did.
+    """Print the plan if the command line requests one, and return whether it does.
 
     Args:
-      entry: of the task.
-      parsed: the command line.
-      answers: whether a trained run answers, so that `json` is for its answers; None of a command without any.
+      entry: The task's entry.
+      parsed: The command line.
+      answers: True if `json` formats the answers of a trained run; None if the command has no answers.
 
     Raises:
-      UserError: `topology` or `json` without what they belong to.
+      UserError: `topology` or `json` lacks the flag that it belongs to.
     """
-    own = parsed.own
-    if own.topology is not None and not own.dry_run:
-        raise UserError("`topology` names devices that are not here: add `dry_run`")
-    if own.json and own.topology is None and not answers:
-        others = "" if answers is None else ", or for what a trained run answers: give it something to read"
-        raise UserError(f"`json` is for a `dry_run` with a `topology`{others}")
-    if own.dry_run:
-        show_plan(entry, parsed, topology=own.topology, json_too=own.json)
-    return own.dry_run
+    flags = parsed.flags
+    if flags.topology is not None and not flags.dry_run:
+        raise UserError("`topology` names devices of a plan: add `dry_run`")
+    if flags.json and flags.topology is None and not answers:
+        alternative = "" if answers is None else ", or a text or image for a trained run"
+        raise UserError(f"`json` needs a `dry_run` with a `topology`{alternative}")
+    if flags.dry_run:
+        show_plan(entry, parsed, topology=flags.topology, print_json=flags.json)
+    return flags.dry_run
 
 
-def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, json_too: bool = False) -> None:
-    """Prints what the run would be.
+def show_plan(
+    entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, print_json: bool = False
+) -> None:
+    """Print the plan of the run.
 
     Args:
-      entry: of the task.
-      parsed: the command line.
-      topology: devices that it is compiled for; None compiles for a CPU.
-      json_too: print a JSON object last.
+      entry: The task's entry.
+      parsed: The command line.
+      topology: Devices to compile for; None compiles for a CPU.
+      print_json: Print a JSON object last.
     """
     config, execution = parsed.config, parsed.execution
     target, missing, mesh = None, None, None
@@ -159,34 +160,34 @@ def show_plan(entry: TaskEntry, parsed: Parsed, *, topology: str | None = None, 
     ):
         print(f"{name:<10} {value}", flush=True)
     if target is not None:
-        show_target(entry, config, execution, target, json_too)
+        show_target(entry, config, execution, target, print_json)
     elif compiles(execution.mesh):
-        # A loop over the layers, as on an accelerator.
+        # A loop over the layers, as accelerators use.
         compute = dataclasses.replace(execution.compute, unroll=execution.compute.unroll or 1)
         for line in describe_compiled(compiled_step(entry, config, compute, mesh)):
             print(f"{'compiled':<10} {as_flags(line)}")
     if missing is not None:
         print(f"{'chips':<10} {as_flags(missing)}")
-        if json_too:
+        if print_json:
             print(json.dumps({"missing": missing}))
 
 
 def show_target(
-    entry: TaskEntry, config: RunConfig, execution: Execution, topology: Topology, json_too: bool
+    entry: TaskEntry, config: RunConfig, execution: Execution, topology: Topology, print_json: bool
 ) -> None:
-    """Prints what the compiler for a chip says of the step, of decoding, and of what would fit."""
+    """Compile the step and the decoding for a chip, and print their reports and the changes that would fit."""
     show_chips(topology, execution.mesh)
     options: dict[str, Any] = dict(topology=topology, mesh=execution.mesh, compute=execution.compute)
     step = compile_step(config, entry=entry, **options)
-    found = show_reports({"step": step})["step"]
+    values = show_reports({"step": step})["step"]
     if not step.fits:
-        found["ways_to_fit"] = []
+        values["ways_to_fit"] = []
         for way in ways_to_fit(entry, config, topology, execution.mesh, execution.compute):
             needed = (way.report.argument_bytes + way.report.temporary_bytes) / 2**30
             time = f"{way.report.seconds_modelled * 1e3:.3g} ms"
             print(f"{'fits with':<10} {way.flags}: {needed:.2f} GiB, {time}", flush=True)
-            found["ways_to_fit"].append({"flags": way.flags, **way.report.as_json()})
-        if not found["ways_to_fit"]:
+            values["ways_to_fit"].append({"flags": way.flags, **way.report.as_json()})
+        if not values["ways_to_fit"]:
             print(f"{'fits with':<10} {NOTHING_FITS}")
     if entry.decodes:
         mesh = target_mesh(topology, execution.mesh)
@@ -195,7 +196,7 @@ def show_target(
         options |= dict(rows=row_shards(mesh), prompt=prompt, dtype=dtype, parameters="float32")
         decoding = show_decoding(config.model, **options)
         if "ways_to_fit" in decoding:
-            found["decoding_ways_to_fit"] = decoding.pop("ways_to_fit")
-        found |= decoding
-    if json_too:
-        print(json.dumps(found))
+            values["decoding_ways_to_fit"] = decoding.pop("ways_to_fit")
+        values |= decoding
+    if print_json:
+        print(json.dumps(values))

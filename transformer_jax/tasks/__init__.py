@@ -1,4 +1,4 @@
-"""One file a task: its data, its loss, its validation, what a trained one can do, its recipes."""
+"""The tasks: one file each with its data, loss, validation, recipes and the use of its trained models."""
 
 from __future__ import annotations
 
@@ -49,17 +49,28 @@ for _entry in TASKS.values():
 
 
 def configure(task: str, recipe: str, **values: Any) -> RunConfig:
-    """The config of a task's recipe with some values changed; see `TaskEntry.configure`.
+    """Return the config of a task's recipe with some values changed; see `TaskEntry.configure`.
+
+    Args:
+      task: Name of the task.
+      recipe: Name of the recipe.
+      **values: Values to change, by name.
 
     Raises:
-      UserError: an unknown task, recipe or name, or a value that cannot be.
+      UserError: A task, recipe or name is unknown, or a value is invalid.
     """
     choose("task", task, tuple(TASKS))
     return TASKS[task].configure(recipe, **values)
 
 
 def train(config: RunConfig, run_dir: str | pathlib.Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
-    """Trains, resumes or extends a run of any of `TASKS`; see `training.driver.train`."""
+    """Train, resume or extend a run of one of `TASKS`; see `training.driver.train`.
+
+    Args:
+      config: Config of the run.
+      run_dir: Folder of the run.
+      **options: See `training.driver.train`.
+    """
     return driver.train(entry_of(config), config, run_dir, tasks=TASKS, **options)
 
 
@@ -72,30 +83,32 @@ def load(
     compute: ComputeOptions = ComputeOptions(),
     tasks: dict[str, TaskEntry] | None = None,
 ) -> Any:
-    """A trained model from a run folder or a published folder.
+    """Load a trained model from a run folder or a published folder.
 
     Args:
-      folder: of a run, or a Hugging Face folder.
-      weights: of a run: "averaged", or the step of a checkpoint; None takes the averaged parameters if the run
-        is finished, else the newest checkpoint.
-      dtype: of the computation, "float32" or "bfloat16"; None is the run's own, float32 for published weights.
-      mesh: over which the parameters are sharded; None is the default device.
-      compute: how the model is computed.
-      tasks: that a run may be of; None is `TASKS`.
+      folder: Folder of a run, or a Hugging Face folder.
+      weights: "averaged", or the step of a run's checkpoint; None means the averaged parameters of a finished
+        run, else the newest checkpoint.
+      dtype: Dtype of the computation, "float32" or "bfloat16"; None means the run's, or float32 for published
+        weights.
+      mesh: Mesh to shard the parameters over; None means the default device.
+      compute: Options for computing the model.
+      tasks: Tasks that the run may belong to, by name; None means `TASKS`.
 
     Returns:
-      An object with `model`, `processor` (`tokenizer` for text), `config`, `weights` and methods for what its
-      task is for: `translate` and `align`; `generate`; of a text encoder `embed`, and `fill`, `classify`,
-      `tag` or `answer`; of a vision model `embed_images` and `classify`.
+      An object with `model`, `processor` (also `tokenizer` for text), `config`, `weights`, and methods for its
+      task: `translate` and `align` for a translator; `generate` for a language model; `embed`, and `fill`,
+      `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model.
 
     Raises:
-      UserError: neither a run nor a published folder, no such checkpoint, or a damaged one.
+      UserError: The folder is neither a run nor a published folder, or the checkpoint is missing or damaged.
     """
     folder, tasks = pathlib.Path(folder), TASKS if tasks is None else tasks
     if pretrained.is_published(folder):
         if weights is not None:
             raise UserError(
-                f"`weights` {weights}: {folder} is a published folder, which has one set of weights"
+                f"`weights` {weights}: {folder} is a published folder with a single set of weights: leave "
+                "`weights` out"
             )
         model, processor = pretrained.load(folder, dtype=dtype, mesh=mesh, compute=compute)
         kind = next(k for k, models in MODELS.items() if type(model) in {m.module for m in models.values()})
@@ -107,5 +120,7 @@ def load(
         return entry.trained(model, processor, None, "published")
     stored = read_run(folder, tasks)
     entry = tasks[stored.task]
-    model, found = read_trained(folder, entry, stored, weights=weights, dtype=dtype, compute=compute, mesh=mesh)
-    return entry.trained(model, entry.processor.from_files(stored.files), stored.run, found)
+    model, weights = read_trained(
+        folder, entry, stored, weights=weights, dtype=dtype, compute=compute, mesh=mesh
+    )
+    return entry.trained(model, entry.processor.from_files(stored.files), stored.run, weights)

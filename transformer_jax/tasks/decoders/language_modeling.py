@@ -1,4 +1,4 @@
-"""Language modeling: text, a causal decoder, and what a trained one can do."""
+"""Language modeling: training a causal decoder on text, and generating text with it."""
 
 from __future__ import annotations
 
@@ -42,59 +42,59 @@ from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
-# Tokens of the validation text that a sample begins with, if no other beginning is named.
+# Number of tokens of the validation text that start a sample, unless the config names another beginning.
 _SAMPLE_PROMPT = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelingConfig:
-    """Which text is learned, how it is cut into rows, and how samples are made.
+    """Text to train on, its division into rows, and the samples to print during training.
 
     Raises:
-      UserError: a value out of range, or values that contradict each other.
+      UserError: A value is out of range, or values contradict each other.
     """
 
     text: tuple[str, ...] = ()
-    """Text to train on: files, or folders of .txt files, plain or .gz; without it `corpus`."""
+    """Text to train on: files, or folders of .txt files, plain or .gz; defaults to `corpus`."""
     valid: tuple[str, ...] = ()
-    """Text to validate on, as `text`; without it a tenth of the text is held out."""
+    """Text to validate on, as `text`; by default a tenth of the text is held out."""
     corpus: str = "python"
     """python, the language reference that ships with every Python, or tfds:NAME, any set of TensorFlow
     Datasets with texts. Ignored if `text` names files."""
     splits: tuple[str, str] = ("train", "validation")
-    """Training and validation split of a tfds: corpus, in its syntax: train[:98%] ..."""
+    """Training and validation split of a tfds: corpus, in TFDS syntax: train[:98%] ..."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """Folder of TFDS data sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
     tokenizer: str = "bpe"
-    """char (a token for each character), bpe (byte-level, trained on the text), or the file of a published
-    one: tokenizer.json, NAME.tiktoken, or a folder that holds tokenizer.json or vocab.json and merges.txt."""
+    """char (one token per character), bpe (byte-level, trained on the text), or the path of a published
+    tokenizer: tokenizer.json, NAME.tiktoken, or a folder with tokenizer.json or vocab.json and merges.txt."""
     packing: Literal["stream", "documents"] = "stream"
-    """Rows are windows of one long stream, or complete documents that do not see each other."""
+    """stream: rows are windows of all texts joined. documents: rows hold complete documents that do not attend
+    to each other."""
     context: int = 128
-    """Tokens of a row T."""
+    """Tokens per row, T."""
     batch_size: int = 16
-    """Rows of a batch B."""
+    """Rows per batch, B."""
     sample: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Beginning of the samples that are made while training; None: the first words of the validation text."""
+    """Prompt of the samples printed during training; None means the first words of the validation text."""
     sample_tokens: int = dataclasses.field(default=48, metadata=FREE)
-    """Tokens of a sample; 0 for none."""
+    """Tokens per sample; 0 for no samples."""
 
     def __post_init__(self) -> None:
         if self.valid and not self.text:
             raise UserError("`valid` needs `text`")
-        named = not self.text and self.corpus.startswith("tfds:")
-        if not self.text and self.corpus != "python" and not named:
+        if not self.text and self.corpus != "python" and not self.corpus.startswith("tfds:"):
             raise UserError(
                 f"unknown corpus {self.corpus!r}: write python or tfds:NAME, or name files with `text`"
             )
         if not self.corpus.startswith("tfds:") and self.data_dir is not None:
-            raise UserError("`data_dir` is for a corpus tfds:NAME")
+            raise UserError("`data_dir` needs a `corpus` tfds:NAME")
         check_at_least(self, context=1, batch_size=1, sample_tokens=0)
 
 
 # Constants of Adam in GPT-3 (Brown et al. 2020, appendix B).
 _ADAM: dict[str, Any] = dict(b1=0.9, b2=0.95, epsilon=1e-8)
-_LEARNING: dict[str, dict[str, Any]] = {
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
     "gpt": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "llama": dict(optimizer="adam", learning_rate=3e-3, weight_decay=0.1),
     "modern_gpt": dict(optimizer="muon", learning_rate=5e-3, weight_decay=0.0),
@@ -104,16 +104,22 @@ _LEARNING: dict[str, dict[str, Any]] = {
 
 
 def text(*, model: str = "gpt", preset: str = "mini", steps: int = 1_000, context: int = 128) -> RunConfig:
-    """A small decoder on any text; the model gives optimizer and learning rate."""
+    """Train a small decoder on any text; the model determines the optimizer and its learning rate.
+
+    Args:
+      model: Name of the model.
+      preset: Name of the model's size.
+      steps: Number of training steps.
+      context: Tokens per row, and the model's maximum length.
+    """
     choose("model", model, tuple(DECODERS))
     choose("preset", preset, DECODERS[model].presets)
-    share = max(1, steps)
     return RunConfig(
         task=LanguageModelingConfig(context=context),
         model=DECODERS[model].preset(preset, 1_024, max_length=context),
         optimization=Optimization(
-            steps=steps, schedule="cosine", warmup=100, save_every=max(1, share // 10),
-            evaluate_every=max(1, share // 5), **_ADAM, **_LEARNING[model],
+            steps=steps, schedule="cosine", warmup=100, save_every=max(1, steps // 10),
+            evaluate_every=max(1, steps // 5), **_ADAM, **_OPTIMIZERS[model],
         ),
         recipe="text",
         preset=preset,
@@ -121,7 +127,13 @@ def text(*, model: str = "gpt", preset: str = "mini", steps: int = 1_000, contex
 
 
 def next_token_loss(model: Any, batch: Mapping[str, jax.Array], dropout_key: jax.Array | None = None):
-    """Sums over a batch of `TokenBatches`: (negative log-likelihood in nats, number of tokens predicted)."""
+    """Return the sum over a batch of the negative log-likelihood in nats, and the number of predicted tokens.
+
+    Args:
+      model: A causal decoder.
+      batch: A batch of `TokenBatches`.
+      dropout_key: Key for dropout; None disables it.
+    """
     states = model.hidden_states(batch["tokens"], segments=batch.get("segments"), dropout_key=dropout_key)
     parts = model.compute.loss_parts_of(*batch["tokens"].shape, model.config.vocab_size)
     _, likelihood, weight = cross_entropy_in_parts(
@@ -134,15 +146,16 @@ class NextToken(Objective):
     """Cross-entropy of each next token."""
 
     def loss(self, model, extra, batch, key):
+        """Return the sum of the loss and the number of tokens."""
         total, weight = next_token_loss(model, batch, key)
         return {"loss": total}, {"loss": weight}
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config.
+    """Return the objective of a config.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     task: LanguageModelingConfig = config.task
     if model_config.max_length < task.context:
@@ -152,10 +165,10 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Checks that the rows and tokens of a batch can be sharded over the mesh.
+    """Check that the mesh can shard the rows and tokens of a batch.
 
     Raises:
-      UserError: they cannot.
+      UserError: The mesh does not divide them.
     """
     task: LanguageModelingConfig = config.task
     check_rows(task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
@@ -163,20 +176,20 @@ def check_mesh(config: RunConfig, mesh: Any) -> None:
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Every batch of a run."""
+    """Return the shapes of a batch."""
     task: LanguageModelingConfig = config.task
     shape = (task.batch_size, task.context)
-    kinds: dict[str, Any] = dict(tokens=jnp.int32, targets=jnp.int32, weights=jnp.float32)
+    dtypes: dict[str, Any] = dict(tokens=jnp.int32, targets=jnp.int32, weights=jnp.float32)
     if task.packing == "documents":
-        kinds["segments"] = jnp.int32
-    return {name: jax.ShapeDtypeStruct(shape, kind) for name, kind in kinds.items()}
+        dtypes["segments"] = jnp.int32
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()}
 
 
 def load_texts(task: LanguageModelingConfig) -> texts.TextCorpus:
-    """The documents that a config names.
+    """Load the documents of a config.
 
     Raises:
-      UserError: see `files_corpus` and `tfds_corpus`.
+      UserError: See `files_corpus` and `tfds_corpus`.
     """
     if task.text:
         return texts.files_corpus(task.text, task.valid)
@@ -186,14 +199,14 @@ def load_texts(task: LanguageModelingConfig) -> texts.TextCorpus:
 
 
 def make_tokenizer(config: RunConfig, corpus: texts.TextCorpus) -> TextTokenizer:
-    """The tokenizer that a config names, trained on the corpus if it is "char" or "bpe".
+    """Open the tokenizer of a config, or train it on the corpus if it is "char" or "bpe".
 
     Raises:
-      UserError: see `TextTokenizer`.
+      UserError: See `TextTokenizer`.
     """
     name = config.task.tokenizer
     if name == "char":
-        # Of both splits: a character that only the validation text has must be readable.
+        # The vocabulary must include the characters that occur only in the validation text.
         return TextTokenizer.characters([*corpus.train, *corpus.valid])
     if name == "bpe":
         return TextTokenizer.byte_pairs(corpus.train, config.model.vocab_size)
@@ -206,17 +219,17 @@ _validation_loss = jax.jit(next_token_loss)
 def evaluate(
     model: Any, batches: Sequence[Batch], text_bytes: int, mesh: Mesh | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Scores of a model on tokens that are each predicted once.
+    """Yield the scores of a model on tokens, each predicted once.
 
     Args:
-      model: a causal decoder.
-      batches: from `validation_windows` or `TokenBatches`.
-      text_bytes: size of their text in UTF-8.
-      mesh: that the model is sharded over, or None.
+      model: A causal decoder.
+      batches: Batches from `validation_windows` or `TokenBatches`.
+      text_bytes: Size of their text in UTF-8.
+      mesh: Mesh that the model is sharded over, or None.
 
     Yields:
-      (name, value): `valid_loss` in nats a token, `valid_perplexity`, and `valid_bits_per_byte`, which
-      compares between tokenizers.
+      (name, value): `valid_loss` in nats per token, `valid_perplexity`, and `valid_bits_per_byte`, which is
+      comparable between tokenizers.
     """
     totals = [_validation_loss(model, place_batch(batch, mesh)) for batch in batches]
     likelihood = sum(float(total) for total, _ in totals)
@@ -227,13 +240,13 @@ def evaluate(
 
 
 def _one_epoch(rows: Rows, batch_size: int) -> list[Batch]:
-    """Every row once, in order; the last batch is filled up with rows of weight 0."""
+    """Return batches of all rows in order; rows of weight 0 fill the last batch."""
     order = np.sort(rows.epoch(np.random.default_rng(0)))
     batches = []
-    for begin in range(0, len(order), batch_size):
-        own = order[begin : begin + batch_size]
-        batch = rows.batch(np.resize(own, batch_size))
-        batch["weights"][len(own) :] = 0
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        batch = rows.batch(np.resize(numbers, batch_size))
+        batch["weights"][len(numbers) :] = 0
         batches.append(batch)
     return batches
 
@@ -241,8 +254,15 @@ def _one_epoch(rows: Rows, batch_size: int) -> list[Batch]:
 class LanguageModeling:
     """The task with its text opened; see `training.task.Task`.
 
+    Args:
+      config: Config of the run.
+      corpus: Training and validation documents.
+      tokenizer: Tokenizer of the run.
+      mesh: Mesh that batches are sharded over, or None.
+      note: Receives lines of text about the data and samples.
+
     Raises:
-      UserError: a text shorter than a row, or a beginning of samples that the tokenizer cannot read.
+      UserError: A text is shorter than a row, or the tokenizer cannot encode the prompt of the samples.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("valid_loss", "min")
@@ -263,51 +283,52 @@ class LanguageModeling:
         self.files: Files = {}
         self.fingerprint = corpus.fingerprint()
         train, self._valid = (TokenizedDocuments(split, tokenizer) for split in (corpus.train, corpus.valid))
-        stream = self._valid.stream()
         rows: Rows
         if task.packing == "documents":
             rows = PackedDocuments(train, task.context, config.seed)
-            packed = PackedDocuments(self._valid, task.context, config.seed)
-            self._valid_batches = _one_epoch(packed, task.batch_size)
+            valid_rows = PackedDocuments(self._valid, task.context, config.seed)
+            self._valid_batches = _one_epoch(valid_rows, task.batch_size)
         else:
             rows = StreamWindows(train.stream(), task.context)
-            self._valid_batches = list(validation_windows(stream, task.context, task.batch_size))
+            self._valid_batches = list(validation_windows(self._valid.stream(), task.context, task.batch_size))
         here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         self.batches = TokenBatches(rows, task.batch_size, config.seed).share(here)
         self.about = f"{task.packing} {task.batch_size} x {task.context}"
-        self._begin, self._sample_tokens = self._sample_of(task)
+        self._prompt, self._sample_tokens = self._sample_settings(task)
         note(
             f"{len(train.tokens):,} tokens of {len(corpus.train):,} document(s) for training, "
             f"{len(self._valid.tokens):,} of {len(corpus.valid):,} for validation, "
             f"vocabulary {tokenizer.vocab_size:,}"
         )
 
-    def _sample_of(self, task: LanguageModelingConfig) -> tuple[str, int]:
-        """What samples begin with, and how many tokens they have; 0 for none."""
-        begin = task.sample
-        if begin is None:
-            (begin,) = self.processor.decode([self._valid.tokens[:_SAMPLE_PROMPT].tolist()])
+    def _sample_settings(self, task: LanguageModelingConfig) -> tuple[str, int]:
+        """Return the prompt of samples and their number of tokens, which is 0 for no samples."""
+        prompt = task.sample
+        if prompt is None:
+            (prompt,) = self.processor.decode([self._valid.tokens[:_SAMPLE_PROMPT].tolist()])
         try:
-            (ids,) = self.processor.encode_prompts([begin])
+            (ids,) = self.processor.encode_prompts([prompt])
         except UserError as error:
             raise UserError(f"`sample`: {error}") from None
-        room = self.model_config.max_length - len(ids)
-        return begin, min(task.sample_tokens, room) if begin and ids else 0
+        remaining = self.model_config.max_length - len(ids)
+        return prompt, min(task.sample_tokens, remaining) if prompt and ids else 0
 
     def _sample(self, model: Any) -> str:
-        """A text of the model, or "" for none."""
+        """Generate a sample, or return "" if samples are disabled."""
         if self._sample_tokens < 1:
             return ""
-        generator = TextGenerator(model, self.processor)
-        seed, most = self._config.seed, self._sample_tokens
-        return generator([self._begin], max_new_tokens=most, seed=seed)[0][0].text
+        generate = TextGenerator(model, self.processor)
+        texts = generate([self._prompt], max_new_tokens=self._sample_tokens, seed=self._config.seed)
+        return texts[0][0].text
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield the scores of the validation text, and note a sample."""
         yield from evaluate(model, self._valid_batches, self._valid.text_bytes, self._mesh)
         if sample := self._sample(model):
             self._note("sample: " + " ".join(sample.split()))
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Score the kept model on the validation text, and generate a sample."""
         scores = dict(evaluate(kept_model, self._valid_batches, self._valid.text_bytes, self._mesh))
         results = {
             "validation_loss": scores["valid_loss"],
@@ -317,11 +338,12 @@ class LanguageModeling:
             "tokens": totals.weight,
         }
         sample = self._sample(kept_model)
-        return results, [*(["", sample, ""] if sample else []), *(
+        return results, [
+            *(["", sample, ""] if sample else []),
             f"validation loss {scores['valid_loss']:.4f} nats a token",
             f"perplexity {scores['valid_perplexity']:.2f}",
             f"bits per byte {scores['valid_bits_per_byte']:.3f}",
-        )]  # fmt: skip
+        ]
 
 
 def prepare(
@@ -333,14 +355,23 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> LanguageModeling:
-    """Opens the text, makes or reads the tokenizer, and makes batches; see `TaskEntry.prepare`."""
+    """Open the text, train or read the tokenizer, and make batches; see `TaskEntry.prepare`.
+
+    Args:
+      config: Config of the run.
+      objective: Objective of the task.
+      mesh: Mesh that batches are sharded over, or None.
+      stored: Files of the run in the folder, or None for a new run.
+      starts: Opened folders that the run starts from.
+      note: Receives lines of text about the data and samples.
+    """
     corpus = on_first_then_every_process(lambda: load_texts(config.task))
 
     def make() -> TextTokenizer:
         if stored is not None:
             return TextTokenizer.from_files(stored)
-        given = processor_of(starts)
-        return make_tokenizer(config, corpus) if given is None else given
+        tokenizer = processor_of(starts)
+        return make_tokenizer(config, corpus) if tokenizer is None else tokenizer
 
     tokenizer = shared_processor(TextTokenizer, make)
     return on_every_process(lambda: LanguageModeling(config, corpus, tokenizer, mesh, note))
@@ -359,15 +390,18 @@ class TrainedLanguageModel(Trained):
         stop: Sequence[str] = (),
         **sampling: Any,
     ) -> list[list[Generated]]:
-        """Continuations of each prompt, see `TextGenerator`.
+        """Generate continuations of each prompt, see `TextGenerator`.
 
         Args:
-          prompts: any number of texts.
-          max_new_tokens, samples, seed, stop: see `TextGenerator.__call__`.
-          **sampling: see `Sampling`.
+          prompts: Texts to continue.
+          max_new_tokens: Largest number of new tokens per continuation.
+          samples: Number of continuations per prompt.
+          seed: Seed of sampling.
+          stop: Strings that end a continuation, without becoming part of it.
+          **sampling: See `Sampling`.
 
         Raises:
-          UserError: a prompt that is empty or too long, or a value out of range.
+          UserError: A prompt is empty or too long, or a value is out of range.
         """
         generator = TextGenerator(self.model, self.processor, sampling=Sampling(**sampling))
         return generator(prompts, max_new_tokens=max_new_tokens, samples=samples, seed=seed, stop=stop)

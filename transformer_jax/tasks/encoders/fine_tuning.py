@@ -1,22 +1,26 @@
-"""What the fine-tuning tasks of text encoders share: labelled data, its split, its batches, its recipe."""
+"""Shared parts of the fine-tuning tasks of text encoders: labelled data, splits, batches and recipe."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
-from transformer_jax.data.corpora import tables
+from transformer_jax.data.corpora.held_out import held_out, sample_rows
+from transformer_jax.data.corpora.tables import Table, fingerprint
+from transformer_jax.data.corpora.text_groups import group_numbers
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, rows_here
+from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
-from transformer_jax.tasks.encoders.sizes import check_lowercase, chosen_encoder, vocabulary_size
+from transformer_jax.tasks.encoders.sizes import check_lowercase, choose_encoder, fit_to_tokenizer
 from transformer_jax.tasks.encoders.trained import check_no_classes, predicted
 from transformer_jax.training.config import (
     FREE,
@@ -30,46 +34,46 @@ from transformer_jax.training.config import (
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
-# Tokens of a text at least, of which up to four are special ones of a pair.
-_SHORTEST = 8
-_SPLITS = ("train", "validation")
+# A pair of texts has up to four special tokens.
+_MIN_LENGTH = 8
+_SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuningConfig:
-    """Which examples are learned, and how they are batched.
+    """Data of a fine-tuning run and its batch size.
 
     Raises:
-      UserError: a value out of range, or values that contradict each other.
+      UserError: A value is out of range, or values contradict each other.
     """
 
     train: tuple[str, ...] = ()
     """Files to train on."""
     valid: tuple[str, ...] = ()
-    """Files to validate on; without them a tenth of the training set is held out."""
+    """Files to validate on; without them, `held_out` of the training set."""
     test: tuple[str, ...] = ()
-    """Files that the trained model is scored on; without them the validation set."""
+    """Files to score the trained model on; without them, the validation set."""
     corpus: str = ""
-    """tfds:NAME, a set of TensorFlow Datasets, in place of `train`."""
-    splits: tuple[str, str] = _SPLITS
-    """Training and validation split of a tfds: corpus, in its syntax."""
+    """tfds:NAME, a set of TensorFlow Datasets to read instead of `train`."""
+    splits: tuple[str, str] = ("train", "validation")
+    """Training and validation split of a tfds: corpus, in the syntax of TFDS."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """Folder of the TFDS sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
     examples: int = 0
-    """Number of training examples that are used, drawn once; 0 for all."""
+    """Number of training examples to draw once and use; 0 uses all."""
     held_out: float = 0.1
-    """Share of the training set that is held out where `valid` names no files."""
+    """Share of the training set to hold out if `valid` names no files."""
     batch_size: int = 32
-    """Examples of a batch B."""
+    """Number of examples in a batch B."""
     lowercase: bool = True
-    """Fold case and accents in a vocabulary that is trained, from nothing."""
+    """Fold case and accents in a vocabulary that is trained from scratch."""
 
     def __post_init__(self) -> None:
         if self.corpus and not self.corpus.startswith("tfds:"):
             raise UserError(f"unknown corpus {self.corpus!r}: write tfds:NAME, or name files with `train`")
         if self.corpus and self.train:
             raise UserError("`corpus` and `train` contradict each other: give one of them")
-        if not self.corpus and (self.data_dir is not None or self.splits != _SPLITS):
+        if not self.corpus and (self.data_dir is not None or self.splits != FineTuningConfig.splits):
             raise UserError("`data_dir` and `splits` are for a corpus tfds:NAME")
         if (self.valid or self.test) and not self.train:
             raise UserError("`valid` and `test` need `train`")
@@ -80,72 +84,82 @@ class FineTuningConfig:
         check_at_least(self, batch_size=1, examples=0)
 
 
-def fine_tuning(
-    task: Any,
+def make_recipe(
     kind: str,
+    make_task: Callable[[Sequence[Start]], FineTuningConfig],
     *,
-    start: tuple[str, ...],
-    model: str,
-    preset: str,
-    steps: int,
-    max_length: int,
-    **changes: Any,
-) -> RunConfig:
-    """The config of a recipe that fine-tunes an encoder, or trains one from nothing.
+    max_length: int = 128,
+    has_pooler: Callable[[str, Any], bool] = lambda name, config: False,
+) -> Callable[..., RunConfig]:
+    """Build the recipe of a task.
 
     Args:
-      task: the task's config.
-      kind: of its models, a key of `MODELS`.
-      start: text forms of starts; the first gives model and sizes.
-      model: name of the model; "" is that of the start, or bert.
-      preset: size of a model from nothing; "" is mini.
-      steps: optimizer steps.
-      max_length: longest text in tokens.
-      changes: fields of the model's config.
-
-    Raises:
-      UserError: a start that holds another model, or one that cannot be read.
-      ValueError: an unknown name.
+      kind: Kind of the models, a key of `MODELS`.
+      make_task: Function from the starts to the task's config.
+      max_length: Default of the recipe's maximum length of a text in tokens.
+      has_pooler: Function from the model's name and config to whether the new model has a pooler; not called
+        for models without the option.
     """
-    starts = Start.every(start)
-    _, config, preset = chosen_encoder(kind, starts, model=model, preset=preset)
-    changes = {name: value for name, value in changes.items() if name in field_names(config)}
-    config = dataclasses.replace(config, max_length=min(max_length, config.max_length), **changes)
-    return RunConfig(
-        task=task,
-        model=config,
-        # Devlin et al. 2019, appendix A.3, but for the bias correction that they leave out (Mosbach et al.).
-        optimization=Optimization(
-            steps=steps, schedule="linear", warmup=max(1, steps // 10), b1=0.9, b2=0.999, epsilon=1e-6,
-            learning_rate=5e-5 if starts else 5e-4, weight_decay=0.01, keep="best",
-            save_every=max(1, steps // 5), evaluate_every=max(1, steps // 5),
-        ),
-        start=starts,
-        recipe="fine_tune",
-        preset=preset,
-    )  # fmt: skip
+
+    def fine_tune(
+        *,
+        start: tuple[str, ...] = (),
+        model: str = "",
+        preset: str = "",
+        steps: int = 500,
+        max_length: int = max_length,
+    ) -> RunConfig:
+        """Fine-tune an encoder, or train one from scratch."""
+        starts = Start.parse_all(start)
+        task = make_task(starts)
+        name, config, preset = choose_encoder(kind, starts, model=model, preset=preset)
+        changes: dict[str, Any] = {"max_length": min(max_length, config.max_length)}
+        if "pooler" in field_names(config):
+            changes["pooler"] = has_pooler(name, config)
+        return RunConfig(
+            task=task,
+            model=dataclasses.replace(config, **changes),
+            # Devlin et al. 2019, appendix A.3, with the bias correction that they omit (Mosbach et al. 2021).
+            optimization=Optimization(
+                steps=steps, schedule="linear", warmup=max(1, steps // 10), b1=0.9, b2=0.999, epsilon=1e-6,
+                learning_rate=5e-5 if starts else 5e-4, weight_decay=0.01, keep="best",
+                save_every=max(1, steps // 5), evaluate_every=max(1, steps // 5),
+            ),
+            start=starts,
+            recipe="fine_tune",
+            preset=preset,
+        )  # fmt: skip
+
+    return fine_tune
 
 
 def check(config: RunConfig, model_config: Any, *, classifies: bool = False) -> None:
-    """Checks across the parts of a config; `classifies` is whether the head has a text's classes.
+    """Check a config across its parts.
+
+    Args:
+      config: The run's config.
+      model_config: The model's config.
+      classifies: The head predicts classes of a text, as opposed to tokens, spans or vectors.
 
     Raises:
-      UserError: no data is named, or values that contradict each other.
+      UserError: `max_length` is too small, or values contradict each other.
     """
-    task: FineTuningConfig = config.task
-    if model_config.max_length < _SHORTEST:
-        raise UserError(f"`max_length` {model_config.max_length} is below {_SHORTEST}: no text is left of it")
+    if model_config.max_length < _MIN_LENGTH:
+        raise UserError(
+            f"`max_length` {model_config.max_length} is below {_MIN_LENGTH}: special tokens leave no room for "
+            "a text"
+        )
     if not classifies:
         check_no_classes(model_config)
     check_lowercase(config)
-    check_accumulation(task.batch_size, config.optimization)
+    check_accumulation(config.task.batch_size, config.optimization)
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Checks that the rows of a batch can be sharded over the mesh.
+    """Check that the mesh divides the rows of a batch.
 
     Raises:
-      UserError: they cannot.
+      UserError: The mesh does not divide them.
     """
     check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
 
@@ -153,51 +167,95 @@ def check_mesh(config: RunConfig, mesh: Any) -> None:
 def abstract_batch(
     config: RunConfig, **targets: tuple[tuple[int, ...], Any]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The longest batch of a run; `targets` are shapes behind B with dtypes."""
+    """Return the shapes of a run's longest batch.
+
+    Args:
+      config: The run's config.
+      **targets: Shape without the batch axis and dtype of each target.
+    """
     B, T = config.task.batch_size, config.model.max_length
     shapes = {name: jax.ShapeDtypeStruct((B, T), jnp.int32) for name in ("tokens", "types", "segments")}
     shapes["weight"] = jax.ShapeDtypeStruct((B,), jnp.float32)
-    return shapes | {n: jax.ShapeDtypeStruct((B, *shape), kind) for n, (shape, kind) in targets.items()}
+    return shapes | {name: jax.ShapeDtypeStruct((B, *shape), dtype) for name, (shape, dtype) in targets.items()}
 
 
-def read_split(task: FineTuningConfig, read: Callable[[str], Any], join: Callable[[list[Any]], Any]) -> Any:
-    """(training data, validation data or None, test data or None), as `read` reads a file each.
+def read_splits(
+    task: FineTuningConfig,
+    read_file: Callable[[str], Any],
+    join: Callable[[list[Any]], Any],
+    read_tfds: Callable[[str, str, str | None], Any] | None = None,
+) -> list[Any]:
+    """Read the training, validation and test data, first in the first process; absent data is None.
+
+    Args:
+      task: The task's config.
+      read_file: Function from the path of a file to its data.
+      join: Function that joins the data of several files.
+      read_tfds: Function from the corpus, a split and `data_dir` to the split's data.
 
     Raises:
-      UserError: no files are named, or see `read`.
+      UserError: No files are named, or a file or corpus cannot be read.
     """
-    if not task.train:
-        raise UserError("name the examples to train on with `train`")
 
-    def all_of(paths: Sequence[str]) -> Any:
-        return join([read(path) for path in paths]) if paths else None
+    def read() -> list[Any]:
+        if read_tfds is not None and task.corpus:
+            return [*(read_tfds(task.corpus, split, task.data_dir) for split in task.splits), None]
+        if not task.train:
+            raise UserError("name the examples to train on with `train`")
+        splits = (task.train, task.valid, task.test)
+        return [join([read_file(path) for path in paths]) if paths else None for paths in splits]
 
-    return all_of(task.train), all_of(task.valid), all_of(task.test)
+    return on_first_then_every_process(read)
 
 
-class Encoded:
-    """Examples of one split with their tokens.
+def split_tables(
+    task: FineTuningConfig, tables: Sequence[Any], used: Callable[[Table], Table] = lambda table: table
+) -> list[Any]:
+    """Hold out validation rows if their table is absent, and draw `examples` of the training rows.
+
+    Rows that share a sentence, such as a sentence and its phrases, are held out together.
+
+    Args:
+      task: The task's config.
+      tables: Training, validation and test table.
+      used: Function that selects the rows to train on from those that are not held out.
+    """
+    train, valid, test = tables
+    if valid is None:
+        columns = train.columns
+        groups = group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(train.rows)
+        kept, held = held_out(groups, task.held_out)
+        train, valid = train.select(kept), train.select(held)
+    train = used(train)
+    return [train.select(sample_rows(train.rows, task.examples)), valid, test]
+
+
+class EncodedSplit(NamedTuple):
+    """Encoded examples of one split.
 
     Attributes:
-      examples: what the model reads.
-      cut: number of texts that were longer than the model takes.
+      examples: Inputs of the model with their targets.
+      truncated: Number of texts that were longer than the model's limit.
     """
 
-    def __init__(self, examples: Sequence[Example], cut: int):
-        self.examples, self.cut = list(examples), cut
+    examples: list[Example]
+    truncated: int
 
 
 class FineTuned:
     """A fine-tuning task with its data opened; see `training.task.Task`.
 
-    A subclass sets `best`, gives `encode` and `scores`, and may set `ignored` (see `stacked`), `rows_named` and
-    `texts_per_row`.
+    A subclass defines `encode` and `scores`, and may override `best`, `classes`, `make_batches`, `outputs` and
+    the attributes below.
 
     Attributes:
-      rows_per_step: mean of the rows of a batch that are filled; the last of an epoch may be a part of one.
+      ignored: Padding of targets that have a value for each token, by name; see `stacked`.
+      rows_named: Name of the rows of a batch in messages.
+      texts_per_row: Number of encoded texts in a row of a batch.
+      rows_per_step: Mean number of filled rows in a batch; the last batch of an epoch may be partly filled.
 
     Raises:
-      UserError: bad data.
+      UserError: The data is malformed.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("valid_accuracy", "max")
@@ -213,110 +271,92 @@ class FineTuned:
         tokenizer: EncoderTokenizer,
         mesh: Mesh | None,
         note: Callable[[str], None],
-        fingerprint: str,
     ):
         task: FineTuningConfig = config.task
         self._config, self._mesh, self.processor = config, mesh, tokenizer
-        changes: dict[str, Any] = {"vocab_size": vocabulary_size(config, tokenizer)}
+        self.model_config = fit_to_tokenizer(config, tokenizer)
         classes = self.classes(tokenizer)
         if config.model.classes not in (0, classes):
-            raise UserError(f"`classes` {config.model.classes}: the data has {classes}")
+            raise UserError(f"`classes` {config.model.classes}: the data has {classes}; leave it out")
         if classes:
-            changes["classes"] = classes
-        if hasattr(config.model, "padding_id"):
-            changes["padding_id"] = tokenizer.pad
-        self.model_config = dataclasses.replace(config.model, **changes)
+            self.model_config = dataclasses.replace(self.model_config, classes=classes)
         self.files: Files = {}
-        self.fingerprint = fingerprint
+        self.fingerprint = fingerprint(data.columns if isinstance(data, Table) else data for data in splits)
         train, valid, test = splits
-        self._data = {"valid": valid, "test": test}
-        encoded = self.encode(train, training=True)
-        for name, own in (("training", encoded), *self._encoded_others(note)):
-            if own.cut:
+        self._data = {"valid": valid} if test is None else {"valid": valid, "test": test}
+        self._encoded: dict[str, EncodedSplit] = {}
+        for split, data in {"train": train, **self._data}.items():
+            encoded = self._encoded[split] = self.encode(split, data)
+            if encoded.truncated:
                 note(
-                    f"{own.cut:,} of {len(own.examples):,} {name} texts are longer than "
-                    f"{config.model.max_length} tokens and were cut"
+                    f"{encoded.truncated:,} of {len(encoded.examples):,} {_SPLIT_NAMES[split]} texts are "
+                    f"longer than {config.model.max_length} tokens and were truncated"
                 )
-        batches = self.make_batches(encoded)
+        batches = self.make_batches(self._encoded["train"].examples)
         here = rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         self.batches = batches.share(here)
         self._runner = EncoderRunner(self.outputs, pad=tokenizer.pad, mesh=mesh)
+        rows = {split: len(part.examples) // self.texts_per_row for split, part in self._encoded.items()}
+        self.rows_per_step = min(rows["train"] / batches.batches_per_epoch, task.batch_size)
         epochs = config.optimization.steps / batches.batches_per_epoch
-        rows = len(encoded.examples) // self.texts_per_row / batches.batches_per_epoch
-        self.rows_per_step = min(rows, task.batch_size)
         self.about = f"{task.batch_size} {self.rows_named} a batch, {epochs:.1f} epochs"
-        counts = {
-            "training": encoded,
-            "validation": self._encoded["valid"],
-            "the test": self._encoded.get("test"),
-        }
-        shown = [
-            f"{len(own.examples) // self.texts_per_row:,} for {name}"
-            for name, own in counts.items()
-            if own is not None
-        ]
-        note(f"{self.rows_named}: {', '.join(shown)}")
+        counts = ", ".join(f"{count:,} for {_SPLIT_NAMES[split]}" for split, count in rows.items())
+        note(f"{self.rows_named}: {counts}")
 
-    def make_batches(self, encoded: Encoded) -> ExampleBatches:
-        """Batches of all rows of the training split."""
-        examples, config = encoded.examples, self._config
-        lengths = bucket_lengths([len(one.tokens) for one in examples], config.model.max_length)
+    def make_batches(self, examples: Sequence[Example]) -> ExampleBatches:
+        """Make batches of all rows of the training split."""
+        config = self._config
+        lengths = bucket_lengths([len(example.tokens) for example in examples], config.model.max_length)
         return ExampleBatches(
             examples, config.task.batch_size, lengths, config.seed,
             pad=self.processor.pad, ignored=self.ignored,
         )  # fmt: skip
 
-    def _encoded_others(self, note: Callable[[str], None]) -> Iterator[tuple[str, Encoded]]:
-        self._encoded: dict[str, Encoded] = {}
-        for name, data in self._data.items():
-            if data is not None:
-                self._encoded[name] = self.encode(data, training=False)
-                yield name, self._encoded[name]
-
     def classes(self, tokenizer: EncoderTokenizer) -> int:
-        """C of the head; 0 where the head has none."""
+        """Return the head's number of classes C; 0 if the head has none."""
         return 0
 
-    def encode(self, data: Any, *, training: bool) -> Encoded:
-        """Examples of a split."""
+    def encode(self, split: str, data: Any) -> EncodedSplit:
+        """Encode the data of the split "train", "valid" or "test"."""
         raise NotImplementedError
 
     def outputs(self, model: Any, batch: Mapping[str, jax.Array]) -> Any:
-        """What `scores` reads of a batch."""
+        """Compute the outputs that `scores` reads."""
         return predicted(model, batch)
 
     def scores(self, name: str, outputs: Sequence[Any]) -> Iterator[tuple[str, float]]:
-        """Yields (name, value) from what the model predicts of each example of the split `name`."""
+        """Yield (metric, value) from the model's outputs for each example of the split `name`."""
         raise NotImplementedError
 
     def examples(self, name: str) -> list[Example]:
-        """What the model reads of a split, "valid" or "test"."""
+        """Return the encoded examples of the split "train", "valid" or "test"."""
         return self._encoded[name].examples
 
     def evaluate(self, model: Any, name: str) -> dict[str, float]:
-        """Scores of a model on a split, "valid" or "test"."""
-        outputs = self._runner(self._runner.prepared(model), self.examples(name))
+        """Score a model on the split "valid" or "test"."""
+        outputs = self._runner(self._runner.prepare(model), self.examples(name))
         return dict(self.scores(name, outputs))
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield (metric, value) of the validation set."""
         for name, value in self.evaluate(model, "valid").items():
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
-        split = "valid" if self._data["test"] is None else "test"
-        found = self.evaluate(kept_model, split)
-        others = {} if split == "valid" else self.evaluate(kept_model, "valid")
+        """Score the kept model on the test set if there is one, and on the validation set."""
+        split = "test" if "test" in self._data else "valid"
+        scores = self.evaluate(kept_model, split)
+        validation = self.evaluate(kept_model, "valid") if split == "test" else {}
         results = {
-            **found,
-            **{f"validation_{name}": value for name, value in others.items()},
+            **scores,
+            **{f"validation_{name}": value for name, value in validation.items()},
             "split": split,
-            # Not the weight of the loss, which may count words.
+            # The weight of the loss may count words instead of examples.
             "examples_per_second": self._config.optimization.steps
             * self.rows_per_step
             / max(totals.seconds, 1e-9),
         }
-        shown = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.items()]
-        return results, shown
+        return results, [f"{name.replace('_', ' ')} {value:.2f}" for name, value in scores.items()]
 
 
 def make_tokenizer(
@@ -326,44 +366,38 @@ def make_tokenizer(
     starts: Sequence[Any],
     labels: Sequence[str],
     *,
-    further: bool = False,
+    allow_more_labels: bool = False,
     **settings: Any,
 ) -> EncoderTokenizer:
-    """The tokenizer with its labels: of the run, of the start, or trained on the texts; in every process.
+    """Read the tokenizer of the run or the start, or train one, and add labels; the same in every process.
 
     Args:
-      config: of the run.
-      texts: to train one on.
-      stored: files of the run's own.
-      starts: of the run.
-      labels: of the data.
-      further: a start's labels stay if they have all of the data's among them, not only if they are the same.
-      settings: of the task.
+      config: The run's config.
+      texts: Function that returns the texts to train a tokenizer on.
+      stored: Files of the existing run, or None.
+      starts: Opened start folders.
+      labels: Labels of the data.
+      allow_more_labels: Keep a start's labels if they include all labels of the data, instead of only if they
+        are the same.
+      **settings: Settings of the task to store with the tokenizer.
 
     Raises:
-      UserError: see `EncoderTokenizer`.
+      UserError: The start's vocabulary lacks special tokens, or see `EncoderTokenizer`.
     """
 
     def make() -> EncoderTokenizer:
         if stored is not None:
             return EncoderTokenizer.from_files(stored)
-        given = processor_of(starts)
-        if given is None:
-            given = EncoderTokenizer.wordpiece(
+        tokenizer = processor_of(starts)
+        if tokenizer is None:
+            tokenizer = EncoderTokenizer.wordpiece(
                 texts(), config.model.vocab_size, lowercase=config.task.lowercase
             )
-        elif not isinstance(given, EncoderTokenizer):
-            raise UserError(
-                "`start`: its vocabulary has no tokens for begin, end and mask, which an encoder needs"
-            )
-        # What is trained on goes on with its own order of the labels; a task without any has none.
-        same = set(labels) <= set(given.labels) if further else set(labels) == set(given.labels)
-        own = given.labels if labels and same else tuple(labels)
-        return given.with_labels(own, **settings)
+        elif not isinstance(tokenizer, EncoderTokenizer):
+            raise UserError("`start`: its vocabulary lacks begin, end and mask tokens, which an encoder needs")
+        # The start's head depends on the order of the start's labels.
+        known, needed = set(tokenizer.labels), set(labels)
+        keeps_labels = labels and (needed <= known if allow_more_labels else needed == known)
+        return tokenizer.with_labels(tokenizer.labels if keeps_labels else tuple(labels), **settings)
 
     return shared_processor(EncoderTokenizer, make)
-
-
-def fingerprint_of(splits: Sequence[Any]) -> str:
-    """Tells the data of a run, tables or questions, from any other."""
-    return tables.fingerprint(split.columns if isinstance(split, tables.Table) else split for split in splits)

@@ -1,4 +1,4 @@
-"""Extractive question answering: where in a text the answer to a question begins and ends."""
+"""Extractive question answering: the model predicts the first and last token of the answer in a text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.held_out import held_out, sampled
+from transformer_jax.data.corpora.held_out import held_out, sample_rows
 from transformer_jax.data.corpora.tables import Question, read_questions
 from transformer_jax.data.corpora.tfds_tables import tfds_questions
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.answers import answer_scores, best_span, question_windows
 from transformer_jax.layers.losses import cross_entropy
 from transformer_jax.tasks.encoders import fine_tuning
-from transformer_jax.tasks.encoders.fine_tuning import Encoded, FineTuned, FineTuningConfig
+from transformer_jax.tasks.encoders.fine_tuning import EncodedSplit, FineTuned, FineTuningConfig
 from transformer_jax.tasks.encoders.trained import check_tokens, inputs_of
 from transformer_jax.tasks.encoders.trained_heads import TrainedReader
 from transformer_jax.training.config import RunConfig, check_at_least
@@ -31,41 +31,27 @@ from transformer_jax.training.task import TaskEntry
 
 @dataclasses.dataclass(frozen=True)
 class QuestionAnsweringConfig(FineTuningConfig):
-    """`FineTuningConfig`; files are SQuAD's JSON, plain or .gz.
+    """A `FineTuningConfig` for files in SQuAD's JSON, plain or .gz.
 
     Raises:
-      UserError: a value out of range, or see `FineTuningConfig`.
+      UserError: A value is out of range, or see `FineTuningConfig`.
     """
 
     stride: int = 64
-    """Tokens that two windows of a context longer than the model share."""
-    longest: int = 30
-    """Tokens of an answer at most."""
+    """Number of tokens that neighbouring windows share if a context is longer than the model's limit."""
+    max_answer_length: int = 30
+    """Maximum number of tokens in an answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, stride=0, longest=1)
-
-
-def fine_tune(
-    *,
-    start: tuple[str, ...] = (),
-    model: str = "",
-    preset: str = "",
-    steps: int = 500,
-    max_length: int = 256,
-) -> RunConfig:
-    """An encoder fine-tuned, or trained from nothing."""
-    return fine_tuning.fine_tuning(
-        QuestionAnsweringConfig(), "span_predictor",
-        start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
-    )  # fmt: skip
+        check_at_least(self, stride=0, max_answer_length=1)
 
 
 class Spans(Objective):
-    """Mean cross-entropy of the places where the answer begins and ends; the first token means none."""
+    """Mean cross-entropy of the first and last token of the answer; both are the first token for no answer."""
 
     def loss(self, model, extra, batch, key):
+        """Return the sum of the losses and the number of windows."""
         logits = model(**inputs_of(model, batch), dropout_key=key)
         logits = jnp.where(batch["segments"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
         losses = cross_entropy(jnp.moveaxis(logits, 2, 1), batch["target"]).mean(axis=1)
@@ -73,10 +59,10 @@ class Spans(Objective):
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config.
+    """Build the loss.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     fine_tuning.check(config, model_config)
     if config.task.stride * 2 > model_config.max_length:
@@ -87,23 +73,23 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The longest batch of a run."""
+    """Return the shapes of a run's longest batch."""
     return fine_tuning.abstract_batch(config, target=((2,), jnp.int32))
 
 
 def span_in(window: EncodedText, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """The first and last token of an answer in a window, or (0, 0) if the window does not hold it."""
+    """Return the first and last token of the first answer, or (0, 0) if the window does not contain it."""
     if not answers:
         return 0, 0
     text, start = answers[0]
-    start += len(text) - len(text.lstrip())  # no token holds white space around an answer
+    start += len(text) - len(text.lstrip())  # no token contains the white space around an answer
     end = start + len(text.strip())
     assert window.offsets is not None
-    inside = np.flatnonzero(window.sequences == 1)
-    firsts, ends = window.offsets[inside].T
-    if not len(inside) or firsts[0] > start or ends[-1] < end:
+    context = np.flatnonzero(window.sequences == 1)
+    starts, ends = window.offsets[context].T
+    if not len(context) or starts[0] > start or ends[-1] < end:
         return 0, 0
-    first, last = inside[firsts <= start].max(), inside[ends >= end].min()
+    first, last = context[starts <= start].max(), context[ends >= end].min()
     return int(first), int(max(first, last))
 
 
@@ -118,89 +104,83 @@ class QuestionAnswering(FineTuned):
         self._windows: dict[str, list[list[EncodedText]]] = {}
         super().__init__(*arguments)
 
-    def encode(self, data: Sequence[Question], *, training: bool) -> Encoded:
+    def encode(self, split: str, data: Sequence[Question]) -> EncodedSplit:
+        """Encode the windows of each question's context with the answer's span."""
         task: QuestionAnsweringConfig = self._config.task
-        windows = question_windows(
+        window_lists = question_windows(
             self.processor,
-            [(one.question, one.context) for one in data],
+            [(question.question, question.context) for question in data],
             max_length=self.model_config.max_length,
             stride=task.stride,
         )
-        check_tokens([own[0] for own in windows], lambda n: f"question {data[n].id}")
-        examples = []
-        for one, own in zip(data, windows, strict=True):
-            for window in own:
-                target = np.array(span_in(window, one.answers), np.int32)
-                examples.append(Example(window.ids, window.types, {"target": target}))
-        if not training:
-            name = "valid" if data is self._data["valid"] else "test"
-            self._windows[name] = windows
-        return Encoded(examples, 0)
+        check_tokens([windows[0] for windows in window_lists], lambda n: f"question {data[n].id}")
+        examples = [
+            Example(window.ids, window.types, {"target": np.array(span_in(window, question.answers), np.int32)})
+            for question, windows in zip(data, window_lists, strict=True)
+            for window in windows
+        ]
+        if split != "train":
+            self._windows[split] = window_lists
+        return EncodedSplit(examples, 0)
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
-        logits, found = iter(outputs), []
-        for one, own in zip(self._data[name], self._windows[name], strict=True):
+        """Yield SQuAD's metrics."""
+        logits, answers = iter(outputs), []
+        for question, windows in zip(self._data[name], self._windows[name], strict=True):
             span = best_span(
-                [(window, next(logits)[: len(window.ids)]) for window in own],
-                longest=self._config.task.longest,
-                none=self.processor.settings["unanswerable"],
+                [(window, next(logits)[: len(window.ids)]) for window in windows],
+                max_answer_length=self._config.task.max_answer_length,
+                unanswerable=self.processor.settings["unanswerable"],
             )
-            found.append(one.context[span.start : span.end] if span.start >= 0 else "")
-        yield from answer_scores(found, [[text for text, _ in one.answers] for one in self._data[name]])
+            answers.append(question.context[span.start : span.end] if span.start >= 0 else "")
+        expected = [[text for text, _ in question.answers] for question in self._data[name]]
+        yield from answer_scores(answers, expected)
 
 
 def split_questions(questions: Sequence[Question], share: float) -> tuple[list[Question], list[Question]]:
-    """(questions to train on, those that are held out), which are on other texts unless there is one alone.
+    """Split questions into training and held-out questions on different texts.
 
     Args:
-      questions: to part.
-      share: of the texts that are held out.
+      questions: Questions to split; if all are on one text, questions are held out instead of texts.
+      share: Share of the texts to hold out.
 
     Raises:
-      UserError: a single question.
+      UserError: There is only one question.
     """
     # Questions on one text share its words.
-    numbers = {text: n for n, text in enumerate(dict.fromkeys(one.context for one in questions))}
-    groups = [numbers[one.context] for one in questions] if len(numbers) > 1 else list(range(len(questions)))
-    _, held = held_out(np.arange(max(groups) + 1), share)
-    outside = set(held.tolist())
-    kept: list[Question] = []
-    left: list[Question] = []
-    for group, one in zip(groups, questions, strict=True):
-        (left if group in outside else kept).append(one)
-    return kept, left
+    numbers = {text: n for n, text in enumerate(dict.fromkeys(question.context for question in questions))}
+    groups = list(range(len(questions)))
+    if len(numbers) > 1:
+        groups = [numbers[question.context] for question in questions]
+    _, held_groups = held_out(np.arange(max(groups) + 1), share)
+    is_held = np.isin(groups, held_groups)
+    training = [question for question, held in zip(questions, is_held, strict=True) if not held]
+    return training, [question for question, held in zip(questions, is_held, strict=True) if held]
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):
-    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    """Open the data and make batches; see `TaskEntry.prepare`."""
     task: QuestionAnsweringConfig = config.task
-
-    def read_all() -> Sequence[Any]:
-        if task.corpus:
-            return [*(tfds_questions(task.corpus, split, task.data_dir) for split in task.splits), None]
-        return fine_tuning.read_split(
-            task, read_questions, lambda parts: [one for part in parts for one in part]
-        )
-
-    read = on_first_then_every_process(read_all)
+    splits = fine_tuning.read_splits(
+        task, read_questions, lambda parts: [question for part in parts for question in part], tfds_questions
+    )
 
     def make() -> QuestionAnswering:
-        train, valid, test = read
+        train, valid, test = splits
         tokenizer = fine_tuning.make_tokenizer(
             config,
-            lambda: (text for one in train for text in (one.question, one.context)),
+            lambda: (text for question in train for text in (question.question, question.context)),
             stored,
             starts,
             (),
-            unanswerable=any(not one.answers for one in train),
+            unanswerable=any(not question.answers for question in train),
             stride=task.stride,
-            longest=task.longest,
+            max_answer_length=task.max_answer_length,
         )
         if valid is None:
             train, valid = split_questions(train, task.held_out)
-        train = [train[n] for n in sampled(len(train), task.examples)]
-        splits = train, valid, test
-        return QuestionAnswering(config, splits, tokenizer, mesh, note, fine_tuning.fingerprint_of(splits))
+        train = [train[n] for n in sample_rows(len(train), task.examples)]
+        return QuestionAnswering(config, (train, valid, test), tokenizer, mesh, note)
 
     return on_every_process(make)
 
@@ -209,7 +189,11 @@ ENTRY = TaskEntry(
     "question_answering",
     QuestionAnsweringConfig,
     "span_predictor",
-    {"fine_tune": fine_tune},
+    {
+        "fine_tune": fine_tuning.make_recipe(
+            "span_predictor", lambda starts: QuestionAnsweringConfig(), max_length=256
+        )
+    },
     EncoderTokenizer,
     abstract_batch,
     objective,

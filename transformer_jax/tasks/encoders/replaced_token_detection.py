@@ -1,9 +1,10 @@
-"""Replaced token detection: a generator fills masked words in, a discriminator says which words it replaced."""
+"""Replaced token detection: a discriminator detects words that a generator replaced."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,15 +14,15 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.layers.losses import (
     binary_cross_entropy,
     cross_entropy,
-    drawn_tokens,
-    keys_of_tokens,
     per_row,
+    sample_tokens,
+    token_keys,
     tokens_in_parts,
 )
 from transformer_jax.tasks.encoders import pretraining
 from transformer_jax.tasks.encoders.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
-from transformer_jax.training.config import RunConfig, check_at_least
+from transformer_jax.training.config import RunConfig, Start, check_at_least
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.run_folder import is_run, read_config
 from transformer_jax.training.task import TaskEntry
@@ -29,116 +30,106 @@ from transformer_jax.training.task import TaskEntry
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokenDetectionConfig(PretrainingConfig):
-    """`PretrainingConfig`, and the weight of the discriminator's loss.
+    """A `PretrainingConfig` with the weight of the discriminator's loss.
 
     Raises:
-      UserError: a value out of range.
+      UserError: A value is out of range, or see `PretrainingConfig`.
     """
 
     discriminator_weight: float = 50.0
-    """Factor of the discriminator's loss beside the generator's."""
+    """Weight of the discriminator's loss, relative to the generator's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, discriminator_weight=0)
 
 
-def text(
-    *,
-    start: tuple[str, ...] = (),
-    model: str = "",
-    preset: str = "",
-    steps: int = 1_000,
-    context: int = 128,
-) -> RunConfig:
-    """A small ELECTRA on any text, or one that is trained on."""
-    _, config, preset, starts = pretraining.encoder(
-        "replaced_token", start, model=model, preset=preset, context=context
-    )
+def _complete(
+    name: str, config: Any, starts: Sequence[Start], context: int
+) -> tuple[ReplacedTokenDetectionConfig, Any]:
+    """Complete the recipe with the size of a new generator, and the mask rate for the model's size."""
     if starts and not _has_generator(starts[0].folder):
+        # Clark et al. 2020, section 3.2: a quarter of the heads, rounded up.
         config = dataclasses.replace(config, generator_size=-(-config.heads // 4) / config.heads)
-    # Clark et al. 2020, table 6: the large one, of a preset or a start, predicts a quarter of the words.
-    large = config.width >= type(config).preset("large", config.vocab_size).width
-    return RunConfig(
-        task=ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if large else 0.15),
-        model=config,
-        optimization=pretraining.optimization(steps, starts),
-        start=starts,
-        recipe="text",
-        preset=preset,
-    )
+    # Clark et al. 2020, table 6: the large model predicts a quarter of the words.
+    is_large = config.width >= type(config).preset("large", config.vocab_size).width
+    return ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if is_large else 0.15), config
 
 
 def _has_generator(folder: str) -> bool:
-    """Whether a start holds both networks. Of one alone the other begins fresh, with a quarter of the heads
-    (Clark et al. 2020, section 3.2), or the next share of them that is a whole number."""
+    """Return whether a start folder holds both networks; otherwise the generator starts from random values."""
     return is_run(folder) and read_config(folder)["task"] == "replaced_token_detection"
 
 
-def measured(
+def sums_and_weights(
     model: Any, batch: Mapping[str, jax.Array], key: jax.Array, weight: float, *, train: bool = False
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Sums over masked words and over all words: loss, generator_loss, discriminator_loss, accuracies.
+    """Compute the generator's loss over masked words, and the discriminator's loss and accuracy over all words.
 
     Args:
-      model: an `ElectraPretraining`.
-      batch: of `MaskedBatches`.
-      key: of the words that the generator draws, and of dropout.
-      weight: of the discriminator's loss.
-      train: dropout is on.
+      model: An `ElectraPretraining`.
+      batch: A batch of `MaskedBatches`.
+      key: Key of the words that the generator draws, and of dropout.
+      weight: Weight of the discriminator's loss.
+      train: Enable dropout.
+
+    Returns:
+      (sum, weight) of each metric by name.
     """
     generator_key, draw_key, discriminator_key = jax.random.split(key, 3)
-    segments, weights, labels = batch["segments"], batch["weights"], batch["labels"]
+    segments, word_weights, labels = batch["segments"], batch["weights"], batch["labels"]
     states = model.generator_states(
         batch["tokens"], batch["positions"], segments=segments, dropout_key=generator_key if train else None
     )
 
-    def words(states, labels, keys):
+    def generate(states, labels, keys):
         logits = model.generator_logits(states)
-        return cross_entropy(logits, labels), drawn_tokens(keys, jax.lax.stop_gradient(logits))
+        return cross_entropy(logits, labels), sample_tokens(keys, jax.lax.stop_gradient(logits))
 
     parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
-    given = states, labels, keys_of_tokens(draw_key, labels.shape)
-    losses, drawn = tokens_in_parts(words, given, parts)
-    # Places without a word lie behind the row, where nothing is written.
-    places = jnp.where(weights > 0, batch["positions"], segments.shape[1])
-    row = jnp.arange(len(places))[:, None]
-    original = batch["tokens"].at[row, places].set(labels, mode="drop")
-    tokens = original.at[row, places].set(drawn, mode="drop")
-    # A word that the generator got right is no replaced one.
+    arrays = states, labels, token_keys(draw_key, labels.shape)
+    generator_losses, drawn = tokens_in_parts(generate, arrays, parts)
+    # Unused positions point beyond the row, where the scatter drops their values.
+    positions = jnp.where(word_weights > 0, batch["positions"], segments.shape[1])
+    row = jnp.arange(len(positions))[:, None]
+    original = batch["tokens"].at[row, positions].set(labels, mode="drop")
+    tokens = original.at[row, positions].set(drawn, mode="drop")
+    # A word that the generator predicts correctly is not replaced.
     replaced = (tokens != original).astype(jnp.float32)
-    found = model.replaced(tokens, segments=segments, dropout_key=discriminator_key if train else None)
+    logits = model.replaced(tokens, segments=segments, dropout_key=discriminator_key if train else None)
     real = (segments > 0).astype(jnp.float32)
-    binary = binary_cross_entropy(found, replaced)
-    right = ((found > 0) == (replaced > 0)).astype(jnp.float32)
+    discriminator_losses = binary_cross_entropy(logits, replaced)
+    correct = ((logits > 0) == (replaced > 0)).astype(jnp.float32)
     sums = {
-        "generator_loss": (losses * weights).sum(),
-        "discriminator_loss": (binary * real).sum(),
-        "discriminator_accuracy": (right * real).sum(),
+        "generator_loss": (generator_losses * word_weights).sum(),
+        "discriminator_loss": (discriminator_losses * real).sum(),
+        "discriminator_accuracy": (correct * real).sum(),
         "replaced": (replaced * real).sum(),
     }
-    counts = {name: weights.sum() if name == "generator_loss" else real.sum() for name in sums}
-    (of_generator, rows), (of_discriminator, _) = per_row(losses, weights), per_row(binary, real)
-    sums["loss"] = ((of_generator + weight * of_discriminator) * rows).sum()
-    counts["loss"] = rows.sum()
-    return sums, counts
+    weights = {name: word_weights.sum() if name == "generator_loss" else real.sum() for name in sums}
+    generator_means, has_words = per_row(generator_losses, word_weights)
+    discriminator_means, _ = per_row(discriminator_losses, real)
+    sums["loss"] = ((generator_means + weight * discriminator_means) * has_words).sum()
+    weights["loss"] = has_words.sum()
+    return sums, weights
 
 
 class ReplacedTokens(Objective):
-    """The generator's cross-entropy, and the discriminator's of every word (Clark et al. 2020, section 2)."""
+    """Cross-entropy of the generator, and of the discriminator on every word (Clark et al. 2020, section 2)."""
 
     def __init__(self, weight: float):
         self.weight = weight
 
     def loss(self, model, extra, batch, key):
-        return measured(model, batch, key, self.weight, train=True)
+        """Return the sum and weight of each metric."""
+        return sums_and_weights(model, batch, key, self.weight, train=True)
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config.
+    """Build the loss.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     pretraining.check(config, model_config)
     return ReplacedTokens(config.task.discriminator_weight)
@@ -147,39 +138,26 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
 class ReplacedTokenDetection(Pretraining):
     """The task with its text opened."""
 
-    best = "valid_discriminator_loss", "min"  # of what is kept
-    # No random words: the discriminator sees none of what stands in the masks' places.
+    best = "valid_discriminator_loss", "min"  # the run keeps the discriminator
+    compared = "generator_loss"
+    # The discriminator sees the generator's words instead of random words.
     shares = (0.85, 0.0)
 
     @staticmethod
-    def measured(model, batch):
-        return measured(model, batch, jax.random.key(0), 1.0)
-
-    def evaluate(self, model: Any, batches: Any = None) -> dict[str, float]:
-        found = super().evaluate(model, batches)
-        found["loss"] = found.pop("generator_loss")
-        return found
-
-
-def prepare(config, objective, **options):
-    """See `pretraining.prepare`."""
-    return pretraining.prepare(ReplacedTokenDetection, config, **options)
-
-
-def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Every batch of a run."""
-    return pretraining.abstract_batch(config, pairs=False)
+    def sums_and_weights(model, batch):
+        """Compute the sum and weight of each metric, with a fixed key."""
+        return sums_and_weights(model, batch, jax.random.key(0), 1.0)
 
 
 ENTRY = TaskEntry(
     "replaced_token_detection",
     ReplacedTokenDetectionConfig,
     "replaced_token",
-    {"text": text},
+    {"text": pretraining.make_recipe("replaced_token", _complete)},
     EncoderTokenizer,
-    abstract_batch,
+    pretraining.abstract_batch,
     objective,
-    prepare,
-    TrainedElectra.of,
+    functools.partial(pretraining.prepare, ReplacedTokenDetection),
+    TrainedElectra.from_pretraining,
     check_mesh=pretraining.check_mesh,
 )

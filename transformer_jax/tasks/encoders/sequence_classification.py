@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,27 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.held_out import held_out, sampled
-from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled
-from transformer_jax.data.corpora.text_groups import group_numbers
+from transformer_jax.data.corpora.tables import Table, concatenate, read_table, report_unlabeled
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import class_scores, label_set_scores, number_scores
 from transformer_jax.layers.losses import binary_cross_entropy, cross_entropy
 from transformer_jax.models.encoders.bert import BertConfig
 from transformer_jax.tasks.encoders import fine_tuning
-from transformer_jax.tasks.encoders.fine_tuning import Encoded, FineTuned, FineTuningConfig
+from transformer_jax.tasks.encoders.fine_tuning import EncodedSplit, FineTuned, FineTuningConfig
 from transformer_jax.tasks.encoders.trained import check_tokens, inputs_of
 from transformer_jax.tasks.encoders.trained_heads import TrainedClassifier
-from transformer_jax.training.config import RunConfig, Start, choose
+from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry
 
 COLUMNS = ("sentence", "sentence1", "sentence2", "label", "labels", "score")
-# The features of TFDS's sets that hold them.
+# Features of TFDS sets that become these columns.
 _FEATURES = {
     "sentence": ("sentence", "text", "review", "description"),
     "sentence1": ("sentence1", "question1", "premise", "question"),
@@ -45,57 +42,39 @@ _TARGETS = ("label", "labels", "score")
 
 @dataclasses.dataclass(frozen=True)
 class SequenceClassificationConfig(FineTuningConfig):
-    """`FineTuningConfig`; files are .tsv or .tsv.gz with a header: sentence, or sentence1 and sentence2; and
-    label, score, or labels (several, separated by spaces).
+    """A `FineTuningConfig` for .tsv or .tsv.gz files with a header: texts and their targets.
+
+    The columns are sentence, or sentence1 and sentence2; and label, score, or labels (separated by spaces).
 
     Raises:
-      UserError: an unknown target.
+      UserError: The target is unknown, or see `FineTuningConfig`.
     """
 
     target: Literal["auto", "label", "labels", "score"] = "auto"
-    """What is predicted: label (one class), labels (several at once), score (a number); auto is what the header
-    names."""
+    """Column to predict: label (one class), labels (several at once) or score (a number); auto takes the first
+    of them that the header names."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("target", self.target, ("auto", *_TARGETS))
 
 
-def fine_tune(
-    *,
-    start: tuple[str, ...] = (),
-    model: str = "",
-    preset: str = "",
-    steps: int = 500,
-    max_length: int = 128,
-) -> RunConfig:
-    """An encoder fine-tuned, or trained from nothing."""
-    return fine_tuning.fine_tuning(
-        SequenceClassificationConfig(), "sequence_classifier",
-        start=start, model=model, preset=preset, steps=steps, max_length=max_length,
-        pooler=_has_pooler(start, model),
-    )  # fmt: skip
+def _has_pooler(name: str, config: Any) -> bool:
+    """Return whether a new classifier has a pooler: BERT's head needs it, RoBERTa's has its own dense layer.
 
-
-def _has_pooler(start: tuple[str, ...], model: str) -> bool:
-    """BERT's classes are read from its pooler; RoBERTa's head has a dense layer of its own.
-
-    A start whose classes are read from other states goes on as it was.
+    A start that reads its classes from other states than the first keeps its config.
     """
-    if start:
-        model, config = started_config(Start.every(start)[0].folder, "sequence_classifier")
-        if config.classifier_pooling != "first":
-            return config.pooler
-    return model in ("", "bert")
+    return name == "bert" if config.classifier_pooling == "first" else config.pooler
 
 
 class Classes(Objective):
     """Cross-entropy of one label, mean binary cross-entropy of several, or squared error of a score.
 
-    The batch says which: integers (B,) are labels, numbers (B, C) several labels, and (B,) scores.
+    The target's type decides: integers (B,) are labels, floats (B, C) several labels, and floats (B,) scores.
     """
 
     def loss(self, model, extra, batch, key):
+        """Return the sum of the losses and the number of examples."""
         logits = model(**inputs_of(model, batch), dropout_key=key)
         target, weight = batch["target"], batch["weight"]
         if jnp.issubdtype(target.dtype, jnp.floating) and target.ndim == 1:
@@ -108,10 +87,10 @@ class Classes(Objective):
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config.
+    """Build the loss.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     fine_tuning.check(config, model_config, classifies=True)
     if (
@@ -120,135 +99,135 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
         and model_config.classifier_pooling == "first"
     ):
         raise UserError(
-            "BERT's classes are read from its pooler: leave out what turns `pooler` off, or choose another "
-            "`classifier_pooling`"
+            "BERT's classes are read from its pooler: keep `pooler`, or choose another `classifier_pooling`"
         )
     return Classes()
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The longest batch of a run."""
-    shapes = {
+    """Return the shapes of a run's longest batch."""
+    targets = {
         "score": ((), jnp.float32),
         "labels": ((max(1, config.model.classes),), jnp.float32),
     }
-    return fine_tuning.abstract_batch(config, target=shapes.get(config.task.target, ((), jnp.int32)))
+    return fine_tuning.abstract_batch(config, target=targets.get(config.task.target, ((), jnp.int32)))
 
 
 def texts_of(table: Table) -> list[Any]:
-    """The texts or pairs of a table.
+    """Return the texts or pairs of texts of a table.
 
     Raises:
-      UserError: neither a sentence nor two, or a text of no tokens.
+      UserError: The columns of texts are missing, or a text is blank.
     """
     columns = table.columns
     # Some sets of pairs have a question and a sentence.
     second = next((name for name in ("sentence2", "sentence") if name in columns), None)
     if "sentence1" in columns and second is not None:
-        found: list[Any] = list(zip(columns["sentence1"], columns[second], strict=True))
+        texts: list[Any] = list(zip(columns["sentence1"], columns[second], strict=True))
     elif second == "sentence":
-        found = list(columns["sentence"])
+        texts = list(columns["sentence"])
     else:
         raise UserError(
-            f"{table.path}: no column sentence alone, nor sentence1 and sentence2; it has {', '.join(columns)}"
+            f"{table.path}: name the columns either sentence, or sentence1 and sentence2; it has "
+            f"{', '.join(columns)}"
         )
-    for row, text in enumerate(found):
+    for row, text in enumerate(texts):
         if not all(part.strip() for part in ((text,) if isinstance(text, str) else text)):
-            raise UserError(f"{table.place(row)}: a text of no tokens")
-    return found
+            raise UserError(f"{table.location(row)}: the text has no tokens")
+    return texts
 
 
 def target_of(table: Table, target: str) -> str:
-    """The column that is predicted: "label", "labels" or "score".
+    """Return the column to predict: "label", "labels" or "score".
 
     Raises:
-      UserError: the table has none, or not the one that `target` names.
+      UserError: The table has no such column, or not the one that `target` names.
     """
-    there = [name for name in _TARGETS if name in table.columns]
-    found = (there[0] if there else None) if target == "auto" else target
-    if found is None or found not in there:
-        missing = " or ".join(_TARGETS) if target == "auto" else target
-        raise UserError(f"{table.path}: no column {missing} to predict")
-    return found
+    candidates = _TARGETS if target == "auto" else (target,)
+    column = next((name for name in candidates if name in table.columns), None)
+    if column is None:
+        raise UserError(f"{table.path}: no column {' or '.join(candidates)} to predict")
+    return column
 
 
-def _order(label: str) -> tuple[int, float, str]:
+def _sort_key(label: str) -> tuple[int, float, str]:
+    """Return a key that sorts numbers by value before words."""
     try:
         return 0, float(label), label
     except ValueError:
         return 1, 0.0, label
 
 
-def label_of_f1(labels: Sequence[str]) -> str:
-    """The one of two labels that F1 is of: 1, or the second by size or the alphabet, whatever their numbers."""
-    return "1" if "1" in labels else sorted(labels, key=_order)[1]
+def positive_label(labels: Sequence[str]) -> str:
+    """Return the label of two whose F1 is scored: 1, or the second in order of value or alphabet."""
+    return "1" if "1" in labels else sorted(labels, key=_sort_key)[1]
 
 
 def labels_of(table: Table, target: str) -> tuple[str, ...]:
-    """The classes of a training set: numbers by size, words by the alphabet; one name of a score.
+    """Return the classes of a training set, numbers by value and words by alphabet; ("score",) for scores.
 
     Raises:
-      UserError: a set of one class.
+      UserError: The set has fewer than two classes.
     """
     values = table.columns[target]
     if target == "score":
         if len(values) > 1 and len({value.strip() for value in values}) == 1:
-            raise UserError(f"{table.path}: every score is {values[0]!r}: there is nothing to tell apart")
+            raise UserError(f"{table.path}: every score is {values[0]!r}: there is nothing to learn")
         return ("score",)
     if target == "labels":
-        found = {one for value in values for one in value.split()}
-        if len(found) < 2:
-            named = f"has {next(iter(found))!r} alone" if found else "is empty"
+        labels = {label for value in values for label in value.split()}
+        if len(labels) < 2:
+            content = f"has only {next(iter(labels))!r}" if labels else "is empty"
             raise UserError(
-                f"{table.path}: the column labels {named}, and several labels at once need two; for yes or no "
-                "write a column label"
+                f"{table.path}: the column labels {content}, and several labels at once need two; for yes or "
+                "no write a column label"
             )
-        return tuple(sorted(found, key=_order))
-    found = {value.strip() for value in values} - {""}
-    if not found:
-        raise UserError(f"{table.path}: no row has a label")
-    if len(found) < 2:
-        raise UserError(f"{table.path}: every label is {next(iter(found))!r}: classes need two")
-    return tuple(sorted(found, key=_order))
+    else:
+        labels = {value.strip() for value in values} - {""}
+        if not labels:
+            raise UserError(f"{table.path}: no row has a label")
+        if len(labels) < 2:
+            raise UserError(f"{table.path}: every label is {next(iter(labels))!r}: classes need two")
+    return tuple(sorted(labels, key=_sort_key))
 
 
 def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
-    """What is predicted, a number or an array a row.
+    """Return the target of each row, a number or an array.
 
     Raises:
-      UserError: no column of targets, a row without its label, a label that was not in training, or a score
-        that is not a number.
+      UserError: The column is missing, a row has no label, a label was not in training, or a score is not a
+        number.
     """
     if target not in table.columns:
         raise UserError(f"{table.path}: no column {target}, which the training set has")
     numbers = {label: n for n, label in enumerate(labels)}
-    found: list[Any] = []
+    targets: list[Any] = []
     for row, value in enumerate(table.columns[target]):
         if target == "score":
             try:
-                number = float(value)
+                score = float(value)
             except ValueError:
-                number = math.nan
-            if not math.isfinite(number):
-                raise UserError(f"{table.place(row)}: the score {value!r} is not a number")
-            found.append(np.float32(number))
+                score = math.nan
+            if not math.isfinite(score):
+                raise UserError(f"{table.location(row)}: the score {value!r} is not a number")
+            targets.append(np.float32(score))
             continue
-        own = value.split() if target == "labels" else [value.strip()]
-        if own == [""]:
-            raise UserError(f"{table.place(row)}: no label")
-        strange = [label for label in own if label not in numbers]
-        if strange:
+        row_labels = value.split() if target == "labels" else [value.strip()]
+        if row_labels == [""]:
+            raise UserError(f"{table.location(row)}: no label")
+        unknown = [label for label in row_labels if label not in numbers]
+        if unknown:
             raise UserError(
-                f"{table.place(row)}: the label {strange[0]!r} was not in training, which has "
+                f"{table.location(row)}: the label {unknown[0]!r} was not in training, which has "
                 f"{', '.join(list(labels)[:8])}"
             )
         if target == "labels":
-            chosen = np.zeros(len(labels), np.float32)
-            chosen[[numbers[label] for label in own]] = 1
-            found.append(chosen)
+            multi_hot = np.zeros(len(labels), np.float32)
+            multi_hot[[numbers[label] for label in row_labels]] = 1
+            targets.append(multi_hot)
         else:
-            found.append(np.int32(numbers[own[0]]))
-    return found
+            targets.append(np.int32(numbers[row_labels[0]]))
+    return targets
 
 
 class SequenceClassification(FineTuned):
@@ -256,100 +235,68 @@ class SequenceClassification(FineTuned):
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
         self._target = tokenizer.settings["target"]
-        # Every label of a text right is rare at first: F1 tells checkpoints apart before.
-        scores = {"score": "valid_spearman", "labels": "valid_f1"}
-        self.best = scores.get(self._target, "valid_accuracy"), "max"
+        # F1 ranks early checkpoints, which rarely predict all labels of a text correctly.
+        metrics = {"score": "valid_spearman", "labels": "valid_f1"}
+        self.best = metrics.get(self._target, "valid_accuracy"), "max"
         super().__init__(config, splits, tokenizer, *rest)
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:
+        """Return the number of labels."""
         return len(tokenizer.labels)
 
-    def encode(self, data: Table, *, training: bool) -> Encoded:
+    def encode(self, split: str, data: Table) -> EncodedSplit:
+        """Encode the texts of a split with their targets."""
         texts = texts_of(data)
         pairs = self.processor.settings["pairs"]
         if texts and isinstance(texts[0], str) == pairs:
-            trained, given = ("pairs", "single texts") if pairs else ("single texts", "pairs")
-            raise UserError(f"{data.path}: {given}, where the training set has {trained}")
+            expected, actual = ("pairs", "single texts") if pairs else ("single texts", "pairs")
+            raise UserError(f"{data.path}: {actual}, but the training set has {expected}")
         targets = targets_of(data, self._target, self.processor.labels)
         encodings = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
-        check_tokens(encodings, data.place)
+        check_tokens(encodings, data.location)
         examples = [
             Example(e.ids, e.types, {"target": target}) for e, target in zip(encodings, targets, strict=True)
         ]
-        return Encoded(examples, sum(e.cut for e in encodings))
+        return EncodedSplit(examples, sum(e.truncated for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
-        expected = [example.targets["target"] for example in self._encoded[name].examples]
+        """Yield the metrics of the kind of target."""
+        expected = [example.targets["target"] for example in self.examples(name)]
         labels, target = self.processor.labels, self._target
         if target == "score":
             yield from number_scores([float(x[0]) for x in outputs], [float(x) for x in expected])
         elif target == "labels":
             yield from label_set_scores((np.stack(outputs) > 0).astype(int), np.stack(expected).astype(int))
         else:
-            found = [int(x.argmax()) for x in outputs]
-            positive = labels.index(label_of_f1(labels))
-            yield from class_scores(found, [int(x) for x in expected], len(labels), positive=positive)
-
-
-def read_tables(
-    task: SequenceClassificationConfig, known: Sequence[str], features: Any
-) -> tuple[Table, Table | None, Table | None]:
-    """The (training, validation or None, test or None) tables of a config.
-
-    Raises:
-      UserError: see `read_table` and `tfds_table`.
-    """
-    if task.corpus:
-        train, valid = (tfds_table(task.corpus, split, task.data_dir, features) for split in task.splits)
-        return train, valid, None
-    return fine_tuning.read_split(task, lambda path: read_table(path, known), joined)
-
-
-def groups_of(table: Table) -> np.ndarray:
-    """(rows,) numbers of rows that are held out together: of one sentence, and of its phrases."""
-    columns = table.columns
-    return group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(table.rows)
-
-
-def split_tables(
-    task: FineTuningConfig, tables: Sequence[Table | None], used: Callable[[Table], Table] = lambda table: table
-) -> list[Table | None]:
-    """The tables with a part of the first held out if the second is absent, and `examples` of its rows.
-
-    Args:
-      task: the task's config.
-      tables: for training, validation and the test.
-      used: the rows to train on, of those that are not held out.
-    """
-    train, valid, test = tables
-    assert train is not None
-    if valid is None:
-        kept, held = held_out(groups_of(train), task.held_out)
-        train, valid = train.taken(kept), train.taken(held)
-    train = used(train)
-    return [train.taken(sampled(train.rows, task.examples)), valid, test]
+            predictions = [int(x.argmax()) for x in outputs]
+            positive = labels.index(positive_label(labels))
+            yield from class_scores(predictions, [int(x) for x in expected], len(labels), positive=positive)
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):
-    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    """Open the data and make batches; see `TaskEntry.prepare`."""
     task: SequenceClassificationConfig = config.task
-    read = on_first_then_every_process(lambda: read_tables(task, COLUMNS, _FEATURES))
+    tables = fine_tuning.read_splits(
+        task,
+        lambda path: read_table(path, COLUMNS),
+        concatenate,
+        lambda corpus, split, data_dir: tfds_table(corpus, split, data_dir, _FEATURES),
+    )
 
     def make() -> SequenceClassification:
-        target = target_of(read[0], task.target)
-        labels, texts = labels_of(read[0], target), texts_of(read[0])
+        target = target_of(tables[0], task.target)
+        labels, texts = labels_of(tables[0], target), texts_of(tables[0])
         pairs = bool(texts) and not isinstance(texts[0], str)
 
-        def every() -> Iterator[str]:
+        def all_texts() -> Iterator[str]:
             return (part for text in texts for part in ((text,) if isinstance(text, str) else text))
 
         tokenizer = fine_tuning.make_tokenizer(
-            config, every, stored, starts, labels, target=target, pairs=pairs
+            config, all_texts, stored, starts, labels, target=target, pairs=pairs
         )
-        splits = split_tables(task, read)
-        report_unlabelled(read, note)
-        fingerprint = fine_tuning.fingerprint_of(splits)
-        return SequenceClassification(config, splits, tokenizer, mesh, note, fingerprint)
+        splits = fine_tuning.split_tables(task, tables)
+        report_unlabeled(tables, note)
+        return SequenceClassification(config, splits, tokenizer, mesh, note)
 
     return on_every_process(make)
 
@@ -358,7 +305,11 @@ ENTRY = TaskEntry(
     "sequence_classification",
     SequenceClassificationConfig,
     "sequence_classifier",
-    {"fine_tune": fine_tune},
+    {
+        "fine_tune": fine_tuning.make_recipe(
+            "sequence_classifier", lambda starts: SequenceClassificationConfig(), has_pooler=_has_pooler
+        )
+    },
     EncoderTokenizer,
     abstract_batch,
     objective,

@@ -1,4 +1,4 @@
-"""Which encoder a run trains and of which sizes: those of what it starts from, or a preset's."""
+"""Sizes of the encoder that a run trains: those of its start or of a preset."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from transformer_jax.models.registry import MODELS
 from transformer_jax.training.config import RunConfig, Start, choose, field_names
 from transformer_jax.training.starts import started_config
 
-# Of a preset, until a tokenizer is trained or read.
+# Size of a preset's vocabulary until a tokenizer is trained or read.
 _VOCABULARY = 8_000
 
 
-def chosen_encoder(
-    kind: str, starts: Sequence[Start], *, model: str, preset: str, leave_out: Sequence[str] = ()
+def choose_encoder(
+    kind: str, starts: Sequence[Start], *, model: str, preset: str, excluded: Sequence[str] = ()
 ) -> tuple[str, Any, str]:
-    """The model that a recipe's keywords name, without classes.
+    """Choose the model that a recipe's arguments describe, without classes.
 
     Args:
-      kind: of the model, a key of `MODELS`.
-      starts: the first gives model and sizes; empty for a model from nothing.
-      model: its name; "" is that of the start, or the first of its kind.
-      preset: size of a model from nothing; "" is mini.
-      leave_out: names of the kind that the task does not train.
+      kind: Kind of the model, a key of `MODELS`.
+      starts: Starts, of which the first determines model and sizes; empty to train from scratch.
+      model: Name of the model; "" means that of the start, or the first of its kind.
+      preset: Size of a model that is trained from scratch; "" means mini.
+      excluded: Names of models of the kind that the task does not train.
 
     Returns:
-      (name, config, preset); the preset of a start is "".
+      (name, config, preset); the preset is "" for a start.
 
     Raises:
-      UserError: a start that holds another model, or one that cannot be read.
-      ValueError: an unknown name.
+      UserError: The start cannot be read, it holds another model, or a preset is given too.
+      ValueError: A name is unknown.
     """
-    models = {name: entry for name, entry in MODELS[kind].items() if name not in leave_out}
+    models = {name: entry for name, entry in MODELS[kind].items() if name not in excluded}
     if starts:
         name, config = started_config(starts[0].folder, kind)
         if name not in models:
@@ -44,7 +44,8 @@ def chosen_encoder(
             raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
         if preset:
             raise UserError(
-                "`preset` is the size of a model from nothing, and a start brings its own: leave it out"
+                "`preset` is the size of a model that is trained from scratch, and a start brings its own: "
+                "leave it out"
             )
     else:
         name = model or next(iter(models))
@@ -52,18 +53,18 @@ def chosen_encoder(
         preset = preset or "mini"
         choose("preset", preset, models[name].presets)
         config = models[name].preset(preset, _VOCABULARY)
-    without: dict[str, Any] = {"classes": 0}
+    changes: dict[str, Any] = {"classes": 0}
     if kind != "sequence_classifier":
-        without["classifier_pooling"] = "first"  # of a start that classified
-    own = {field: value for field, value in without.items() if field in field_names(config)}
-    return name, dataclasses.replace(config, **own), preset
+        changes["classifier_pooling"] = "first"  # the start may have been a classifier
+    changes = {field: value for field, value in changes.items() if field in field_names(config)}
+    return name, dataclasses.replace(config, **changes), preset
 
 
 def check_lowercase(config: RunConfig) -> None:
-    """That `lowercase` is left alone where a start brings its vocabulary.
+    """Check that `lowercase` keeps its default if a start brings its vocabulary.
 
     Raises:
-      UserError: it is not.
+      UserError: It was changed.
     """
     if config.start and not config.task.lowercase:
         raise UserError(
@@ -71,13 +72,19 @@ def check_lowercase(config: RunConfig) -> None:
         )
 
 
-def vocabulary_size(config: RunConfig, tokenizer: EncoderTokenizer) -> int:
-    """Rows of the embeddings: a start's table may have some that its tokenizer has no token for.
+def fit_to_tokenizer(config: RunConfig, tokenizer: EncoderTokenizer) -> Any:
+    """Return the model's config with the tokenizer's vocabulary size and padding id.
+
+    A start keeps the rows of its token embedding, which may exceed the tokens of its tokenizer.
 
     Raises:
-      UserError: a tokenizer with more tokens than the start has rows.
+      UserError: The tokenizer has more tokens than the start's token embedding has rows.
     """
-    if not config.start:
-        return tokenizer.vocab_size
-    tokenizer.check_fits(config.model.vocab_size)
-    return config.model.vocab_size
+    changes = {}
+    if config.start:
+        tokenizer.check_fits(config.model.vocab_size)
+    else:
+        changes["vocab_size"] = tokenizer.vocab_size
+    if "padding_id" in field_names(config.model):
+        changes["padding_id"] = tokenizer.pad
+    return dataclasses.replace(config.model, **changes)

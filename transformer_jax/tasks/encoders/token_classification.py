@@ -1,4 +1,4 @@
-"""Classification of words: parts of speech, entities. The first piece of each word carries its tag."""
+"""Classification of words, such as parts of speech or entities; the first piece of a word carries its tag."""
 
 from __future__ import annotations
 
@@ -11,177 +11,162 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
-from transformer_jax.data.corpora.tables import Table, joined, read_table, report_unlabelled, words_of
+from transformer_jax.data.corpora.tables import Table, concatenate, read_table, report_unlabeled, words_of
 from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.distributed.processes import on_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import are_entities, tag_scores
 from transformer_jax.layers.losses import cross_entropy
 from transformer_jax.tasks.encoders import fine_tuning
-from transformer_jax.tasks.encoders.fine_tuning import Encoded, FineTuned, FineTuningConfig
-from transformer_jax.tasks.encoders.sequence_classification import split_tables
+from transformer_jax.tasks.encoders.fine_tuning import EncodedSplit, FineTuned, FineTuningConfig
 from transformer_jax.tasks.encoders.trained import inputs_of
-from transformer_jax.tasks.encoders.trained_heads import TrainedTagger, filler_of
+from transformer_jax.tasks.encoders.trained_heads import TrainedTagger, default_tag
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
 
 COLUMNS = ("tokens", "tags")
-_NONE = -1  # of pieces that carry no tag
+_IGNORED = -1  # target of pieces without a tag
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassificationConfig(FineTuningConfig):
-    """`FineTuningConfig`; files are .tsv or .tsv.gz with a header: tokens and tags, separated by spaces.
+    """A `FineTuningConfig` for .tsv or .tsv.gz files with a header: tokens and tags, separated by spaces.
 
     Raises:
-      UserError: see `FineTuningConfig`, or `tags` without a corpus.
+      UserError: `tags` is given without a corpus, or see `FineTuningConfig`.
     """
 
     tags: str = ""
-    """Feature of a tfds: corpus that holds the tags; without it the only one that could."""
+    """Feature of a tfds: corpus that holds the tags; "" takes the only feature that could."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tags and not self.corpus:
-            raise UserError("`tags` names a feature of a `corpus`; of files it is the column tags")
-
-
-def fine_tune(
-    *,
-    start: tuple[str, ...] = (),
-    model: str = "",
-    preset: str = "",
-    steps: int = 500,
-    max_length: int = 128,
-) -> RunConfig:
-    """An encoder fine-tuned, or trained from nothing."""
-    return fine_tuning.fine_tuning(
-        TokenClassificationConfig(), "token_classifier",
-        start=start, model=model, preset=preset, steps=steps, max_length=max_length, pooler=False,
-    )  # fmt: skip
+            raise UserError("`tags` names a feature of a `corpus`; files have a column tags: leave it out")
 
 
 class Tags(Objective):
-    """Cross-entropy of each word's tag; every word of a batch counts the same."""
+    """Cross-entropy of each word's tag; all words of a batch have the same weight."""
 
     def loss(self, model, extra, batch, key):
+        """Return the sum of the losses and the number of words."""
         logits = model(**inputs_of(model, batch), dropout_key=key)
-        weight = ((batch["target"] != _NONE) & (batch["weight"][:, None] > 0)).astype(jnp.float32)
+        weight = ((batch["target"] != _IGNORED) & (batch["weight"][:, None] > 0)).astype(jnp.float32)
         losses = cross_entropy(logits, jnp.maximum(batch["target"], 0))
         return {"loss": (losses * weight).sum()}, {"loss": weight.sum()}
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config.
+    """Build the loss.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     fine_tuning.check(config, model_config)
     return Tags()
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The longest batch of a run."""
+    """Return the shapes of a run's longest batch."""
     return fine_tuning.abstract_batch(config, target=((config.model.max_length,), jnp.int32))
 
 
 def words_and_tags(table: Table) -> list[tuple[list[str], list[str]]]:
-    """The words and tags of each row.
+    """Return the words and tags of each row.
 
     Raises:
-      UserError: a column is missing, a row has no words, or words and tags differ in number.
+      UserError: A column is missing, a row has no words, or the numbers of words and tags differ.
     """
     for name in COLUMNS:
         if name not in table.columns:
             raise UserError(f"{table.path}: no column {name}")
-    found = []
-    for row, (words, tags) in enumerate(zip(*(table.columns[name] for name in COLUMNS), strict=True)):
-        pair = words_of(words), words_of(tags)
-        if not pair[0]:
-            raise UserError(f"{table.place(row)}: a text of no tokens")
-        if len(pair[0]) != len(pair[1]):
-            raise UserError(f"{table.place(row)}: {len(pair[0])} word(s) and {len(pair[1])} tag(s)")
-        found.append(pair)
-    return found
+    rows = []
+    for row, columns in enumerate(zip(*(table.columns[name] for name in COLUMNS), strict=True)):
+        words, tags = map(words_of, columns)
+        if not words:
+            raise UserError(f"{table.location(row)}: the text has no tokens")
+        if len(words) != len(tags):
+            raise UserError(f"{table.location(row)}: {len(words)} word(s) and {len(tags)} tag(s)")
+        rows.append((words, tags))
+    return rows
 
 
 class TokenClassification(FineTuned):
     """The task with its data opened."""
 
     unit = "words"
-    ignored = {"target": _NONE}  # noqa: RUF012  a constant
+    ignored = {"target": _IGNORED}  # noqa: RUF012  a constant
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
-        entities = are_entities(tokenizer.labels)
-        self.best = ("valid_entity_f1", "max") if entities else ("valid_accuracy", "max")
-        self._places: dict[str, list[dict[int, int]]] = {}
+        has_entities = are_entities(tokenizer.labels)
+        self.best = ("valid_entity_f1", "max") if has_entities else ("valid_accuracy", "max")
+        self._first_pieces: dict[str, list[dict[int, int]]] = {}
         super().__init__(config, splits, tokenizer, *rest)
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:
+        """Return the number of tags."""
         return len(tokenizer.labels)
 
-    def encode(self, data: Table, *, training: bool) -> Encoded:
+    def encode(self, split: str, data: Table) -> EncodedSplit:
+        """Encode the words of a split with the tags at their first pieces."""
         rows = words_and_tags(data)
         numbers = {label: n for n, label in enumerate(self.processor.labels)}
         encodings = self.processor.encode_batch(
             [words for words, _ in rows], max_length=self.model_config.max_length, words=True
         )
-        examples, places = [], []
+        examples, first_pieces = [], []
         for row, ((_, tags), encoding) in enumerate(zip(rows, encodings, strict=True)):
-            strange = [tag for tag in tags if tag not in numbers]
-            if strange:
-                raise UserError(f"{data.place(row)}: the tag {strange[0]!r} was not in training")
-            target, first = np.full(len(encoding.ids), _NONE, np.int32), encoding.first_pieces()
-            for word, place in first.items():
-                target[place] = numbers[tags[word]]
-            if not first:
-                raise UserError(f"{data.place(row)}: a text of no tokens")
-            places.append(first)
+            unknown = [tag for tag in tags if tag not in numbers]
+            if unknown:
+                raise UserError(f"{data.location(row)}: the tag {unknown[0]!r} was not in training")
+            target, pieces = np.full(len(encoding.ids), _IGNORED, np.int32), encoding.first_pieces()
+            for word, piece in pieces.items():
+                target[piece] = numbers[tags[word]]
+            if not pieces:
+                raise UserError(f"{data.location(row)}: the text has no tokens")
+            first_pieces.append(pieces)
             examples.append(Example(encoding.ids, encoding.types, {"target": target}))
-        if not training:
-            self._places["valid" if data is self._data["valid"] else "test"] = places
-        return Encoded(examples, sum(e.cut for e in encodings))
+        if split != "train":
+            self._first_pieces[split] = first_pieces
+        return EncodedSplit(examples, sum(e.truncated for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
+        """Yield the accuracy of tags, or the F1 of entities."""
         labels = self.processor.labels
-        # Of a word behind the model's limit, or without a piece.
-        filler = filler_of(labels)
-        found, expected = [], []
+        predicted, expected = [], []
         rows = words_and_tags(self._data[name])
-        for first, logits, (_, tags) in zip(self._places[name], outputs, rows, strict=True):
-            chosen = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
-            found.append([chosen.get(word, filler) for word in range(len(tags))])
+        for pieces, logits, (_, tags) in zip(self._first_pieces[name], outputs, rows, strict=True):
+            chosen = {word: labels[int(logits[piece].argmax())] for word, piece in pieces.items()}
+            # Words beyond the model's limit and words without a piece have no logits.
+            predicted.append([chosen.get(word, default_tag(labels)) for word in range(len(tags))])
             expected.append(tags)
-        yield from tag_scores(found, expected, entities=self.best[0] == "valid_entity_f1")
+        yield from tag_scores(predicted, expected, entities=self.best[0] == "valid_entity_f1")
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):
-    """Opens the data and makes batches; see `TaskEntry.prepare`."""
+    """Open the data and make batches; see `TaskEntry.prepare`."""
     task: TokenClassificationConfig = config.task
-
-    def read_all() -> Sequence[Any]:
-        if task.corpus:
-            return [*(tfds_tags(task.corpus, split, task.data_dir, task.tags) for split in task.splits), None]
-        return fine_tuning.read_split(task, lambda path: read_table(path, COLUMNS), joined)
-
-    read = on_first_then_every_process(read_all)
+    tables = fine_tuning.read_splits(
+        task,
+        lambda path: read_table(path, COLUMNS),
+        concatenate,
+        lambda corpus, split, data_dir: tfds_tags(corpus, split, data_dir, task.tags),
+    )
 
     def make() -> TokenClassification:
-        rows = words_and_tags(read[0])
+        rows = words_and_tags(tables[0])
         labels = tuple(sorted({tag for _, tags in rows for tag in tags}))
         if len(labels) < 2:
-            raise UserError(f"{read[0].path}: every tag is {labels[0]!r}: classes need two")
+            raise UserError(f"{tables[0].path}: every tag is {labels[0]!r}: classes need two")
         tokenizer = fine_tuning.make_tokenizer(
             config, lambda: (" ".join(words) for words, _ in rows), stored, starts, labels,
-            further=True,
+            allow_more_labels=True,
         )  # fmt: skip
-        splits = split_tables(task, read)
-        report_unlabelled(read, note)
-        fingerprint = fine_tuning.fingerprint_of(splits)
-        return TokenClassification(config, splits, tokenizer, mesh, note, fingerprint)
+        splits = fine_tuning.split_tables(task, tables)
+        report_unlabeled(tables, note)
+        return TokenClassification(config, splits, tokenizer, mesh, note)
 
     return on_every_process(make)
 
@@ -190,7 +175,7 @@ ENTRY = TaskEntry(
     "token_classification",
     TokenClassificationConfig,
     "token_classifier",
-    {"fine_tune": fine_tune},
+    {"fine_tune": fine_tuning.make_recipe("token_classifier", lambda starts: TokenClassificationConfig())},
     EncoderTokenizer,
     abstract_batch,
     objective,

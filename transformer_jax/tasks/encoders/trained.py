@@ -1,4 +1,4 @@
-"""What a trained text encoder can do, whatever its head: embed texts."""
+"""A trained text encoder with any head, which embeds texts."""
 
 from __future__ import annotations
 
@@ -9,50 +9,45 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation.encoder_batches import SHARING, EncoderRunner, VectorRunner
-from transformer_jax.layers.text_pooling import POOLINGS, normalised, pooled, pooled_texts
+from transformer_jax.evaluation.encoder_batches import MAX_PACKED, EncoderRunner, VectorRunner
+from transformer_jax.layers.feed_forward import ACTIVATIONS
+from transformer_jax.layers.text_pooling import POOLINGS, pool, pool_packed, scale_to_unit_length
 from transformer_jax.training.config import choose
 from transformer_jax.training.task import Trained
 
 
-def text_states(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The states of an encoder, or of the one under a head, (B, T, D)."""
-    return getattr(model, "encoder", model).hidden_states(**inputs_of(model, batch))
-
-
 def inputs_of(model: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array | None]:
-    """What an encoder reads of a batch of examples, a row each; token types where it tells several apart."""
+    """Return the encoder's arguments for a batch of one example a row; types are None if it has only one."""
     types = batch["types"] if model.config.token_types > 1 else None
     return dict(tokens=batch["tokens"], types=types, mask=batch["segments"].sum(axis=1))
 
 
 def predicted(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """What a model with a head predicts."""
+    """Compute the output of a model with a head."""
     return model(**inputs_of(model, batch))
 
 
 def check_no_classes(model_config: Any) -> None:
-    """That the config of a task without classes of texts does not say what they are read from.
+    """Check that `classifier_pooling` keeps its default in a task without classes of texts.
 
     Raises:
-      UserError: it does.
+      UserError: It was changed.
     """
     if getattr(model_config, "classifier_pooling", "first") != "first":
-        raise UserError(
-            "`classifier_pooling` is for classes of texts, which this task has none of: leave it out"
-        )
+        raise UserError("`classifier_pooling` is for classes of texts, and this task has none: leave it out")
 
 
 def check_texts(texts: Sequence[Any]) -> None:
-    """That texts are a list of them or of pairs, and none is empty.
+    """Check that `texts` is a list of non-empty texts or pairs of texts.
 
     Raises:
-      UserError: one string, what is no list, what is neither a text nor a pair, or a text without a character.
+      UserError: `texts` is a string or no list, an item is neither a text nor a pair, or a text is blank.
     """
     if isinstance(texts, str):
         raise UserError("give a list of texts, not one text")
@@ -60,145 +55,161 @@ def check_texts(texts: Sequence[Any]) -> None:
         raise UserError(f"give a list of texts, not a {type(texts).__name__}")
     for number, text in enumerate(texts):
         parts = (text,) if isinstance(text, str) else text
-        pair = isinstance(text, tuple | list) and len(text) in (0, 2)
-        if not (isinstance(text, str) or pair) or not all(isinstance(part, str) for part in parts):
+        is_pair = isinstance(text, tuple | list) and len(text) in (0, 2)
+        if not (isinstance(text, str) or is_pair) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"text {number + 1} is neither a text nor a pair of texts, but {repr(text)[:60]}")
         if not parts or not all(part.strip() for part in parts):
-            raise UserError(f"text {number + 1} is empty: a text of no tokens has nothing to read")
+            raise UserError(f"text {number + 1} is empty: remove it or write a text")
 
 
 def check_tokens(encodings: Sequence[EncodedText], place: Callable[[int], str]) -> None:
-    """That every text has a token besides the special ones, and each text of a pair.
+    """Check that each text, and each text of a pair, has a token besides the special ones.
 
     Args:
-      encodings: of `EncoderTokenizer.encode_batch`.
-      place: of a text by its number, for messages.
+      encodings: Result of `EncoderTokenizer.encode_batch`.
+      place: Function from a text's number to its location, for messages.
 
     Raises:
-      UserError: a text without one, such as a zero-width space.
+      UserError: A text has no such token, for example a zero-width space.
     """
     for number, encoding in enumerate(encodings):
         if not encoding.has_every_text:
-            raise UserError(f"{place(number)}: a text of no tokens")
+            raise UserError(f"{place(number)}: the text has no tokens")
 
 
-class TextsCut(UserWarning):
-    """Texts were longer than the model takes; every call says so, also of as many texts as the last."""
+class TruncationWarning(UserWarning):
+    """A warning that texts were truncated; every call repeats it, even for the same number of texts."""
 
 
-warnings.simplefilter("always", TextsCut)
+warnings.simplefilter("always", TruncationWarning)
 
 
-def report_cut(encodings: Sequence[EncodedText], limit: int) -> None:
-    """Warns of texts that are longer than a model takes.
+def warn_if_truncated(encodings: Sequence[EncodedText], limit: int) -> None:
+    """Warn if texts were longer than the model's limit.
 
     Args:
-      encodings: of `EncoderTokenizer.encode_batch`.
-      limit: tokens of a text at most.
+      encodings: Result of `EncoderTokenizer.encode_batch`.
+      limit: Maximum number of tokens in a text.
     """
-    cut = sum(encoding.cut for encoding in encodings)
-    if cut:
-        message = f"{cut:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were cut"
-        warnings.warn(message, TextsCut, stacklevel=3)
+    truncated = sum(encoding.truncated for encoding in encodings)
+    if truncated:
+        message = (
+            f"{truncated:,} of {len(encodings):,} text(s) are longer than {limit} tokens and were truncated"
+        )
+        warnings.warn(message, TruncationWarning, stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedEncoder(Trained):
-    """A text encoder from a run or a published folder, whatever its head."""
+    """A text encoder with any head, from a run or a published folder."""
 
     @functools.cached_property
     def _runners(self) -> dict[Any, tuple[EncoderRunner | VectorRunner, Any]]:
         return {}
 
-    def _keep(self, name: Any, runner: EncoderRunner | VectorRunner) -> None:
-        self._runners[name] = runner, runner.prepared(self.model)
+    def _run(
+        self, name: Any, make_runner: Callable[[], EncoderRunner | VectorRunner], examples: Sequence[Example]
+    ) -> list[Any]:
+        if name not in self._runners:
+            runner = make_runner()
+            self._runners[name] = runner, runner.prepare(self.model)
+        runner, model = self._runners[name]
+        return runner(model, examples)
 
     def run(
         self, name: Any, function: Callable[[Any, Mapping[str, jax.Array]], Any], examples: Sequence[Example]
     ) -> list[Any]:
-        """What a function of the model gives for each example, see `EncoderRunner`; compiled once a shape.
+        """Apply a function of the model to each example, compiling it once for each shape.
 
         Args:
-          name: of the function, under which its runner is kept.
-          function: see `EncoderRunner`.
-          examples: see `encoded`.
+          name: Name under which the compiled function is kept.
+          function: Function (model, batch) -> arrays (B, ...); see `EncoderRunner`.
+          examples: Encoded texts; see `encoded`.
         """
-        if name not in self._runners:
-            self._keep(name, EncoderRunner(function, pad=self.processor.pad))
-        runner, model = self._runners[name]
-        return runner(model, examples)
+        return self._run(name, lambda: EncoderRunner(function, pad=self.processor.pad), examples)
 
     def encoded(self, texts: Sequence[Any], *, max_length: int | None = None) -> list[Example]:
-        """Texts as the model reads them; what is behind its limit is cut off, with a warning that counts them.
+        """Encode texts for the model; texts longer than its limit are truncated with a warning.
 
         Args:
-          texts: texts, or pairs of texts.
-          max_length: tokens of a text at most; None is the model's limit.
+          texts: Texts, or pairs of texts.
+          max_length: Maximum number of tokens in a text; None means the model's limit.
 
         Raises:
-          UserError: see `check_texts` and `check_tokens`.
+          UserError: See `check_texts` and `check_tokens`.
         """
         check_texts(texts)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
-        found = self.processor.encode_batch(texts, max_length=limit)
-        check_tokens(found, lambda number: f"text {number + 1}")
-        report_cut(found, limit)
-        return [Example(e.ids, e.types, {}) for e in found]
+        encodings = self.processor.encode_batch(texts, max_length=limit)
+        check_tokens(encodings, lambda number: f"text {number + 1}")
+        warn_if_truncated(encodings, limit)
+        return [Example(encoding.ids, encoding.types, {}) for encoding in encodings]
 
     @property
     def vector_limit(self) -> int:
-        """Tokens of a text that its vector is made of at most: the model's limit, or what the folder says."""
+        """Maximum number of tokens in an embedded text: the folder's limit, or the model's if that is lower."""
         limit = self.model.config.max_length
         return min(limit, self.processor.settings.get("max_length", limit))
 
     def embed(
-        self, texts: Sequence[str], *, pooling: str | None = None, normalise: bool | None = None
+        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool | None = None
     ) -> np.ndarray:
-        """A vector of each text.
+        """Compute a vector for each text.
 
         Args:
-          texts: any number of texts; what is behind the model's limit is cut off.
-          pooling: "mean", "first" (token) or "max"; None is what the folder says (`1_Pooling`), else mean.
-          normalise: vectors of length 1; None is what the folder says, else no.
+          texts: N texts; texts longer than the model's limit are truncated.
+          pooling: "mean", "first" (token) or "max"; None means that of the folder (`1_Pooling`), else mean.
+          normalize: Scale vectors to length 1; None means as the folder says, else no.
 
         Returns:
-          (N, D) float32.
+          (N, D) float32; D is the width of the last dense layer if the folder has dense layers.
 
         Raises:
-          UserError: an empty text or an unknown pooling.
+          UserError: A text is empty, or the pooling is unknown.
         """
         settings = self.processor.settings
         pooling = settings.get("pooling", "mean") if pooling is None else pooling
         choose("pooling", pooling, POOLINGS)
-        normalise = settings.get("normalise", False) if normalise is None else normalise
+        normalize = settings.get("normalise", False) if normalize is None else normalize
 
-        def alone(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-            vectors = pooled(text_states(model, batch), batch["segments"] > 0, pooling)
-            return normalised(vectors) if normalise else vectors
+        def finish(vectors: jax.Array) -> jax.Array:
+            for kernel, bias, activation in self.processor.dense_layers:
+                vectors = vectors.astype(jnp.float32) @ kernel
+                vectors = vectors if bias is None else vectors + bias
+                vectors = vectors if activation == "identity" else ACTIVATIONS[activation](vectors)
+            return scale_to_unit_length(vectors) if normalize else vectors
 
-        def together(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        def one_text_per_row(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            encoder = getattr(model, "encoder", model)
+            return finish(
+                pool(encoder.hidden_states(**inputs_of(model, batch)), batch["segments"] > 0, pooling)
+            )
+
+        def several_texts_per_row(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
             encoder, segments = getattr(model, "encoder", model), batch["segments"]
             states = encoder.hidden_states(**(inputs_of(model, batch) | {"mask": None, "segments": segments}))
-            vectors = pooled_texts(states, segments, pooling, SHARING)
-            return normalised(vectors) if normalise else vectors
+            return finish(pool_packed(states, segments, pooling, MAX_PACKED))
 
-        examples = self.encoded(texts, max_length=self.vector_limit)
-        name = ("embed", pooling, normalise)
-        if name not in self._runners:
-            self._keep(name, VectorRunner(alone, together, pad=self.processor.pad))
-        runner, model = self._runners[name]
-        vectors = runner(model, examples)
-        return np.stack(vectors) if vectors else np.zeros((0, self.model.config.width), np.float32)
+        vectors = self._run(
+            ("embed", pooling, normalize),
+            lambda: VectorRunner(one_text_per_row, several_texts_per_row, pad=self.processor.pad),
+            self.encoded(texts, max_length=self.vector_limit),
+        )
+        if vectors:
+            return np.stack(vectors)
+        layers = self.processor.dense_layers
+        return np.zeros((0, layers[-1].kernel.shape[1] if layers else self.model.config.width), np.float32)
 
     def similarity(self, texts: Sequence[str], others: Sequence[str] | None = None) -> np.ndarray:
-        """Cosines of the texts' vectors, (N, M) float32.
+        """Compute the cosine similarities (N, M) float32 of texts.
 
         Args:
           texts: N texts.
-          others: M texts; None is the same.
+          others: M texts; None means `texts`.
 
         Raises:
-          UserError: see `embed`.
+          UserError: See `embed`.
         """
-        one = self.embed(texts, normalise=True)
-        return one @ (one if others is None else self.embed(others, normalise=True)).T
+        rows = self.embed(texts, normalize=True)
+        columns = rows if others is None else self.embed(others, normalize=True)
+        return rows @ columns.T

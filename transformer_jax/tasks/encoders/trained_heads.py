@@ -1,4 +1,4 @@
-"""What a trained text encoder can do by its head: fill masked words, classify, tag, and answer."""
+"""Trained text encoders with a head: they fill masks, classify texts, tag words, and answer questions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from transformer_jax.tasks.encoders.trained import (
     check_texts,
     check_tokens,
     predicted,
-    report_cut,
 )
 
 
-def filler_of(labels: Sequence[str]) -> str:
-    """The tag of words that no piece stands for: the one that says the least."""
+def default_tag(labels: Sequence[str]) -> str:
+    """Return the tag of a word that the model does not read: O if it is a label, else the first label."""
     return "O" if "O" in labels else labels[0]
 
 
-class Filled(NamedTuple):
-    """A word for a mask.
+class FilledMask(NamedTuple):
+    """A candidate for a mask.
 
     Attributes:
-      token: the word or piece.
-      probability: of it.
-      text: with the word in its place.
+      token: The word or piece of a word.
+      probability: Its probability.
+      text: The text with the candidate instead of the mask.
     """
 
     token: str
@@ -51,8 +50,8 @@ class Classified(NamedTuple):
     """A text's class.
 
     Attributes:
-      label: the likeliest; of several labels at once a tuple, of a score None.
-      probabilities: of each label; of a score {"score": value}.
+      label: The most probable label; a tuple if a text may have several, None for a score.
+      probabilities: The probability of each label; {"score": value} for a score.
     """
 
     label: Any
@@ -63,9 +62,9 @@ class Answer(NamedTuple):
     """An answer in a text.
 
     Attributes:
-      answer: its characters; "" where the text has none.
-      start: number of its first character, -1 where the text has none.
-      score: sum of the logits of its begin and end, above those of no answer.
+      answer: The characters of the answer; "" if the text has none.
+      start: Position of the first character; -1 if the text has no answer.
+      score: Sum of the logits of first and last token, minus those of no answer.
     """
 
     answer: str
@@ -75,102 +74,94 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMaskedLM(TrainedEncoder):
-    """An encoder with the head that predicts masked words."""
+    """An encoder with a head that predicts masked words."""
 
-    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
-        """The likeliest words for each mask of a text.
+    def fill(self, text: str, *, top: int = 5) -> list[list[FilledMask]]:
+        """Return the most probable words for each mask in a text.
 
         Args:
-          text: with one or more mask tokens, "[MASK]" or "<mask>" by the vocabulary.
-          top: how many words each.
+          text: A text with mask tokens, "[MASK]" or "<mask>" depending on the vocabulary.
+          top: Number of words for each mask.
 
         Returns:
-          For each mask the words, the likeliest first.
+          For each mask the words, in decreasing order of probability.
 
         Raises:
-          UserError: a text without a mask, or behind what the model takes, or `top` below 1.
+          UserError: The text has no mask within the model's limit, or `top` is below 1.
         """
         if top < 1:
             raise UserError(f"`top` {top} must be at least 1")
         if not isinstance(text, str):
             raise UserError(f"give one text with a mask, not a {type(text).__name__}")
-        name = self.processor.names["mask"]
+        processor = self.processor
         (example,) = self.encoded([text])
-        places = np.flatnonzero(example.tokens == self.processor.mask)
-        if not len(places):
+        positions = np.flatnonzero(example.tokens == processor.mask)
+        if not len(positions):
             raise UserError(
-                f"no {name} in the text, or behind the model's limit: write it where a word is missing"
+                f"no {processor.names['mask']} in the text within the model's limit: write it where a word is "
+                "missing"
             )
         (logits,) = self.run("fill", predicted, [example])
-        others = [
-            one
-            for one in self.processor.special_ids()
-            if one not in (self.processor.mask, self.processor.unknown)
-        ]
-        found = []
-        for place in places:
-            probabilities = np.asarray(jax.nn.softmax(logits[place]))
-            best = np.argsort(-probabilities)[:top]
-            own = []
-            for token in best:
-                ids = np.where(np.arange(len(example.tokens)) == place, token, example.tokens)
-                # Other masks stay, as what is still to be filled.
-                ids = ids[~np.isin(ids, others)]
-                whole = self.processor.decode([ids.tolist()], special=True)[0].strip()
-                piece = self.processor.decode([[int(token)]], special=True)[0].strip()
-                own.append(Filled(piece, float(probabilities[token]), whole))
-            found.append(own)
-        return found
+        # Masks that are still to be filled remain in the text.
+        removed = set(processor.special_ids()) - {processor.mask, processor.unknown}
+        results = []
+        for position in positions:
+            probabilities = np.asarray(jax.nn.softmax(logits[position]))
+            candidates = []
+            for token in np.argsort(-probabilities)[:top]:
+                ids = np.where(np.arange(len(example.tokens)) == position, token, example.tokens)
+                ids = ids[~np.isin(ids, list(removed))]
+                filled = processor.decode([ids.tolist()], special=True)[0].strip()
+                piece = processor.decode([[int(token)]], special=True)[0].strip()
+                candidates.append(FilledMask(piece, float(probabilities[token]), filled))
+            results.append(candidates)
+        return results
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedElectra(TrainedEncoder):
-    """An ELECTRA as it is pretrained; `model` is the discriminator, which the run is for.
+    """A pretrained ELECTRA; `model` is the discriminator.
 
     Attributes:
-      generator: fills masked words in, or None of a published discriminator.
+      generator: The network that fills masks; None for a published discriminator.
     """
 
     generator: Any = None
 
     @classmethod
-    def of(cls, model: Any, processor: Any, config: Any = None, weights: str = "") -> Self:
-        """Of both networks: the generator gets the embeddings that it shares."""
-        shared = model.discriminator.encoder.embeddings
-        own = model.generator.config
-        generator = jax.eval_shape(lambda: ElectraGenerator(own, rngs=nnx.Rngs(0), compute=model.compute))
+    def from_pretraining(cls, model: Any, processor: Any, config: Any = None, weights: str = "") -> Self:
+        """Build the pair from an `ElectraPretraining`; the generator reuses the discriminator's embeddings."""
+        embeddings = named_leaves(model.discriminator.encoder.embeddings)
         leaves = named_leaves(model.generator) | {
-            f"encoder/embeddings/{name}": leaf for name, leaf in named_leaves(shared).items()
+            f"encoder/embeddings/{name}": leaf for name, leaf in embeddings.items()
         }
+        generator = jax.eval_shape(
+            lambda: ElectraGenerator(model.generator.config, rngs=nnx.Rngs(0), compute=model.compute)
+        )
         return cls(model.discriminator, processor, config, weights, with_leaves(generator, leaves))
 
     def replaced(self, texts: Sequence[str]) -> list[list[tuple[str, float]]]:
-        """Each token of each text with the probability that it was replaced.
+        """Return the tokens of each text with the probability that they were replaced.
 
         Raises:
-          UserError: an empty text.
+          UserError: A text is empty.
         """
         examples = self.encoded(texts)
-        found = self.run("replaced", predicted, examples)
-        return [
-            list(
-                zip(
-                    self.processor.tokens(e.tokens),
-                    (1 / (1 + np.exp(-x[: len(e.tokens)]))).tolist(),
-                    strict=True,
-                )
-            )
-            for e, x in zip(examples, found, strict=True)
-        ]
+        results = []
+        for example, logits in zip(examples, self.run("replaced", predicted, examples), strict=True):
+            probabilities = 1 / (1 + np.exp(-logits[: len(example.tokens)]))
+            tokens = self.processor.tokens(example.tokens)
+            results.append(list(zip(tokens, probabilities.tolist(), strict=True)))
+        return results
 
-    def fill(self, text: str, *, top: int = 5) -> list[list[Filled]]:
-        """The generator's words for each mask of a text, see `TrainedMaskedLM.fill`.
+    def fill(self, text: str, *, top: int = 5) -> list[list[FilledMask]]:
+        """Return the generator's most probable words for each mask; see `TrainedMaskedLM.fill`.
 
         Raises:
-          UserError: a published discriminator, or see `TrainedMaskedLM.fill`.
+          UserError: The model is a published discriminator, or see `TrainedMaskedLM.fill`.
         """
         if self.generator is None:
-            raise UserError("a discriminator fills nothing in: load the generator's folder")
+            raise UserError("a discriminator fills no masks: load the folder of the generator")
         return self._filler.fill(text, top=top)
 
     @functools.cached_property
@@ -183,13 +174,13 @@ class TrainedClassifier(TrainedEncoder):
     """An encoder that classifies or scores texts, or pairs of texts."""
 
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[Classified]:
-        """The class of each text or pair.
+        """Classify texts or pairs of texts.
 
         Args:
-          texts: any number of texts, or pairs if the model was trained on pairs.
+          texts: Texts, or pairs if the model was trained on pairs.
 
         Raises:
-          UserError: an empty text, or a text where the model was trained on pairs and the other way round.
+          UserError: A text is empty, or texts are given to a model of pairs or pairs to a model of texts.
         """
         check_texts(texts)
         pairs = self.processor.settings.get("pairs")
@@ -201,24 +192,23 @@ class TrainedClassifier(TrainedEncoder):
                     else "the model was trained on single texts: give one text, not a pair"
                 )
         target = self.processor.settings.get("target", "label")
-        examples = self.encoded(texts)
         return [
             classified(logits, self.processor.labels, target)
-            for logits in self.run("classify", predicted, examples)
+            for logits in self.run("classify", predicted, self.encoded(texts))
         ]
 
 
 def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classified:
-    """The class of one text from its logits (C,).
+    """Convert the logits (C,) of one text to its class.
 
     Args:
-      logits: float32.
-      labels: names of the classes; those of one name, as ImageNet has, get their numbers behind it.
+      logits: (C,) float32.
+      labels: Names of the classes; equal names, as in ImageNet, are made unique by appending the class number.
       target: "label", "labels" (several at once) or "score".
     """
     if len(set(labels)) < len(labels):
-        several = {label for label, count in collections.Counter(labels).items() if count > 1}
-        labels = [f"{label} ({n})" if label in several else label for n, label in enumerate(labels)]
+        counts = collections.Counter(labels)
+        labels = [f"{label} ({n})" if counts[label] > 1 else label for n, label in enumerate(labels)]
     if target == "score":
         return Classified(None, {"score": float(logits[0])})
     if target == "labels":
@@ -232,114 +222,125 @@ def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classi
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTagger(TrainedEncoder):
-    """An encoder that classifies the words of a text."""
+    """An encoder that tags the words of a text."""
 
     def tag(self, texts: Sequence[str | Sequence[str]]) -> list[list[tuple[str, str]]]:
-        """The words of each text with their tags; the first piece of a word counts.
+        """Tag the words of each text; the first piece of a word determines its tag.
+
+        A text longer than the model's limit is read in windows that overlap by a quarter of the limit. A word
+        gets its tag from the window in which it has the most context on both sides.
 
         Args:
-          texts: each a list of words, or a text that is cut at spaces, tabs and ends of lines.
+          texts: Lists of words, or texts that are split at spaces, tabs and line ends.
 
         Returns:
-          For each text (word, tag); words behind the model's limit are left out, and one without a piece has
-          the tag O, or the first.
+          For each text a list of (word, tag). A word without a piece gets the tag O, or the first tag if O is
+          unknown.
 
         Raises:
-          UserError: an empty text.
+          UserError: A text is empty.
         """
 
         def joined(text: Any) -> Any:
-            words = isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
-            return " ".join(text) if words else text
+            is_words = isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
+            return " ".join(text) if is_words else text
 
-        listed = hasattr(texts, "__len__") and not isinstance(texts, str)
-        check_texts([joined(text) for text in texts] if listed else texts)
-        words = [words_of(text) if isinstance(text, str) else list(text) for text in texts]
+        is_list = hasattr(texts, "__len__") and not isinstance(texts, str)
+        check_texts([joined(text) for text in texts] if is_list else texts)
+        word_lists = [words_of(text) if isinstance(text, str) else list(text) for text in texts]
         limit = self.model.config.max_length
-        encodings = self.processor.encode_batch(words, max_length=limit, words=True)
-        check_tokens(encodings, lambda number: f"text {number + 1}")
-        report_cut(encodings, limit)
-        examples = [Example(e.ids, e.types, {}) for e in encodings]
-        found = []
-        for own, encoding, logits in zip(words, encodings, self.run("tag", predicted, examples), strict=True):
-            first, labels = encoding.first_pieces(), self.processor.labels
-            tags = {word: labels[int(logits[place].argmax())] for word, place in first.items()}
-            read = 1 + max(tags, default=-1) if encoding.cut else len(own)
-            filler = filler_of(labels)
-            found.append([(word, tags.get(n, filler)) for n, word in enumerate(own[:read])])
-        return found
+        window_lists = self.processor.word_windows(word_lists, max_length=limit, stride=limit // 4)
+        check_tokens([windows[0] for windows in window_lists], lambda number: f"text {number + 1}")
+        examples = [Example(w.ids, w.types, {}) for windows in window_lists for w in windows]
+        outputs = iter(self.run("tag", predicted, examples))
+        labels, results = self.processor.labels, []
+        for words, windows in zip(word_lists, window_lists, strict=True):
+            tags: dict[int, str] = {}
+            contexts: dict[int, int] = {}
+            for window in windows:
+                logits = next(outputs)
+                for word, piece in window.first_pieces().items():
+                    context = min(piece, len(window.ids) - 1 - piece)
+                    if context > contexts.get(word, -1):
+                        contexts[word], tags[word] = context, labels[int(logits[piece].argmax())]
+            results.append([(word, tags.get(n, default_tag(labels))) for n, word in enumerate(words)])
+        return results
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedReader(TrainedEncoder):
     """An encoder that finds answers in texts."""
 
-    def answer(self, question: str, text: str, **how: Any) -> Answer:
-        """The part of a text that answers a question; see `answers`, which has the arguments by name too."""
-        return self.answers([(question, text)], **how)[0]
-
-    def answers(
-        self,
-        questions: Sequence[tuple[str, str]],
-        *,
-        unanswerable: bool | None = None,
-        longest: int | None = None,
-        stride: int | None = None,
-    ) -> list[Answer]:
-        """The parts of texts that answer questions; a text longer than the model is read in windows.
+    def answer(self, question: str, text: str, **options: Any) -> Answer:
+        """Return the part of a text that answers a question.
 
         Args:
-          questions: (question, text), what is asked and where the answer stands.
-          unanswerable: whether the model may return no answer (""); None: whether it was trained on such
-            questions, as runs and folders that this package saved say, else no.
-          longest: tokens of an answer at most; None: of the training, else 30.
-          stride: tokens that two windows of a text share; None: of the training, else 128, and at most a
-            quarter of the model's limit.
+          question: The question.
+          text: The text that may hold its answer.
+          **options: Options of `answers_in_windows`.
+        """
+        return self.answers([(question, text)], **options)[0]
+
+    def answers(self, questions: Sequence[tuple[str, str]], **options: Any) -> list[Answer]:
+        """Return the parts of texts that answer questions.
+
+        Args:
+          questions: Pairs (question, text).
+          **options: Options of `answers_in_windows`.
 
         Raises:
-          UserError: an empty question or text, a question too long to leave room for a text, or a number out of
-            range.
+          UserError: See `answers_in_windows`.
         """
-        return [
-            found
-            for found, _ in self.answers_in_windows(
-                questions, unanswerable=unanswerable, longest=longest, stride=stride
-            )
-        ]
+        return [answer for answer, _ in self.answers_in_windows(questions, **options)]
 
     def answers_in_windows(
         self,
         questions: Sequence[tuple[str, str]],
         *,
         unanswerable: bool | None = None,
-        longest: int | None = None,
+        max_answer_length: int | None = None,
         stride: int | None = None,
     ) -> list[tuple[Answer, EncodedText]]:
-        """Each answer with the window that it was read from, of no answer the one with the likeliest; see
-        `answers`."""
+        """Return each answer with its window; a text longer than the model's limit is read in windows.
+
+        If the text has no answer, the window is the one with the most probable answer.
+
+        Args:
+          questions: Pairs (question, text).
+          unanswerable: Allow the answer ""; None means whether the training data had unanswerable questions,
+            which is false for folders that another package saved.
+          max_answer_length: Maximum number of tokens in an answer; None means that of the training, else 30.
+          stride: Number of tokens that neighbouring windows share; None means that of the training, else 128,
+            but at most a quarter of the model's limit.
+
+        Raises:
+          UserError: A question or text is empty, a question leaves no room for a text, or a number is out of
+            range.
+        """
         check_texts(questions)
         if any(isinstance(question, str) for question in questions):
             raise UserError("give pairs of a question and its text")
         settings = self.processor.settings
         limit = self.model.config.max_length
-        longest = settings.get("longest", 30) if longest is None else longest
+        unanswerable = settings.get("unanswerable", False) if unanswerable is None else unanswerable
+        max_answer_length = settings.get("longest", 30) if max_answer_length is None else max_answer_length
         stride = min(settings.get("stride", 128), limit // 4) if stride is None else stride
-        if longest < 1 or not 0 <= stride <= limit // 2:
+        if max_answer_length < 1 or not 0 <= stride <= limit // 2:
             raise UserError(
-                f"`longest` {longest} must be at least 1, and `stride` {stride} from 0 to {limit // 2}, half "
-                "of the model's limit"
+                f"`max_answer_length` {max_answer_length} must be at least 1, and `stride` {stride} from 0 to "
+                f"{limit // 2}, half of the model's limit"
             )
-        windows = question_windows(self.processor, questions, max_length=limit, stride=stride)
-        check_tokens([own[0] for own in windows], lambda n: f"question {n + 1}")
-        examples = [Example(w.ids, w.types, {}) for own in windows for w in own]
+        window_lists = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        check_tokens([windows[0] for windows in window_lists], lambda n: f"question {n + 1}")
+        examples = [Example(w.ids, w.types, {}) for windows in window_lists for w in windows]
         logits = iter(self.run("answer", predicted, examples))
-        found = []
-        for (_, text), own in zip(questions, windows, strict=True):
+        results = []
+        for (_, text), windows in zip(questions, window_lists, strict=True):
             span = best_span(
-                [(window, next(logits)[: len(window.ids)]) for window in own],
-                longest=longest,
-                none=settings.get("unanswerable", False) if unanswerable is None else unanswerable,
+                [(window, next(logits)[: len(window.ids)]) for window in windows],
+                max_answer_length=max_answer_length,
+                unanswerable=unanswerable,
             )
             answer = text[span.start : span.end] if span.start >= 0 else ""
-            found.append((Answer(answer, span.start, span.score), own[span.window]))
-        return found
+            results.append((Answer(answer, span.start, span.score), windows[span.window]))
+        return results

@@ -1,4 +1,4 @@
-"""Kernel regression: a width at which each example is best answered by the others."""
+"""Choice of the kernel width of kernel regression, by the leave-one-out loss of the examples."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from transformer_jax.training.step import create_state, make_train_step
 
 
 def leave_one_out_loss(*, classes: bool) -> Loss:
-    """Squared error of each example as the others answer it, or its negative log-likelihood in nats where the
-    values are one-hot `classes`. Where no other example is near enough, the mean of all others answers.
+    """Return the loss of predicting each example from the others.
 
-    The batch is {"key": (S, D), "value": (S, C)}.
+    The loss is the squared error, or the negative log-likelihood in nats if the values are one-hot classes. An
+    example without a neighbour within the kernel is predicted by the mean of all others.
+
+    Args:
+      classes: The values are one-hot classes.
+
+    Returns:
+      A loss of batches {"key": (S, D), "value": (S, C)}.
     """
 
     def loss(model, extra, batch, key):
         del key
         points, value = batch["key"], batch["value"]
         means, answered = model.leave_one_out(points, value)
-        others = (value.sum(axis=0) - value) / (len(value) - 1)
-        means = jnp.where(answered[:, None], means, others)
+        mean_of_others = (value.sum(axis=0) - value) / (len(value) - 1)
+        means = jnp.where(answered[:, None], means, mean_of_others)
         if classes:
-            # A kernel that ends says "never" too easily: a hundredth of the mean of all keeps it finite.
-            errors = -jnp.log(((0.99 * means + 0.01 * others) * value).sum(axis=-1))
+            # Kernels with bounded support may predict probability 0; 1 % of the mean keeps the loss finite.
+            errors = -jnp.log(((0.99 * means + 0.01 * mean_of_others) * value).sum(axis=-1))
         else:
             errors = jnp.square(means - value).mean(axis=-1)
         return {"loss": errors.sum()}, {"loss": jnp.asarray(float(len(value)))}
@@ -47,15 +53,20 @@ def learn_width(
     steps: int = 300,
     learning_rate: float = 0.05,
 ) -> tuple[KernelRegression, list[float]]:
-    """The model with the width that gradient descent finds, and the loss in front of each step.
+    """Learn the width of a kernel by gradient descent.
 
-    A boxcar's loss is flat between jumps, so no gradient moves its width; see `best_width`.
+    The loss of a boxcar kernel is piecewise constant, so its width has no useful gradient; see `best_width`.
 
     Args:
-      model: where to begin; it is left as it is.
-      key, value: the examples (S, D) and (S, C).
-      classes: the values are one-hot classes.
-      steps, learning_rate: of Adam, on the logarithm of the width.
+      model: Initial model, which is not changed.
+      key: Keys of the examples (S, D).
+      value: Values of the examples (S, C).
+      classes: The values are one-hot classes.
+      steps: Number of steps of Adam on the logarithm of the width.
+      learning_rate: Learning rate of Adam.
+
+    Returns:
+      The model with the learned width, and the loss before each step.
     """
     optimizer = optax.adam(learning_rate)
     step = make_train_step(leave_one_out_loss(classes=classes), optimizer)
@@ -75,7 +86,15 @@ def best_width(
     *,
     classes: bool = False,
 ) -> float:
-    """The one of the widths whose leave-one-out loss is the lowest."""
+    """Return the width with the lowest leave-one-out loss.
+
+    Args:
+      config: Config of the model.
+      key: Keys of the examples (S, D).
+      value: Values of the examples (S, C).
+      widths: Widths to compare.
+      classes: The values are one-hot classes.
+    """
     loss: Any = jax.jit(leave_one_out_loss(classes=classes), static_argnums=(1, 3))
     losses = []
     for width in widths:

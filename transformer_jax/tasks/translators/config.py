@@ -1,4 +1,4 @@
-"""What a translation run learns from, its loss, and how it is scored."""
+"""Config of the translation task: data, batches, loss and scores."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from transformer_jax.training.config import FREE, check_at_least, check_below_on
 
 @dataclasses.dataclass(frozen=True)
 class TranslationConfig:
-    """Which pairs are learned, how they are batched, the loss, and how translations are scored.
+    """Pairs to train on, their batches, the loss, and the scoring of translations.
 
     Raises:
-      UserError: a value out of range, or values that contradict each other.
+      UserError: A value is out of range, or values contradict each other.
     """
 
     corpus: str = "phrases:en-de"
     """phrases:SOURCE-TARGET, the embedded corpus in any two CLDR locales (de, fr, ja, ru, pt_BR ...), or
-    tfds:NAME, a translation set of TensorFlow Datasets (tfds:wmt14_translate/de-en), which is downloaded if it
-    is not on disk. Ignored if `train` names files."""
+    tfds:NAME, a translation set of TensorFlow Datasets (tfds:wmt14_translate/de-en), which is downloaded unless
+    it is on disk. Ignored if `train` names files."""
     direction: str | None = None
-    """SOURCE-TARGET languages of a tfds: corpus; None: in the set's own order."""
+    """SOURCE-TARGET languages of a tfds: corpus; None means the order of the set."""
     splits: tuple[str, str, str] = ("train", "validation", "test")
-    """Training, validation and test split of a tfds: corpus, in its syntax: train[:98%] ..."""
+    """Training, validation and test split of a tfds: corpus, in TFDS syntax: train[:98%] ..."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of TFDS's sets; None: TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """Folder of TFDS data sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
     train: tuple[str, ...] = ()
-    """Training pairs of your own: two aligned text files (SRC TGT) or one tab-separated file; plain or .gz.
-    They need `valid` and `test`."""
+    """Files of training pairs: two aligned text files (SRC TGT) or one tab-separated file; plain or .gz.
+    Requires `valid` and `test`."""
     valid: tuple[str, ...] = ()
     """Validation pairs, files as in `train`."""
     test: tuple[str, ...] = ()
     """Test pairs, files as in `train`."""
     phrases: int = 75_000
-    """Number of training phrases drawn from the embedded corpus."""
+    """Number of training phrases to draw from the embedded corpus."""
     bpe_dropout: float = 0.0
-    """Rate at which merges of training words are left out at random (BPE-dropout); the paper's is 0.1."""
+    """Probability of skipping each merge of a training word (BPE-dropout); 0.1 in the paper."""
     batch_tokens: int = 4_096
-    """Padded tokens a side in one batch."""
+    """Padded tokens per batch, for the source and for the target."""
     batching: Literal["buckets", "packed"] = "buckets"
-    """Batches of sentences of about equal length (buckets), or of rows that each hold several sentences
-    (packed: nearly no padding and one shape to compile)."""
+    """buckets: batches of sentences of similar length. packed: rows of several sentences, almost no padding,
+    and a single shape to compile."""
     buckets: int = 4
-    """Number of length buckets, each compiled once. Packed batches have one shape."""
+    """Number of length buckets, each compiled once; has no effect on packed batches."""
     label_smoothing: float = 0.1
-    """Probability that is spread over the vocabulary; the paper's is 0.1."""
+    """Probability to spread over the vocabulary; 0.1 in the paper."""
     r_drop: float = 0.0
-    """Weight of the agreement of two passes with different dropout (R-Drop), which doubles a step; the
-    paper's is 5."""
+    """Weight of the divergence between two passes with different dropout (R-Drop), which doubles the work of a
+    step; 5 in the paper, 0 for a single pass."""
     beam_size: int = dataclasses.field(default=4, metadata=FREE)
-    """Beam size of the test's translations; 1 is greedy."""
+    """Beam size of the test translations; 1 is greedy search."""
     length_penalty: float = dataclasses.field(default=0.6, metadata=FREE)
     """Exponent of the length penalty."""
     bleu_tokenize: str = dataclasses.field(default="13a", metadata=FREE)
-    """sacreBLEU's tokenizer: 13a for plain text, none for tokenised text, zh, ja-mecab, char ..."""
+    """Tokenizer of sacreBLEU: 13a for plain text, none for tokenised text, zh, ja-mecab, char ..."""
 
     def __post_init__(self) -> None:
         try:
@@ -65,15 +65,15 @@ class TranslationConfig:
         except ValueError as error:
             raise UserError(str(error)) from None
         if self.train and not (self.valid and self.test):
-            raise UserError("`train` needs `valid` and `test`: scores come from pairs that were not trained on")
+            raise UserError("`train` needs `valid` and `test`: scores require pairs outside the training set")
         if not self.train and (self.valid or self.test):
             raise UserError("`valid` and `test` need `train`")
-        named = not self.train and self.corpus.startswith("tfds:")
-        if not self.train and not named:
+        is_tfds = not self.train and self.corpus.startswith("tfds:")
+        if not self.train and not is_tfds:
             parallel.parse_phrases_name(self.corpus)
         for field in ("direction", "data_dir"):
-            if not named and getattr(self, field) is not None:
-                raise UserError(f"`{field}` is for a corpus tfds:NAME")
+            if not is_tfds and getattr(self, field) is not None:
+                raise UserError(f"`{field}` needs a `corpus` tfds:NAME")
         check_at_least(
             self, phrases=1, batch_tokens=1, buckets=1, beam_size=1, label_smoothing=0, bpe_dropout=0, r_drop=0
         )

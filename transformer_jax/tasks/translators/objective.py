@@ -1,4 +1,4 @@
-"""Losses of a translator: the next target token, given the source and the target so far."""
+"""Losses of a translator, which predicts each target token from the source and the previous target tokens."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from transformer_jax.layers.losses import (
 from transformer_jax.training.objective import Objective
 
 
-def where_of(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The arguments that show a model where sentences are in a batch, rows of one sentence or packed."""
+def mask_arguments(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the segments of a packed batch or the source lengths of other batches, as arguments of a model."""
     if "source_segments" in batch:
         return {name: batch[name] for name in ("source_segments", "target_segments")}
-    # Padding follows the sentence and a decoder looks back, so no target mask is needed.
+    # Padding follows the sentence and the decoder is causal, so no target mask is needed.
     return {"source_mask": (batch["source"] != PAD).sum(axis=1)}
 
 
 def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, *, dropout_key=None):
-    """Sums over a batch: (smoothed loss, negative log-likelihood, number of target tokens)."""
+    """Return sums over a batch: smoothed loss, negative log-likelihood, and number of target tokens.
+
+    Args:
+      model: A translator.
+      batch: A batch of `TranslationBatches`.
+      label_smoothing: Probability to spread over the vocabulary.
+      dropout_key: Key for dropout; None disables it.
+    """
     labels = batch["target_out"]
     states = model.hidden_states(
-        batch["source"], batch["target_in"], **where_of(batch), dropout_key=dropout_key
+        batch["source"], batch["target_in"], **mask_arguments(batch), dropout_key=dropout_key
     )
     parts = model.compute.loss_parts_of(*labels.shape, model.config.vocab_size)
     return cross_entropy_in_parts(model.logits, states, labels, labels != PAD, label_smoothing, parts=parts)
@@ -38,39 +45,41 @@ def token_loss(model: Any, batch: dict[str, jax.Array], label_smoothing: float, 
 class TokenLoss(Objective):
     """Smoothed cross-entropy of each target token, with or without R-Drop (Liang et al. 2021).
 
-    With R-Drop two passes with dropout of their own are to agree: half of the paper's equation 4, so that the
-    loss compares with that of one pass, which is the mean of the two cross-entropies plus alpha / 2 times the
-    symmetric divergence of the two predictions. A step costs two; without dropout it changes nothing.
+    R-Drop adds the divergence of two passes with different dropout. The loss is half of the paper's equation 4,
+    so that it is comparable with the loss of one pass: the mean of the two cross-entropies plus alpha / 2 times
+    the symmetric divergence of the two predictions. A step computes two passes; without dropout they are equal.
 
     Args:
-      label_smoothing: of the cross-entropy.
-      r_drop: alpha, the weight of the divergence, 5 for the paper's translators; 0 is one pass.
+      label_smoothing: Probability to spread over the vocabulary.
+      r_drop: Alpha, the weight of the divergence, 5 for the paper's translators; 0 for a single pass.
     """
 
     def __init__(self, label_smoothing: float, r_drop: float = 0.0):
         self.label_smoothing, self.alpha = label_smoothing, r_drop
 
     def loss(self, model, extra, batch, key):
+        """Return sums and weights of the loss, the negative log-likelihood, and the divergence if any."""
         if self.alpha:
             return self._two_passes(model, batch, key)
         total, likelihood, weight = token_loss(model, batch, self.label_smoothing, dropout_key=key)
         return {"loss": total, "nll": likelihood}, {"loss": weight, "nll": weight}
 
     def _two_passes(self, model, batch, key):
-        # The rows twice in one batch: dropout draws by position, so the two passes differ.
-        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
-        states = model.hidden_states(twice["source"], twice["target_in"], **where_of(twice), dropout_key=key)
+        # Dropout depends on the position in the batch, so the two copies of a row get different masks.
+        doubled = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+        states = model.hidden_states(
+            doubled["source"], doubled["target_in"], **mask_arguments(doubled), dropout_key=key
+        )
         labels = batch["target_out"]
 
         def sums_of(first, second, labels):
             logits, both = model.logits(jnp.concatenate([first, second])), jnp.concatenate([labels, labels])
             sums = smoothed_cross_entropy(logits, both, both != PAD, self.label_smoothing)
-            one, other = jnp.split(logits, 2)
-            return *sums, symmetric_divergence(one, other, labels != PAD)
+            first_logits, second_logits = jnp.split(logits, 2)
+            return *sums, symmetric_divergence(first_logits, second_logits, labels != PAD)
 
         parts = model.compute.loss_parts_of(2 * len(labels), labels.shape[1], model.config.vocab_size)
-        found = sums_in_parts(sums_of, (*jnp.split(states, 2), labels), parts)
-        total, likelihood, weight = (value / 2 for value in found[:3])
-        divergence = found[3]
+        *both_sums, divergence = sums_in_parts(sums_of, (*jnp.split(states, 2), labels), parts)
+        total, likelihood, weight = (value / 2 for value in both_sums)
         sums = {"loss": total + self.alpha / 2 * divergence, "nll": likelihood, "divergence": divergence}
         return sums, dict.fromkeys(sums, weight)

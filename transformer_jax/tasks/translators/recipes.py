@@ -1,6 +1,6 @@
-"""Recipes of translation: functions that give complete configs.
+"""Recipes of translation: functions that return complete configs.
 
-A recipe's keywords are what other values follow from; every other value is changed by its own name.
+The keywords of a recipe are the values that others depend on; all other fields can be changed by name.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from transformer_jax.models.registry import TRANSLATORS
 from transformer_jax.tasks.translators.config import TranslationConfig
 from transformer_jax.training.config import Optimization, RunConfig, choose
 
-# Constants of Adam in the paper (section 5.3).
+# Constants of Adam in "Attention Is All You Need" (section 5.3).
 _ADAM: dict[str, float] = dict(b1=0.9, b2=0.98, epsilon=1e-9)
 
 
 def published(score: str) -> Callable[[Callable[..., RunConfig]], Callable[..., RunConfig]]:
-    """Attaches the literature's score for the same system to a recipe; it was not measured here."""
+    """Return a decorator that attaches a score from the literature for the same system to a recipe."""
 
     def attach(recipe: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
         recipe.published = score  # type: ignore[attr-defined]
@@ -28,10 +28,10 @@ def published(score: str) -> Callable[[Callable[..., RunConfig]], Callable[..., 
 
 def _run(
     recipe: str,
-    *,
     model: str,
     preset: str,
     steps: int,
+    *,
     model_values: dict[str, Any],
     norm: str,
     task: dict[str, Any],
@@ -44,12 +44,12 @@ def _run(
     if model == "transformer":
         values["norm"] = norm
     else:
-        # A step costs a recurrent model the same however many sentences take part in it.
+        # A recurrent step costs almost the same for any number of rows, so many short rows are faster.
         task = task | dict(batching="buckets")
-    # A recipe's own intervals are for its own number of steps: a shorter run saves as often.
+    # The intervals suit the recipe's default number of steps; a shorter run saves and evaluates as many times.
     intervals = {
-        field: min(optimization.get(field, steps), max(1, steps // share))
-        for field, share in (("save_every", 20), ("evaluate_every", evaluations))
+        field: min(optimization.get(field, steps), max(1, steps // count))
+        for field, count in (("save_every", 20), ("evaluate_every", evaluations))
     }
     return RunConfig(
         task=TranslationConfig(**task),
@@ -61,12 +61,12 @@ def _run(
 
 
 def phrases(*, model: str = "transformer", preset: str = "mini", steps: int = 1_000) -> RunConfig:
-    """The embedded phrases, tuned for two CPU cores and two minutes."""
+    """Train on the embedded phrases, two minutes on two CPU cores."""
     return _run(
         "phrases",
-        model=model,
-        preset=preset,
-        steps=steps,
+        model,
+        preset,
+        steps,
         model_values=dict(dropout=0.0, vocab_size=1_500),
         norm="pre",
         task=dict(batch_tokens=1_024, batching="packed", label_smoothing=0.0, beam_size=1),
@@ -76,12 +76,12 @@ def phrases(*, model: str = "transformer", preset: str = "mini", steps: int = 1_
 
 
 def files(*, model: str = "transformer", preset: str = "tiny", steps: int = 20_000) -> RunConfig:
-    """Pairs of your own, as the literature's tiny Transformer for Multi30k (Wu et al. 2021)."""
+    """Train on your own pairs, with the settings of a tiny Transformer for Multi30k (Wu et al. 2021)."""
     return _run(
         "files",
-        model=model,
-        preset=preset,
-        steps=steps,
+        model,
+        preset,
+        steps,
         model_values=dict(vocab_size=10_000),
         norm="post",
         task=dict(batch_tokens=4_096, batching="buckets", label_smoothing=0.1, beam_size=4),
@@ -91,36 +91,29 @@ def files(*, model: str = "transformer", preset: str = "tiny", steps: int = 20_0
 
 @published("41.02 BLEU, text only, lowercased and tokenised (Wu et al. 2021)")
 def multi30k(*, model: str = "transformer", preset: str = "tiny", steps: int = 9_000) -> RunConfig:
-    """Multi30k English-German on its 29,000 pairs alone.
+    r"""Train on the 29,000 pairs of Multi30k English-German.
 
-    The literature's tiny Transformer (4 layers, 128 / 256 / 4, dropout 0.3, joint BPE), with pre-norm and Muon,
-    so that an hour of two free CPU cores goes through the corpus 58 times; BPE-dropout and weight decay keep it
-    from memorising its pairs. The length penalty was chosen on validation among 0.6, 0.8, 1.0 and 1.4 (40.51,
-    40.73, 41.04 and 41.27 BLEU). Lowercased, normalised, tokenised text, as the data set has it:
+    The tiny Transformer of the literature (4 layers, width 128, feed-forward width 256, 4 heads, dropout 0.3,
+    joint BPE) with pre-norm and Muon, for 58 epochs in about one hour of two idle CPU cores. BPE-dropout and
+    weight decay reduce overfitting. The length penalty has the best validation BLEU among 0.6, 0.8, 1.0 and 1.4
+    (40.51, 40.73, 41.04 and 41.27). The data set's lowercased, normalised and tokenised files are used:
 
-        python -m experiments.translate --recipe multi30k --bleu-tokenize none \\
-            --train train.lc.norm.tok.en.gz train.lc.norm.tok.de.gz \\
-            --valid val.lc.norm.tok.en.gz val.lc.norm.tok.de.gz \\
+        python -m experiments.translate --recipe multi30k --bleu-tokenize none \
+            --train train.lc.norm.tok.en.gz train.lc.norm.tok.de.gz \
+            --valid val.lc.norm.tok.en.gz val.lc.norm.tok.de.gz \
             --test test_2016_flickr.lc.norm.tok.en.gz test_2016_flickr.lc.norm.tok.de.gz
 
-    Its validation loss still falls at the end, so a second run starts from its averaged parameters with half
-    the steps and three eighths of the rate: the same command with
+    The validation loss still falls at the end, so a second run starts from the averaged parameters, with half
+    the steps and three eighths of the learning rate. Add to the command:
 
-        --start runs/multi30k-transformer --run-dir runs/multi30k-longer --steps 4500 --learning-rate 1.5e-3
-
-    Seed 0, two cores of a shared AMD EPYC, jax 0.10.2, beam 5, mean of the last 8 checkpoints, tokenised:
-
-                  validation loss   validation BLEU   test_2016_flickr
-        first     1.747             41.27             40.93   2026-11-21, 6,534 s with pauses for other work
-        second    1.714             41.18             41.64   2026-11-22, 3,829 s more on one of the cores
-
-    The loss chose the second: BLEU of a thousand sentences has a spread of 0.9.
+        --start-from runs/multi30k-transformer --run-dir runs/multi30k-longer \
+            --steps 4500 --learning-rate 1.5e-3
     """
     return _run(
         "multi30k",
-        model=model,
-        preset=preset,
-        steps=steps,
+        model,
+        preset,
+        steps,
         model_values=dict(vocab_size=10_000),
         norm="pre",
         task=dict(
@@ -134,44 +127,43 @@ def multi30k(*, model: str = "transformer", preset: str = "tiny", steps: int = 9
     )  # fmt: skip
 
 
-_GERMAN: dict[str, Any] = dict(corpus="tfds:wmt14_translate/de-en", direction="en-de")
-_FRENCH: dict[str, Any] = dict(corpus="tfds:wmt14_translate/fr-en", direction="en-fr")
-# Checkpoints of the last 50 minutes (base, 5) and 200 minutes (big, 20), one each ten minutes in the paper:
-# 0.4 and 1.0 seconds a step.
-_BASE: dict[str, Any] = dict(average=5, save_every=1_500, evaluate_every=10_000)
-_BIG: dict[str, Any] = dict(average=20, save_every=600, evaluate_every=15_000)
+# The corpus and vocabulary size of each target language of WMT 2014, in the paper (section 5.1).
+_WMT14: dict[str, tuple[dict[str, Any], int]] = {
+    "German": (dict(corpus="tfds:wmt14_translate/de-en", direction="en-de"), 37_000),
+    "French": (dict(corpus="tfds:wmt14_translate/fr-en", direction="en-fr"), 32_000),
+}
+# The width, number of steps and saving of each size. The paper averages one checkpoint every ten minutes over
+# the last 50 minutes (base, 5 checkpoints) or 200 minutes (big, 20), at 0.4 or 1.0 seconds per step.
+_SIZES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "base": (512, 100_000, dict(average=5, save_every=1_500, evaluate_every=10_000)),
+    "big": (1_024, 300_000, dict(average=20, save_every=600, evaluate_every=15_000)),
+}
 
 
-def _wmt14(
-    name: str,
-    about: str,
-    score: str,
-    own: dict[str, Any],
-    optimization: dict[str, Any],
-    *,
-    size: str,
-    most: int,
-    width: int,
-    **model_values: Any,
-) -> Callable[..., RunConfig]:
-    """A recipe with the set-up of "Attention Is All You Need", sections 5 and 6.1.
+def _wmt14(language: str, size: str, score: str, **model_values: Any) -> Callable[..., RunConfig]:
+    """Return a recipe with the settings of "Attention Is All You Need", sections 5 and 6.1.
 
-    Batches are of about 25,000 tokens a side: 104 rows of 256, 95 % full. The schedule's peak is
+    A batch has about 25,000 tokens per side: 104 rows of 256, 95 % full. The peak learning rate is
     width ** -0.5 * warmup ** -0.5 (equation 3). The paper scores tokenised text with split compounds;
-    sacreBLEU of plain text, which is what is printed here, comes out up to a point lower.
+    sacreBLEU on plain text, as computed here, is up to one point lower.
     """
+    corpus_values, vocab_size = _WMT14[language]
+    width, default_steps, saving = _SIZES[size]
+    name = f"wmt14-{corpus_values['direction']}-{size}"
 
     @published(f"{score} BLEU (Vaswani et al. 2017, table 2)")
     def recipe(
         *,
         model: str = "transformer",
         preset: str = size,
-        steps: int = most,
+        steps: int = default_steps,
         corpus: str | None = None,
         train: tuple[str, ...] = (),
     ) -> RunConfig:
-        # The direction is of the recipe's own set.
-        data = dict(corpus=corpus or TranslationConfig.corpus) if corpus is not None or train else own
+        # The recipe's direction applies only to its own corpus.
+        data = (
+            corpus_values if corpus is None and not train else dict(corpus=corpus or TranslationConfig.corpus)
+        )
         task: dict[str, Any] = dict(
             batch_tokens=104 * 256, batching="packed", label_smoothing=0.1, beam_size=4, length_penalty=0.6
         )
@@ -179,16 +171,16 @@ def _wmt14(
         schedule = dict(learning_rate=peak, schedule="inverse_sqrt", warmup=4_000, clip=0.0)
         return _run(
             name,
-            model=model,
-            preset=preset,
-            steps=steps,
-            model_values=dict(dtype="bfloat16", max_length=256) | model_values,
+            model,
+            preset,
+            steps,
+            model_values=dict(dtype="bfloat16", max_length=256, vocab_size=vocab_size) | model_values,
             norm="post",
             task=task | data,
-            optimization=optimization | schedule,
+            optimization=saving | schedule,
         )
 
-    recipe.__doc__ = about
+    recipe.__doc__ = f"Train the paper's {size} model on WMT 2014 English-{language}."
     return recipe
 
 
@@ -196,53 +188,9 @@ RECIPES: dict[str, Callable[..., RunConfig]] = {
     "phrases": phrases,
     "files": files,
     "multi30k": multi30k,
-    **{
-        name: _wmt14(name, about, score, data, saves, size=size, most=most, width=width, **values)
-        for name, about, score, data, saves, size, most, width, values in (
-            (
-                "wmt14-en-de-base",
-                "The paper's base model on WMT 2014 English-German.",
-                "27.3",
-                _GERMAN,
-                _BASE,
-                "base",
-                100_000,
-                512,
-                dict(vocab_size=37_000),
-            ),
-            (
-                "wmt14-en-de-big",
-                "The paper's big model on WMT 2014 English-German.",
-                "28.4",
-                _GERMAN,
-                _BIG,
-                "big",
-                300_000,
-                1024,
-                dict(vocab_size=37_000),
-            ),
-            (
-                "wmt14-en-fr-base",
-                "The paper's base model on WMT 2014 English-French.",
-                "38.1",
-                _FRENCH,
-                _BASE,
-                "base",
-                100_000,
-                512,
-                dict(vocab_size=32_000),
-            ),
-            (
-                "wmt14-en-fr-big",
-                "The paper's big model on WMT 2014 English-French, with a dropout of 0.1.",
-                "41.8",
-                _FRENCH,
-                _BIG,
-                "big",
-                300_000,
-                1024,
-                dict(vocab_size=32_000, dropout=0.1),
-            ),
-        )
-    },
+    "wmt14-en-de-base": _wmt14("German", "base", "27.3"),
+    "wmt14-en-de-big": _wmt14("German", "big", "28.4"),
+    "wmt14-en-fr-base": _wmt14("French", "base", "38.1"),
+    # The paper uses a lower dropout for the big English-French model (section 5.4 and table 3).
+    "wmt14-en-fr-big": _wmt14("French", "big", "41.8", dropout=0.1),
 }

@@ -1,4 +1,4 @@
-"""Translation: pairs of sentences, an encoder-decoder, and what a trained translator can do."""
+"""Translation: training an encoder-decoder on sentence pairs, and translating and aligning with it."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from transformer_jax.training.task import Files, TaskEntry, Trained, processor_o
 from transformer_jax.training.totals import Totals
 
 _VALIDATION_PHRASES, _TEST_PHRASES = 500, 1_000
-# Sentences whose greedy translations are scored while training; the loss is over all.
+# Number of validation sentences to translate during training; the loss uses all.
 _TRANSLATED_WHILE_TRAINING = 200
 _LENGTHS = "lengths.npy"
 
 
 def load_corpus(config: RunConfig) -> parallel.Corpus:
-    """The pairs that a config names.
+    """Load the pairs of a config.
 
     Raises:
-      UserError: see `files_corpus`, `tfds_corpus` and `PhraseBook`.
+      UserError: See `files_corpus`, `tfds_corpus` and `PhraseBook`.
     """
     task: TranslationConfig = config.task
     if config.recipe == "multi30k" and not task.train:
@@ -55,10 +55,10 @@ def load_corpus(config: RunConfig) -> parallel.Corpus:
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """The loss of a config: policy gradients for hard attention, else cross-entropy.
+    """Return the objective of a config: policy gradients for hard attention, else cross-entropy.
 
     Raises:
-      UserError: values that contradict each other.
+      UserError: Values contradict each other.
     """
     task: TranslationConfig = config.task
     if model_config.max_length < 8:
@@ -66,14 +66,15 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     if isinstance(model_config, HardAttentionConfig):
         if task.r_drop:
             raise UserError(
-                "`r_drop` needs two passes that attend to the same positions: hard_attention draws them"
+                "`r_drop` needs two passes with the same attention, but hard_attention samples its positions: "
+                "leave `r_drop` out"
             )
         return HardAttentionTraining(task.label_smoothing)
     return TokenLoss(task.label_smoothing, task.r_drop)
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The largest batch of a run: rows of full length."""
+    """Return the shapes of the largest batch, with rows of full length."""
     task: TranslationConfig = config.task
     accumulation, length = config.optimization.accumulation, config.model.max_length
     rows = max(1, task.batch_tokens // length // accumulation) * accumulation
@@ -83,22 +84,22 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class PreparedPairs:
-    """A corpus made into batches.
+    """Batches of a corpus.
 
     Args:
-      config: of the run.
-      corpus: its three splits.
-      tokenizer: of both sides.
-      note: receives a line on what was counted.
-      lengths: of every training pair, see `token_lengths`; None counts them.
+      config: Config of the run.
+      corpus: Training, validation and test pairs.
+      tokenizer: Tokenizer of both sides.
+      note: Receives lines of text with the counts.
+      lengths: Lengths of every training pair from an earlier `token_lengths`; None counts them.
 
     Attributes:
-      train: batches for training.
-      valid: batches for validation.
-      lengths: as above.
+      train: Training batches.
+      valid: List of validation batches.
+      lengths: Lengths of every training pair.
 
     Raises:
-      UserError: every pair of a split is too long or empty, or a batch is too small for the longest.
+      UserError: All pairs of a split are empty or too long, or a batch is too small for the longest.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class PreparedPairs:
             if not isinstance(corpus.train, list):
                 note(f"counting the tokens of {len(corpus.train):,} pairs, once for this run")
             lengths = token_lengths(corpus.train, tokenizer)
-        options: dict[str, Any] = dict(max_length=limit)
-        train = EncodedPairs(corpus.train, tokenizer, dropout=task.bpe_dropout, lengths=lengths, **options)
-        valid = EncodedPairs(corpus.valid, tokenizer, **options)
+        train = EncodedPairs(
+            corpus.train, tokenizer, max_length=limit, dropout=task.bpe_dropout, lengths=lengths
+        )
+        valid = EncodedPairs(corpus.valid, tokenizer, max_length=limit)
         for split, examples in (("training", train), ("validation", valid)):
             if not len(examples) and not examples.too_long:
                 raise UserError(f"no {split} pair has text on both sides")
@@ -125,29 +127,29 @@ class PreparedPairs:
                 raise UserError(f"every {split} pair is longer than `max_length` {limit} tokens: raise it")
         empty = f" ({corpus.empty[2]:,} empty left out)" if corpus.empty[2] else ""
         note(
-            f"{_counted(train, corpus.empty[0], limit)} for training, "
-            f"{_counted(valid, corpus.empty[1], limit)} for validation, "
+            f"{_counts(train, corpus.empty[0], limit)} for training, "
+            f"{_counts(valid, corpus.empty[1], limit)} for validation, "
             f"{len(corpus.test):,} pairs{empty} for test, vocabulary {tokenizer.vocab_size:,}"
         )
         packed = task.batching == "packed"
-        longest_side = train.lengths.max(axis=1) + 1
+        row_lengths = train.lengths.max(axis=1) + 1
         shape: dict[str, int] = dict(row_multiple=config.optimization.accumulation, limit=limit)
         buckets: tuple[Bucket, ...]
         if packed:
-            buckets = (packed_bucket(longest_side, task.batch_tokens, **shape),)
+            buckets = (packed_bucket(row_lengths, task.batch_tokens, **shape),)
         else:
-            buckets = choose_buckets(longest_side, task.buckets, task.batch_tokens, **shape)
+            buckets = choose_buckets(row_lengths, task.buckets, task.batch_tokens, **shape)
         self.train = TranslationBatches(train, buckets, config.seed, packed=packed)
-        longest = int(valid.lengths.max()) + 1
-        if longest > buckets[-1].length:
-            # Longer than every training pair: one more shape.
-            buckets += (Bucket(longest, max(1, buckets[-1].rows // 2)),)
+        valid_length = int(valid.lengths.max()) + 1
+        if valid_length > buckets[-1].length:
+            # A validation pair is longer than all training pairs, so the batches need one more shape.
+            buckets += (Bucket(valid_length, max(1, buckets[-1].rows // 2)),)
         self.valid = list(TranslationBatches(valid, buckets, config.seed, packed=packed).epoch())
         self.lengths = lengths
 
 
-def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
-    """ "29,000 pairs", with the number of those that were left out."""
+def _counts(examples: EncodedPairs, empty: int, limit: int) -> str:
+    """Return the number of pairs as text, with the numbers of empty and of too long pairs."""
     empty += examples.empty
     reasons = [f"{empty:,} empty"] * (empty > 0)
     reasons += [f"{examples.too_long:,} longer than {limit} tokens"] * (examples.too_long > 0)
@@ -155,7 +157,16 @@ def _counted(examples: EncodedPairs, empty: int, limit: int) -> str:
 
 
 class Translation:
-    """The task with its corpus opened; see `training.task.Task`."""
+    """The task with its corpus opened; see `training.task.Task`.
+
+    Args:
+      config: Config of the run.
+      corpus: Training, validation and test pairs.
+      tokenizer: Tokenizer of both sides.
+      pairs: Batches of the corpus.
+      mesh: Mesh that batches are sharded over, or None.
+      note: Receives lines of text about the test set.
+    """
 
     best: tuple[str, Literal["min", "max"]] = ("valid_bleu", "max")
     unit = "target_tokens"
@@ -172,8 +183,8 @@ class Translation:
         self._config, self._corpus, self._pairs, self._mesh, self._note = config, corpus, pairs, mesh, note
         self.processor = tokenizer
         self.model_config = dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size)
-        # A corpus read from disk is counted once, not each time that the run is resumed.
-        self.files: Files = {} if isinstance(corpus.train, list) else {_LENGTHS: _saved(pairs.lengths)}
+        # Saving the lengths spares a resumed run from reading a large corpus to count them again.
+        self.files: Files = {} if isinstance(corpus.train, list) else {_LENGTHS: _npy_bytes(pairs.lengths)}
         self.fingerprint = corpus.fingerprint()
         accumulation = config.optimization.accumulation
         self.batches = pairs.train.share(lambda rows: rows_here(rows, mesh, micro_batches=accumulation))
@@ -182,56 +193,55 @@ class Translation:
         self._loss = jax.jit(lambda model, batch: token_loss(model, batch, 0.0)[1:])
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield the loss and perplexity of all validation pairs, and scores of some greedy translations."""
         totals = [self._loss(model, place_batch(batch, self._mesh)) for batch in self._pairs.valid]
         likelihood = sum(float(total) for total, _ in totals)
         loss = likelihood / max(1.0, sum(float(weight) for _, weight in totals))
         yield "valid_loss", loss
         yield "valid_perplexity", float(np.exp(min(loss, 80.0)))
-        some = self._corpus.valid[:_TRANSLATED_WHILE_TRAINING]
+        pairs = self._corpus.valid[:_TRANSLATED_WHILE_TRAINING]
         translator = Translator(model, self.processor, beam_size=1)
-        translated = translator([pair.source for pair in some], truncate=True)
-        references = [pair.target for pair in some]
+        translations = translator([pair.source for pair in pairs], truncate=True)
+        references = [pair.target for pair in pairs]
         tokenize = self._config.task.bleu_tokenize
-        for name, value in translation_scores(translated, references, bleu_tokenize=tokenize):
+        for name, value in translation_scores(translations, references, bleu_tokenize=tokenize):
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Score the kept model's translations of the test set; the lines show some of them."""
         task: TranslationConfig = self._config.task
         translator = Translator(kept_model, self.processor, beam_size=task.beam_size, alpha=task.length_penalty)
         sources = [pair.source for pair in self._corpus.test]
         references = [pair.target for pair in self._corpus.test]
-        cut = sum(len(ids) > translator.max_source for ids in self.processor.encode(sources))
-        if cut:
-            self._note(
-                f"{cut} test source(s) are longer than {translator.max_source} tokens and were cut there"
-            )
-        began = time.perf_counter()
+        truncated = sum(len(ids) > translator.max_source for ids in self.processor.encode(sources))
+        if truncated:
+            self._note(f"{truncated} test source(s) were truncated to {translator.max_source} tokens")
+        start_time = time.perf_counter()
         translations = translator(sources, truncate=True)
-        spent = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         scores = dict(translation_scores(translations, references, bleu_tokenize=task.bleu_tokenize))
-        speed = totals.weight / max(totals.seconds, 1e-9)
         results = scores | {
             "signature": bleu_signature(references, task.bleu_tokenize),
-            "tokens_per_second": speed,
+            "tokens_per_second": totals.weight / max(totals.seconds, 1e-9),
             "target_tokens": totals.weight,
             "test_sentences": len(sources),
-            "test_sentences_per_second": len(sources) / spent,
+            "test_sentences_per_second": len(sources) / seconds,
         }
-        shown = []
+        lines = []
         rows = list(zip(sources, translations, references, strict=True))
         for source, translation, reference in rows[:: max(1, len(rows) // 8)][:8]:
-            shown += ["", f"source       {source}", f"translation  {translation}"]
-            shown += [f"reference    {reference}"] * (translation != reference)
-        shown += [
+            lines += ["", f"source       {source}", f"translation  {translation}"]
+            lines += [f"reference    {reference}"] * (translation != reference)
+        lines += [
             "",
             f"BLEU {scores['bleu']:.2f} ({results['signature']})",
             f"chrF {scores['chrf']:.2f}",
             f"exact match {scores['exact_match']:.1f} % of {len(rows):,} unseen sentences",
         ]
-        return results, shown
+        return results, lines
 
 
-def _saved(array: np.ndarray) -> bytes:
+def _npy_bytes(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
@@ -246,14 +256,23 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> Translation:
-    """Opens the corpus, makes or reads the tokenizer, and makes batches; see `TaskEntry.prepare`."""
+    """Open the corpus, train or read the tokenizer, and make batches; see `TaskEntry.prepare`.
+
+    Args:
+      config: Config of the run.
+      objective: Objective of the task.
+      mesh: Mesh that batches are sharded over, or None.
+      stored: Files of the run in the folder, or None for a new run.
+      starts: Opened folders that the run starts from.
+      note: Receives lines of text about the data.
+    """
     corpus = on_first_then_every_process(lambda: load_corpus(config))
 
     def make_tokenizer() -> BytePairTokenizer:
         if stored is not None:
             return BytePairTokenizer.from_files(stored)
-        if (given := processor_of(starts)) is not None:
-            return given
+        if (tokenizer := processor_of(starts)) is not None:
+            return tokenizer
         if not isinstance(corpus.train, list):
             note(f"learning the vocabulary of {len(corpus.train):,} pairs")
         texts = (text for pair in corpus.train for text in pair if text)
@@ -262,8 +281,8 @@ def prepare(
     tokenizer = shared_processor(BytePairTokenizer, make_tokenizer)
     lengths = np.load(io.BytesIO(stored[_LENGTHS])) if stored and _LENGTHS in stored else None
     pairs = on_every_process(lambda: PreparedPairs(config, corpus, tokenizer, note, lengths))
-    fewest = min(bucket.rows for bucket in pairs.train.buckets) // config.optimization.accumulation
-    on_every_process(lambda: check_rows(fewest, mesh, "`batch_tokens`", whole=False))
+    smallest = min(bucket.rows for bucket in pairs.train.buckets) // config.optimization.accumulation
+    on_every_process(lambda: check_rows(smallest, mesh, "`batch_tokens`", whole=False))
     return Translation(config, corpus, tokenizer, pairs, mesh, note)
 
 
@@ -271,30 +290,32 @@ class TrainedTranslator(Trained):
     """A translator from a run or a published folder."""
 
     def translator(self, *, beam_size: int | None = None, alpha: float | None = None) -> Translator:
-        """A `Translator` with the search of the run's config, or another.
+        """Return a `Translator` for this model.
 
         Args:
-          beam_size, alpha: see `beam_search`; None takes the run's.
+          beam_size: See `beam_search`; None uses the run's.
+          alpha: See `beam_search`; None uses the run's.
         """
-        own = TranslationConfig() if self.config is None else self.config.task
+        task = TranslationConfig() if self.config is None else self.config.task
         return Translator(
             self.model,
             self.processor,
-            beam_size=own.beam_size if beam_size is None else beam_size,
-            alpha=own.length_penalty if alpha is None else alpha,
+            beam_size=task.beam_size if beam_size is None else beam_size,
+            alpha=task.length_penalty if alpha is None else alpha,
         )
 
     def translate(
         self, texts: Sequence[str], *, beam_size: int | None = None, alpha: float | None = None
     ) -> list[str]:
-        """The translation of each text; an empty text stays empty.
+        """Translate texts; the translation of an empty text is empty.
 
         Args:
-          texts: any number of sentences.
-          beam_size, alpha: see `translator`.
+          texts: List of sentences.
+          beam_size: See `translator`.
+          alpha: See `translator`.
 
         Raises:
-          UserError: a text longer than the model's limit.
+          UserError: A text is longer than the model's limit.
         """
         return self.translator(beam_size=beam_size, alpha=alpha)(texts)
 
@@ -306,16 +327,22 @@ class TrainedTranslator(Trained):
         beam_size: int | None = None,
         alpha: float | None = None,
     ) -> Alignment:
-        """The translation of one text, the model's or an argument, with its cross-attention; see `Alignment`.
+        """Return a translation of a text with its cross-attention; see `Alignment`.
+
+        Args:
+          text: The source sentence.
+          translation: Its translation; None uses the model's.
+          beam_size: See `translator`.
+          alpha: See `translator`.
 
         Raises:
-          UserError: an empty text, or one longer than the model's limit.
+          UserError: The text is empty or longer than the model's limit.
         """
         return self.translator(beam_size=beam_size, alpha=alpha).align(text, translation)
 
 
 def default_recipe(values: Mapping[str, Any]) -> str:
-    """The recipe of values that name none: phrases for the embedded corpus, else files."""
+    """Return the recipe for values that name none: phrases for the embedded corpus, else files."""
     embedded = not values.get("train") and str(values.get("corpus") or "phrases:").startswith("phrases:")
     return "phrases" if embedded else "files"
 

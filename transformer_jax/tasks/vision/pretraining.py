@@ -1,5 +1,4 @@
-"""What the pretraining tasks of images share: images whose labels are not learned from, and k-NN accuracy as
-the measure of their features."""
+"""Shared parts of the image pretraining tasks, which use no labels and measure features by k-NN accuracy."""
 
 from __future__ import annotations
 
@@ -13,77 +12,70 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from transformer_jax.data.batches.image_batches import ImageBatches, Views
+from transformer_jax.data.batches.image_batches import Views
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
-from transformer_jax.distributed.mesh import rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner, feature_spread, knn_accuracy
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.vision import data as image_data
-from transformer_jax.tasks.vision.data import ImageDataConfig, Splits, normalised_images
-from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least, choose
+from transformer_jax.tasks.vision.data import ImageDataConfig, Splits, normalize_images
+from transformer_jax.tasks.vision.image_task import ImageTask
+from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least
 from transformer_jax.training.task import Files, shared_processor
 from transformer_jax.training.totals import Totals
 
 
 @dataclasses.dataclass(frozen=True)
 class ImagePretrainingConfig(ImageDataConfig):
-    """`ImageDataConfig`, and how features are measured.
+    """`ImageDataConfig`, and the measurement of features.
 
     Raises:
-      UserError: a value out of range.
+      UserError: A value is out of range.
     """
 
-    neighbours: int = dataclasses.field(default=20, metadata=FREE)
-    """Nearest training images that vote on the class of an image."""
-    measured: int = dataclasses.field(default=10_000, metadata=FREE)
-    """Training images among which they are looked for while training; at the end it is all of them."""
+    neighbors: int = dataclasses.field(default=20, metadata=FREE)
+    """Number of nearest training images that vote on the class of an image."""
+    neighbor_pool: int = dataclasses.field(default=10_000, metadata=FREE)
+    """Number of training images among which to find neighbors during training; the final score uses all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, neighbours=1, measured=1)
+        check_at_least(self, neighbors=1, neighbor_pool=1)
 
 
-def recipe_config(
-    task: Any,
-    kind: str,
-    model: str,
-    preset: str,
-    steps: int,
-    recipe: str,
-    changes: dict[str, Any],
-    **optimization: Any,
-) -> RunConfig:
-    """The config of a recipe of these tasks.
+def pretraining_optimization(steps: int, **values: Any) -> Optimization:
+    """Return the optimization of the pretraining recipes.
 
-    Raises:
-      ValueError: an unknown name.
+    Args:
+      steps: Number of training steps.
+      **values: Fields to change.
     """
-    choose("model", model, tuple(MODELS[kind]))
-    choose("preset", preset, MODELS[kind][model].presets)
-    every = max(1, steps // 10)
-    own: dict[str, Any] = dict(
-        steps=steps, schedule="cosine", warmup=max(1, steps // 10), b1=0.9, b2=0.95, epsilon=1e-8,
-        weight_decay=0.05, learning_rate=1e-3, save_every=every, evaluate_every=every,
+    tenth = max(1, steps // 10)
+    defaults: dict[str, Any] = dict(
+        steps=steps, schedule="cosine", warmup=tenth, b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.05,
+        learning_rate=1e-3, save_every=tenth, evaluate_every=tenth,
     )  # fmt: skip
-    config = MODELS[kind][model].preset(preset, **changes)
-    return RunConfig(
-        task=task, model=config, optimization=Optimization(**(own | optimization)), recipe=recipe, preset=preset
-    )
+    return Optimization(**(defaults | values))
 
 
-class ImagePretraining:
+class ImagePretraining(ImageTask):
     """A pretraining task with its images opened; see `training.task.Task`.
 
-    A subclass gives `views`, what is made of an image, and may give `further`, scores of its own.
+    A subclass defines `views`, and may define `extra_scores`.
+
+    Args:
+      config: Config of the run.
+      splits: Image sets of the run.
+      processor: Image processor of the run.
+      objective: Objective of the task.
+      mesh: Mesh that batches are sharded over, or None.
+      note: Receives lines of text about the images.
 
     Raises:
-      UserError: images that cannot be read.
+      UserError: An image cannot be read, or `keep` is "best" without classes.
     """
 
     best: tuple[str, Literal["min", "max"]]
-    unit = "images"
 
     def __init__(
         self,
@@ -94,147 +86,141 @@ class ImagePretraining:
         mesh: Mesh | None,
         note: Callable[[str], None],
     ):
-        task: ImagePretrainingConfig = config.task
-        self.model_config, self.note = config.model, note
-        self.processor, self._mesh, self._task, self._objective = processor, mesh, task, objective
-        self.files: Files = {}
-        self.fingerprint = image_data.fingerprint_of(splits)
-        self._seed = config.seed
-        train = image_data.kept_if_small(splits.train, None)
-        # Noted before images are decoded once more in the processor's size.
-        notes = [image_data.converted_note(splits.train, complete=isinstance(train, image_data.Kept))]
-        batches = ImageBatches(
-            train, task.batch_size, config.seed, views=self.views(config),
-            workers=image_data.workers_of(task, train),
+        # k-NN accuracy needs at least two classes.
+        self._has_classes = len(splits.train.classes) > 1
+        if not self._has_classes and config.optimization.keep == "best":
+            raise UserError(f"{splits.train.path} has no classes to choose the best step by: give `keep` last")
+        self.best = ("valid_knn_accuracy" if self._has_classes else "valid_feature_spread", "max")
+        self.model_config, self._objective, self._seed = config.model, objective, config.seed
+        super().__init__(
+            config, splits, processor, mesh, note,
+            train=image_data.in_memory_if_small(splits.train, None),
+            views=self.views(config),
+            evaluated={"train": splits.train, "valid": splits.valid, **splits.tests},
         )  # fmt: skip
-        self.batches = batches.share(
-            rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
-        )
-        # Without classes features have no accuracy.
-        self._classes = len(splits.train.classes) > 1
-        if not self._classes and config.optimization.keep == "best":
-            raise UserError(f"{splits.train.where} has no classes to choose the best step by: give `keep` last")
-        self.best = ("valid_knn_accuracy" if self._classes else "valid_feature_spread", "max")
-        self._splits = {"train": splits.train, "valid": splits.valid, **splits.tests}
-        self._images = {name: image_data.kept_if_small(own, processor) for name, own in self._splits.items()}
-        notes += [
-            image_data.converted_note(own, complete=isinstance(self._images[name], image_data.Kept))
-            for name, own in self._splits.items()
-            if name != "train"
-        ]
-        for line in filter(None, notes):
-            note(line)
-        self._runner = ImageRunner(self._vectors, mesh=mesh)
-        epochs = config.optimization.steps / batches.batches_per_epoch
-        self.about = f"{task.batch_size} images a batch, {epochs:.1f} epochs"
+        self._runner = ImageRunner(self._features, mesh=mesh)
         note(f"{len(splits.train):,} images for training, {len(splits.valid):,} for validation")
 
     def views(self, config: RunConfig) -> Views:
-        """What is made of a training image."""
+        """Return the function that augments a training image."""
         raise NotImplementedError
 
-    def further(self, kept: Any, name: str) -> Iterator[tuple[str, float]]:
-        """Further scores of the model that the run is for, on a split."""
+    def extra_scores(self, kept: Any, name: str) -> Iterator[tuple[str, float]]:
+        """Yield additional scores of the kept model on a split."""
         yield from ()
 
-    def _vectors(self, model: Any, images: jax.Array) -> jax.Array:
-        states = model.hidden_states(normalised_images(images, self.processor.mean, self.processor.std))
+    def _features(self, model: Any, images: jax.Array) -> jax.Array:
+        states = model.hidden_states(normalize_images(images, self.processor.mean, self.processor.std))
         return model.pooled(states).astype(jnp.float32)
 
     def vectors(self, encoder: Any, name: str, numbers: np.ndarray | None = None) -> np.ndarray:
-        """Vectors (N, D) of a split, "train", "valid" or a test set's name, or of some of its images."""
+        """Compute the feature vectors (N, D) of a split.
+
+        Args:
+          encoder: The vision model.
+          name: "train", "valid" or the name of a test set.
+          numbers: Indices of the images to use; None uses all.
+        """
         images = self._images[name]
         if numbers is not None:
             images = [images[int(n)] for n in numbers]
-        return self._runner(self._runner.prepared(encoder), images)
+        return self._runner(self._runner.prepare(encoder), images)
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield k-NN accuracy if there are classes, the spread of the features, and `extra_scores`."""
         kept = self._objective.kept(model, extra)
         encoder = getattr(kept, "encoder", kept)
         task: ImagePretrainingConfig = self._task
-        asked = self.vectors(encoder, "valid")
-        if self._classes:
-            count = len(self._splits["train"])
-            numbers = np.random.default_rng(2).permutation(count)[: task.measured]
-            known, labels = self.vectors(encoder, "train", numbers), self._splits["train"].labels[numbers]
-            accuracy = knn_accuracy(known, labels, asked, self._splits["valid"].labels, k=task.neighbours)
+        train, valid = self._splits["train"], self._splits["valid"]
+        vectors = self.vectors(encoder, "valid")
+        if self._has_classes:
+            numbers = np.random.default_rng(2).permutation(len(train))[: task.neighbor_pool]
+            train_vectors = self.vectors(encoder, "train", numbers)
+            accuracy = knn_accuracy(
+                train_vectors, train.labels[numbers], vectors, valid.labels, k=task.neighbors
+            )
             yield "valid_knn_accuracy", accuracy
-        yield "valid_feature_spread", feature_spread(asked)
-        for name, value in self.further(kept, "valid"):
+        yield "valid_feature_spread", feature_spread(vectors)
+        for name, value in self.extra_scores(kept, "valid"):
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Score the kept model on each test set, and compare its k-NN accuracy with untrained baselines."""
         tests = [name for name in self._splits if name not in ("train", "valid")] or ["valid"]
         encoder = getattr(kept_model, "encoder", kept_model)
-        asked = {name: self.vectors(encoder, name) for name in tests}
-        found = {
-            name: {"feature_spread": feature_spread(own), **dict(self.further(kept_model, name))}
-            for name, own in asked.items()
+        vectors = {name: self.vectors(encoder, name) for name in tests}
+        scores = {
+            name: {"feature_spread": feature_spread(vectors[name]), **dict(self.extra_scores(kept_model, name))}
+            for name in tests
         }
-        if self._classes:
-            for name, accuracies in self._accuracies(encoder, asked).items():
-                found[name] |= accuracies
+        if self._has_classes:
+            for name, accuracies in self._knn_accuracies(encoder, vectors).items():
+                scores[name] |= accuracies
         results: dict[str, Any] = {
-            kind: found[tests[0]][kind] if len(tests) == 1 else {name: own[kind] for name, own in found.items()}
-            for kind in found[tests[0]]
+            metric: image_data.only_or_all({name: scores[name][metric] for name in tests})
+            for metric in scores[tests[0]]
         }
         results["images_per_second"] = totals.weight / max(totals.seconds, 1e-9)
-        shown = []
-        for name, own in found.items():
-            others = [
-                f"{kind.removesuffix('_knn_accuracy')} {own[kind]:.2f}" for kind in own if "_knn_" in kind
+        lines = []
+        for name, values in scores.items():
+            baselines = [
+                f"{metric.removesuffix('_knn_accuracy')} {value:.2f}"
+                for metric, value in values.items()
+                if "_knn_" in metric
             ]
-            accuracy = f"k-NN accuracy {own['knn_accuracy']:.2f}, " if self._classes else ""
-            line = f"{name:<12} {accuracy}spread {own['feature_spread']:.3f}"
-            shown.append("; ".join(filter(None, [line, ", ".join(others)])))
-        return results, shown
+            accuracy = f"k-NN accuracy {values['knn_accuracy']:.2f}, " if self._has_classes else ""
+            line = f"{name:<12} {accuracy}spread {values['feature_spread']:.3f}"
+            lines.append("; ".join(filter(None, [line, ", ".join(baselines)])))
+        return results, lines
 
-    def _accuracies(self, encoder: Any, asked: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-        """By test set the k-NN accuracies of its vectors, and of what `_without_training` compares."""
-        labels, k = self._splits["train"].labels, self._task.neighbours
-        known, found = self.vectors(encoder, "train"), self._without_training(encoder, list(asked))
-        for name, vectors in asked.items():
-            accuracy = knn_accuracy(known, labels, vectors, self._splits[name].labels, k=k)
-            found[name] = {"knn_accuracy": accuracy, **found[name]}
-        return found
+    def _knn_accuracies(self, encoder: Any, vectors: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+        """Return by test set the k-NN accuracies of the encoder and of two baselines.
 
-    def _without_training(self, encoder: Any, tests: Sequence[str]) -> dict[str, dict[str, float]]:
-        """By test set the k-NN accuracies that features are compared with: of an encoder of the same sizes with
-        initial values, and of pixels as they are, where those of all training images fit into a gigabyte."""
-        labels, k = self._splits["train"].labels, self._task.neighbours
+        The baselines are an encoder of the same sizes with initial values, and, if the pixels of the training
+        images fit in a gigabyte as float32, the pixels themselves.
+        """
+        labels, k = self._splits["train"].labels, self._task.neighbors
 
-        def before_training() -> Any:
+        def initial_encoder() -> Any:
             return type(encoder)(encoder.config, rngs=nnx.Rngs(self._seed), compute=encoder.compute)
 
-        fresh = jax.jit(before_training, out_shardings=jax.tree.map(lambda x: x.sharding, encoder))()
+        untrained = jax.jit(initial_encoder, out_shardings=jax.tree.map(lambda x: x.sharding, encoder))()
 
         def pixels(name: str) -> np.ndarray:
             images = self._images[name]
             return np.stack([images[n] for n in range(len(images))]).astype(np.float32) / 255
 
-        kinds: dict[str, Callable[[str], np.ndarray]] = {
-            "untrained_knn_accuracy": lambda name: self.vectors(fresh, name)
+        features: dict[str, Callable[[str], np.ndarray]] = {
+            "knn_accuracy": {**vectors, "train": self.vectors(encoder, "train")}.__getitem__,
+            "untrained_knn_accuracy": lambda name: self.vectors(untrained, name),
         }
         if 4 * len(labels) * self._images["train"][0].size <= 2**30:
-            kinds["pixels_knn_accuracy"] = pixels
-        found: dict[str, dict[str, float]] = {name: {} for name in tests}
-        for kind, features in kinds.items():
-            known = features("train")
-            for name in tests:
+            features["pixels_knn_accuracy"] = pixels
+        accuracies: dict[str, dict[str, float]] = {name: {} for name in vectors}
+        for metric, features_of in features.items():
+            train_features = features_of("train")
+            for name in vectors:
                 expected = self._splits[name].labels
-                found[name][kind] = knn_accuracy(known, labels, features(name), expected, k=k)
-        return found
+                accuracies[name][metric] = knn_accuracy(
+                    train_features, labels, features_of(name), expected, k=k
+                )
+        return accuracies
 
 
 def abstract_images(config: RunConfig, **shapes: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of images by name, each of a shape behind B."""
+    """Return an abstract batch of images.
+
+    Args:
+      config: Config of the run.
+      **shapes: Shape of each array without its batch axis.
+    """
     B = config.task.batch_size
-    found = {name: jax.ShapeDtypeStruct((B, *shape), jnp.uint8) for name, shape in shapes.items()}
-    return found | {"weight": jax.ShapeDtypeStruct((B,), jnp.float32)}
+    arrays = {name: jax.ShapeDtypeStruct((B, *shape), jnp.uint8) for name, shape in shapes.items()}
+    return arrays | {"weight": jax.ShapeDtypeStruct((B,), jnp.float32)}
 
 
 def prepare(
-    kind: type[ImagePretraining],
+    task: type[ImagePretraining],
     config: RunConfig,
     objective: Any,
     *,
@@ -243,8 +229,18 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> ImagePretraining:
-    """Opens the images and makes batches; see `TaskEntry.prepare`."""
-    splits = on_first_then_every_process(lambda: image_data.open_splits(config.task, labelled=False))
+    """Open the images of a pretraining task and make batches; see `TaskEntry.prepare`.
+
+    Args:
+      task: Class of the task.
+      config: Config of the run.
+      objective: Objective of the task.
+      mesh: Mesh that batches are sharded over, or None.
+      stored: Files of the run in the folder, or None for a new run.
+      starts: Opened folders that the run starts from.
+      note: Receives lines of text about the images.
+    """
+    splits = on_first_then_every_process(lambda: image_data.open_splits(config.task, labeled=False))
 
     def make() -> ImageProcessor:
         if stored is not None:
@@ -252,4 +248,4 @@ def prepare(
         return image_data.make_processor(config, (), starts)
 
     processor = shared_processor(ImageProcessor, make)
-    return on_every_process(lambda: kind(config, splits, processor, objective, mesh, note))
+    return on_every_process(lambda: task(config, splits, processor, objective, mesh, note))

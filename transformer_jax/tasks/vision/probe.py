@@ -1,4 +1,4 @@
-"""k-NN accuracy of any vision encoder's features: nothing is trained."""
+"""k-NN accuracy of the features of a vision encoder, without training."""
 
 from __future__ import annotations
 
@@ -18,61 +18,59 @@ from transformer_jax.training.config import RunConfig
 from transformer_jax.training.run_folder import check_free, write_json
 
 
-def probe_by_neighbours(config: RunConfig, run_dir: pathlib.Path, *, neighbours: int = 20) -> list[str]:
-    """Scores the start of a config by the votes of nearest training images, and writes `results.json`.
+def probe_by_neighbors(config: RunConfig, run_dir: pathlib.Path, *, neighbors: int = 20) -> list[str]:
+    """Score the start of a config by k-NN classification, and write `results.json`.
 
     Args:
-      config: of image classification, with one start.
-      run_dir: folder for `results.json`; it must hold nothing else.
-      neighbours: that vote, see `knn_accuracy`.
+      config: Config of image classification with one start.
+      run_dir: Folder for `results.json`; it must contain no other file.
+      neighbors: Number of nearest training images that vote, see `knn_votes`.
 
     Returns:
-      Lines that a command prints.
+      Lines for a command to print.
 
     Raises:
-      UserError: a start that reads no images, images that cannot be read, or a folder with files in it.
+      UserError: The start is not a vision model, an image cannot be read, or the folder contains other files.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     check_free(run_dir, {"results.json"})
     trained = load(config.start[0].folder)
     if not isinstance(trained, TrainedImageEncoder):
-        raise UserError(f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}: no images")
+        raise UserError(
+            f"`start` {config.start[0].folder} holds a {type(trained.model).__name__}, which reads no images"
+        )
     image_data.check(config, config.model)
-    own = trained.processor.in_size(config.task.size or trained.processor.size)
-    # The config's mean and deviation are the start's unless others were given.
-    own = dataclasses.replace(own, mean=config.task.mean, std=config.task.std)
-    trained = dataclasses.replace(trained, processor=own)
+    processor = trained.processor.at_size(config.task.size or trained.processor.size)
+    # The recipe copies mean and standard deviation from the start, so these differ only if the user set them.
+    processor = dataclasses.replace(processor, mean=config.task.mean, std=config.task.std)
+    trained = dataclasses.replace(trained, processor=processor)
     splits = image_data.open_splits(config.task)
     tests = splits.tests or {"valid": splits.valid}
-    known = trained.embed_images(splits.train)
-    images, scores, spread = len(splits.train), {}, {}
-    for name, own in tests.items():
-        asked = trained.embed_images(own)
-        images += len(own)
-        votes = knn_votes(known, splits.train.labels, asked, len(own.classes), k=neighbours)
-        scores[name] = dict(image_scores(votes, own.labels))
-        spread[name] = feature_spread(asked)
-    first = next(iter(tests))
-    seconds = time.perf_counter() - began
-
-    def of_tests(values: dict[str, float]) -> Any:
-        return values if len(tests) > 1 else values[first]
-
-    top1, top5 = ({name: own[metric] for name, own in scores.items()} for metric in ("top1", "top5"))
+    train_vectors = trained.embed_images(splits.train)
+    image_count, top1, top5, spread = len(splits.train), {}, {}, {}
+    for name, images in tests.items():
+        vectors = trained.embed_images(images)
+        image_count += len(images)
+        votes = knn_votes(train_vectors, splits.train.labels, vectors, len(images.classes), k=neighbors)
+        scores = dict(image_scores(votes, images.labels))
+        top1[name], top5[name] = scores["top1"], scores["top5"]
+        spread[name] = feature_spread(vectors)
+    seconds = time.perf_counter() - start_time
     results: dict[str, Any] = {
-        "knn_accuracy": of_tests(top1),
-        "top1": of_tests(top1),
-        "top5": of_tests(top5),
-        "feature_spread": of_tests(spread),
+        "knn_accuracy": image_data.only_or_all(top1),
+        "top1": image_data.only_or_all(top1),
+        "top5": image_data.only_or_all(top5),
+        "feature_spread": image_data.only_or_all(spread),
         "parameters": trained.encoder.parameter_count,
-        "images_per_second": images / seconds,
+        "images_per_second": image_count / seconds,
         "seconds": seconds,
         "device": jax.devices()[0].device_kind,
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "results.json", results)
-    # What was not 8-bit RGB is known now that all were decoded.
-    converted = [image_data.converted_note(own, complete=True) for own in (splits.train, *tests.values())]
-    notes = [*converted, image_data.few_classes_note(len(splits.train.classes))]
-    scored = [f"{name:<12} k-NN accuracy {top1[name]:.2f}" for name in tests]
-    return [line for line in notes if line is not None] + scored
+    # Conversions are counted while decoding, so the notes come after all images were read.
+    image_sets = (splits.train, *tests.values())
+    notes = [image_data.conversion_note(images, complete=True) for images in image_sets]
+    notes.append(image_data.few_classes_note(len(splits.train.classes)))
+    lines = [f"{name:<12} k-NN accuracy {accuracy:.2f}" for name, accuracy in top1.items()]
+    return [line for line in notes if line is not None] + lines
