@@ -1,1 +1,1 @@
-"""One runnable module per job: `python -m experiments.NAME --help`."""
+"""Runnable modules, one per experiment or command: `python -m experiments.NAME --help`."""

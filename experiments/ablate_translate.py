@@ -1,15 +1,15 @@
-"""What helps on a small corpus: one translator for each change of a recipe, and their scores.
+r"""Ablation on a small corpus: train one translator per change of a recipe and compare the scores.
 
     M=path/to/multi30k
-    python -m experiments.ablate_translate --bleu-tokenize none --steps 2000 \\
-        --train $M/train.lc.norm.tok.en.gz $M/train.lc.norm.tok.de.gz \\
-        --valid $M/val.lc.norm.tok.en.gz $M/val.lc.norm.tok.de.gz \\
+    python -m experiments.ablate_translate --bleu-tokenize none --steps 2000 \
+        --train $M/train.lc.norm.tok.en.gz $M/train.lc.norm.tok.de.gz \
+        --valid $M/val.lc.norm.tok.en.gz $M/val.lc.norm.tok.de.gz \
         --test $M/test_2016_flickr.lc.norm.tok.en.gz $M/test_2016_flickr.lc.norm.tok.de.gz
 
-The base is the recipe multi30k without BPE-dropout and weight decay; the name of a row says what it changes.
-Runs are in --runs-dir, are resumed as any run, and are scored on the complete validation and test splits with
-the beam search of the recipe. One row takes about a quarter of an hour on two cores of an AMD EPYC (R-Drop
-twice that), 2026-11-22.
+The base is the recipe multi30k without BPE-dropout and weight decay; the name of a row states its change.
+Runs are saved in --runs-dir; the same command resumes them. They are scored on the complete validation and test
+splits with the beam search of the recipe. A row takes about 15 minutes on two cores of an AMD EPYC, and twice
+as long with R-Drop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from transformer_jax.tasks.translators.translation import ENTRY, TrainedTranslat
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import RunConfig, choose
 
-# What each row changes of the base. Adam needs a lower rate and a longer warm-up than Muon.
+# Changes of the base by row. Adam needs a lower learning rate and a longer warm-up than Muon.
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "BPE-dropout 0.1": dict(bpe_dropout=0.1),
@@ -50,12 +50,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no label smoothing": dict(label_smoothing=0.0),
     "Adam": dict(optimizer="adam", learning_rate=2e-3, warmup=400),
 }
-# The last checkpoint of the base's run, not a run of its own.
+# This row scores the last checkpoint of the base instead of training another run.
 LAST = "no average"
 
 
 def base(*, model: str = "transformer", preset: str = "tiny", steps: int = 9_000) -> RunConfig:
-    """The recipe multi30k without BPE-dropout and weight decay."""
+    """Build the recipe multi30k without BPE-dropout and weight decay."""
     config = RECIPES["multi30k"](model=model, preset=preset, steps=steps)
     return config.with_values(bpe_dropout=0.0, weight_decay=0.0)
 
@@ -65,12 +65,12 @@ BASE_ENTRY = ENTRY._replace(recipes={**RECIPES, "multi30k": base})
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The flags of this experiment alone."""
+    """Flags of this experiment."""
 
     runs_dir: str = "runs/ablation"
     """Folder of the runs and of table.json."""
     only: tuple[str, ...] = ()
-    """Rows to make; empty: all."""
+    """Rows to compute; empty means all."""
 
 
 def _folder(arguments: Arguments, name: str) -> pathlib.Path:
@@ -84,20 +84,20 @@ def _bleu(run: TrainedTranslator, config: RunConfig, pairs: Sequence[Pair]) -> f
 
 
 def rows(parsed: Parsed) -> Iterator[dict[str, Any]]:
-    """Trains and scores each variant: name, valid_bleu, test_bleu, steps, training seconds.
+    """Train and score each variant, and yield its row of the table.
 
     Raises:
-      UserError: an unknown row, a row that changes nothing, or raised by `train`.
+      UserError: A row is unknown or changes nothing, or `train` raises it.
     """
-    arguments: Arguments = parsed.own
+    arguments: Arguments = parsed.flags
     names = arguments.only or (*VARIANTS, LAST)
     for name in names:
         choose("row", name, (*VARIANTS, LAST))
     for name in names:
-        trained = "base" if name == LAST else name
-        config, folder = parsed.config.with_values(**VARIANTS[trained]), _folder(arguments, trained)
-        if trained != "base" and config == parsed.config:
-            raise UserError(f"the row {name!r} would be the base again: leave its change out of the flags")
+        variant = "base" if name == LAST else name
+        config, folder = parsed.config.with_values(**VARIANTS[variant]), _folder(arguments, variant)
+        if variant != "base" and config == parsed.config:
+            raise UserError(f"the row {name!r} would be the base again: remove its change from the flags")
         results, _ = tasks.train(config, folder, execution=parsed.execution, note=note)
         steps = config.optimization.steps
         run = tasks.load(folder, weights=str(steps) if name == LAST else None)
@@ -112,7 +112,7 @@ def rows(parsed: Parsed) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     parsed = parse_translators(
         "ablate_translate",
         argv,
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         entry=BASE_ENTRY,
         default_recipe=lambda _: "multi30k",
     )
-    file = pathlib.Path(parsed.own.runs_dir, "table.json")
+    file = pathlib.Path(parsed.flags.runs_dir, "table.json")
     table: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     print("| row | validation BLEU | test BLEU | training |\n|---|---|---|---|")
     for row in rows(parsed):

@@ -1,10 +1,9 @@
-"""Models at their published sizes, compiled for TPUs and GPUs that are not here: memory, work, time by
-roofline.
+"""Compile models of published sizes for TPUs and GPUs: memory, operations, and time by the roofline model.
 
     python -m experiments.accelerators [--only NAME ...] [--jobs N] [--write FILE]
 
-A TPU's program takes half a minute to four, a GPU's ten seconds. Needs the extras `tpu-compiler` and
-`gpu-compiler`; rows of a compiler that is not installed are left out and named.
+No accelerator is needed. Compilation takes 30 seconds to 4 minutes for a TPU and 10 seconds for a GPU. It needs
+the extras `tpu-compiler` and `gpu-compiler`; rows without an installed compiler are skipped with a message.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from transformer_jax.training.config import RunConfig
 from transformer_jax.training.plan import compile_step
 
 GIB = 2**30
-# Targets: operations and temporaries against their formulas, and bytes of temporaries of GPT-2 124M.
-_MOST_WORK, _MOST_MEMORY = 1.05, 1.3
-_MOST_BYTES = {"gpu": 4 * GIB, "tpu": 5 * GIB}
-# Bytes of temporaries of further rows.
-_MOST_BYTES_OF = {"GPT-2 124M, 32 x 1,024": 4 * GIB}
+# Upper limits of operations and temporaries, as ratios to their formulas.
+_MAX_WORK, _MAX_MEMORY = 1.05, 1.3
+# Upper limits of the temporaries of GPT-2 124M in bytes, by kind of chip, and of other rows.
+_MAX_BYTES = {"gpu": 4 * GIB, "tpu": 5 * GIB}
+_MAX_BYTES_OF_ROW = {"GPT-2 124M, 32 x 1,024": 4 * GIB}
 
 
-def compiled(row: Row) -> ProgramReport:
-    """The report of a row."""
+def compile_program(row: Row) -> ProgramReport:
+    """Compile the program of a row and return its report."""
     config = row.config()
     if row.decoding is None:
         compute = ComputeOptions(remat=row.remat)
@@ -49,42 +48,45 @@ def compiled(row: Row) -> ProgramReport:
     return compile_decoding(model, topology=row.topology, mesh=row.mesh, rows=count, length=length)["decoding"]
 
 
-def least_operations(config: RunConfig) -> float:
-    """6 N D, attention's products of visible pairs, and the logits once more: what a step needs.
+def minimum_operations(config: RunConfig) -> float:
+    """Compute the operations that a training step needs: 6 N D, attention, and recomputed logits.
 
-    Of a matrix and a token: two products forward, four backward. A causal query sees half of the keys.
+    A matrix needs two operations per parameter and token in the forward pass and four in the backward pass.
+    Attention needs the products of visible pairs; a causal query attends to half of the keys on average.
     """
     model, task = config.model, config.task
     table = model.width * model.vocab_size
 
-    def of_stack(layers: int, attentions: int, pairs: float, tokens: int) -> float:
+    def stack_operations(layers: int, attentions: int, pairs: float, tokens: int) -> float:
         matrices = 4 * attentions * model.width**2 + 2 * model.width * model.feed_forward
         return layers * tokens * (6 * matrices + 12 * pairs * model.width)
 
     if hasattr(model, "encoder_layers"):
         length = model.max_length
         tokens = task.batch_tokens // length * length
-        # A decoder's block attends to itself and to the source.
-        blocks = of_stack(model.encoder_layers, 1, length, tokens)
-        blocks += of_stack(model.decoder_layers, 2, 1.5 * length, tokens)
+        # A decoder block has causal self-attention and cross-attention.
+        blocks = stack_operations(model.encoder_layers, 1, length, tokens)
+        blocks += stack_operations(model.decoder_layers, 2, 1.5 * length, tokens)
     else:
         tokens = task.batch_size * task.context
-        blocks = of_stack(model.layers, 1, task.context / 2, tokens)
+        blocks = stack_operations(model.layers, 1, task.context / 2, tokens)
     return blocks + 8 * table * tokens
 
 
 def expected_temporaries(config: RunConfig, kind: str) -> float:
-    """Bytes of a GPT's step with `elementwise` remat on one device: stored values, gradients, logits.
+    """Compute the bytes of temporaries of a GPT's training step with `elementwise` remat on one device.
 
-    A layer stores its input and what attention adds (2 D), queries, keys, values and the mixed heads (4 H K, on
-    a TPU in tiles of 128 lanes), and the expanded feed-forward layer (F) in bfloat16; gradients are float32; of
-    the logits a part is held in float32 and its gradient in bfloat16.
+    They are stored activations, gradients and logits. A layer stores in bfloat16 its input and the output of
+    attention (2 D), queries, keys, values and heads (4 H K, in tiles of 128 lanes on a TPU), and the expanded
+    feed-forward layer (F). Gradients are float32. Logits are computed in parts, each in float32 with a gradient
+    in bfloat16.
     """
     model, task = config.model, config.task
     tokens = task.batch_size * task.context
     lanes = 128 if kind == "tpu" else 1
-    head = -(-model.width // model.heads // lanes) * lanes
-    stored = 2 * tokens * model.layers * (2 * model.width + 4 * model.heads * head + model.feed_forward)
+    head_width = -(-model.width // model.heads // lanes) * lanes
+    per_token = 2 * model.width + 4 * model.heads * head_width + model.feed_forward
+    stored = 2 * tokens * model.layers * per_token
     matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
     gradients = 4 * (matrices + model.width * (model.vocab_size + model.max_length))
     parts = -(-tokens * model.vocab_size // 2**26)
@@ -93,15 +95,18 @@ def expected_temporaries(config: RunConfig, kind: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
+    """Flags of this experiment."""
+
     only: tuple[str, ...] = ()
-    """Rows whose name contains one of these."""
+    """Compile rows whose name contains one of these; empty means all."""
     write: str | None = None
-    """Markdown file to write; rows that are not compiled now stay as they stand in it."""
+    """Markdown file to write; rows that are not compiled now are kept."""
     jobs: int = 1
-    """Programs compiled at the same time, each in a process; the largest take gigabytes."""
+    """Number of processes that compile at the same time; the largest programs need gigabytes."""
 
 
 def line(row: Row, report: ProgramReport) -> str:
+    """Return the table line of a row."""
     memory = (
         f"{report.argument_bytes / GIB:.2f} + {report.temporary_bytes / GIB:.2f} of "
         f"{report.device_memory_bytes / GIB:.1f}"
@@ -120,7 +125,7 @@ COLUMNS = (
     "chips",
     "mesh",
     "remat",
-    "GiB a device: arguments + temporaries",
+    "GiB per device: arguments + temporaries",
     "fits",
     "TFLOP",
     "GB sent",
@@ -132,111 +137,115 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def ratio(row: Row, report: ProgramReport) -> tuple[str, bool]:
-    """(work of a training step against the least that it needs, of GPT-2 124M memory against its formula too;
-    whether they are within the targets)."""
+    """Compare the operations of a training step, and the memory of GPT-2 124M, with their formulas.
+
+    Returns:
+      (a line about the ratios, whether they are within the limits).
+    """
     config = row.config()
-    work = report.flops * report.devices / least_operations(config)
-    text, good = f"{row.name}, {row.topology}: {work:.3f} of the least operations", work <= _MOST_WORK
+    work = report.flops * report.devices / minimum_operations(config)
+    text, within_limits = f"{row.name}, {row.topology}: {work:.3f} of the minimum operations", work <= _MAX_WORK
     if row.name == COUNTED[0]:
         kind = chip_of(row.topology).kind
         memory = report.temporary_bytes / expected_temporaries(config, kind)
-        text += f", {memory:.2f} of the temporaries that the formula gives"
-        good = good and memory <= _MOST_MEMORY and report.temporary_bytes <= _MOST_BYTES[kind]
-    return text, good
+        text += f", {memory:.2f} of the temporaries of the formula"
+        within_limits &= memory <= _MAX_MEMORY and report.temporary_bytes <= _MAX_BYTES[kind]
+    return text, within_limits
 
 
-def missed(row: Row, report: ProgramReport) -> str | None:
-    """What a row misses apart from its operations: it has to fit, and some have fewer bytes to do it in."""
+def memory_failure(row: Row, report: ProgramReport) -> str | None:
+    """Return a line if a row does not fit into the device's memory or exceeds its limit of temporaries."""
     if not report.fits:
         return f"{row.name}, {row.topology}: does not fit"
-    most = _MOST_BYTES_OF.get(row.name)
-    if most is not None and report.temporary_bytes > most:
+    limit = _MAX_BYTES_OF_ROW.get(row.name)
+    if limit is not None and report.temporary_bytes > limit:
         return f"{row.name}, {row.topology}: {report.temporary_bytes / GIB:.2f} GiB of temporaries"
     return None
 
 
-def measured(place: int) -> tuple[str, list[tuple[str, bool]]]:
-    """(line of the table, `ratio` and what is missed) of the row at this place of `rows`."""
-    row = rows()[place]
-    report = compiled(row)
-    found = [ratio(row, report)] if row.name in COUNTED else []
-    text = missed(row, report)
-    return line(row, report), found if text is None else [*found, (text, False)]
+def measure(index: int) -> tuple[str, list[tuple[str, bool]]]:
+    """Compile a row of `rows` and return (its table line, lines about it with their success)."""
+    row = rows()[index]
+    report = compile_program(row)
+    results = [ratio(row, report)] if row.name in COUNTED else []
+    failure = memory_failure(row, report)
+    return line(row, report), results if failure is None else [*results, (failure, False)]
 
 
 def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) -> None:
-    """Writes the page of the site, with what an earlier one has of rows that are not given.
+    """Write the page of the site, and keep the lines of an existing page for all other rows.
 
     Args:
-      path: of the page.
-      lines: of the table, see `line`.
-      ratios: see `ratio`.
+      path: File of the page.
+      lines: Table lines; see `line`.
+      ratios: Lines about rows; see `ratio`.
     """
-    earlier = path.read_text().splitlines() if path.exists() else []
-    names = {(row.name, row.topology): place for place, row in enumerate(rows())}
+    old_lines = path.read_text().splitlines() if path.exists() else []
+    indices = {(row.name, row.topology): index for index, row in enumerate(rows())}
 
-    def place_of(text: str) -> int | None:
-        """Of the row that a line of the page is about, if it is about one."""
-        for (name, topology), place in names.items():
+    def index_of(text: str) -> int | None:
+        """Return the index of the row that a line is about, or None if it is about no row."""
+        for (name, topology), index in indices.items():
             if text.startswith((f"| {name} | {topology} |", f"- {name}, {topology}:")):
-                return place
+                return index
         return None
 
-    found = [(place_of(text), text) for text in (*lines, *(f"- {text}" for text in ratios))]
-    given = {place for place, _ in found}
-    found += [(place, text) for text in earlier if (place := place_of(text)) is not None and place not in given]
-    found = sorted((place, text) for place, text in found if place is not None)
+    entries = [(index_of(text), text) for text in (*lines, *(f"- {text}" for text in ratios))]
+    new_indices = {index for index, _ in entries}
+    entries += [(index_of(text), text) for text in old_lines if index_of(text) not in new_indices]
+    entries = sorted((index, text) for index, text in entries if index is not None)
     page = [
         "# Compiled for chips",
         "",
-        "Training steps and steps of decoding at published sizes, compiled by the makers' compilers for chips "
-        "that were not there. bfloat16, Adam but where Muon is named; times are a model, see "
-        "[On an accelerator](../on_an_accelerator.md).",
+        "Training and decoding steps at published sizes, compiled for chips by their vendors' compilers "
+        "without the chips. The dtype is bfloat16, and the optimizer is Adam unless Muon is named. Times are "
+        "computed by a model; see [On an accelerator](../on_an_accelerator.md).",
         "",
         HEAD,
-        *(text for _, text in found if text.startswith("| ")),
+        *(text for _, text in entries if text.startswith("| ")),
         "",
-        *(text for _, text in found if text.startswith("- ")),
+        *(text for _, text in entries if text.startswith("- ")),
         "",
-        "Encoders have dropout on their attention weights as published, for which no kernel is taken; ViTs "
-        "have 197 tokens, which are no multiple of the 128 that a TPU's kernel takes. Llama 3 70B does not fit "
-        "with its own rematerialisation (12.32 + 120.65 GiB), hence `blocks`.",
+        "Encoders use no attention kernel, because their published dropout acts on attention weights. ViTs "
+        "have 197 tokens, which is not a multiple of the 128 that the TPU kernel requires. Llama 3 70B does "
+        "not fit with its default rematerialization (12.32 + 120.65 GiB), so it uses `blocks`.",
         "",
         "`make accelerators` compiles every row; `python -m experiments.accelerators --only NAME --write "
-        "docs/measurements/compiled_for_chips.md` recompiles some rows.",
+        "docs/measurements/compiled_for_chips.md` compiles some rows again.",
     ]
     path.write_text("\n".join(page) + "\n")
 
 
 def main() -> None:
+    """Run the experiment and print its table."""
     arguments = tyro.cli(Arguments, description=__doc__)
     without_plugins()
-    chosen = []
-    for place, row in enumerate(rows()):
+    selected = []
+    for index, row in enumerate(rows()):
         if arguments.only and not any(part in row.name for part in arguments.only):
             continue
         if reason := missing_compiler(chip_of(row.topology).kind):
-            print(f"left out: {row.name} on {row.topology}: {reason}", file=sys.stderr)
+            print(f"skipped: {row.name} on {row.topology}: {reason}", file=sys.stderr)
             continue
-        chosen.append(place)
-    if not chosen:
+        selected.append(index)
+    if not selected:
         raise UserError("no row is compiled: `only` names none, or their compilers are not installed")
     lines: list[str] = []
-    found: list[tuple[str, bool]] = []
+    results: list[tuple[str, bool]] = []
     print(HEAD)
-    # Processes, not threads: tracing holds Python's lock for half of the time. "spawn", since JAX has threads.
+    # Tracing holds Python's lock for half of the time, so threads would wait. JAX's threads forbid forking.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(arguments.jobs, context, without_plugins) as workers:
-        for of_table, of_row in workers.map(measured, chosen):
-            lines.append(of_table)
-            found += of_row
-            print(of_table, flush=True)
-    for text, good in found:
-        print(text if good else f"{text}: above the target")
+        for table_line, row_results in workers.map(measure, selected):
+            lines.append(table_line)
+            results += row_results
+            print(table_line, flush=True)
+    for text, success in results:
+        print(text if success else f"{text}: above the target")
     if arguments.write:
-        write_page(pathlib.Path(arguments.write), lines, [text for text, _ in found])
-    if above := [text for text, good in found if not good]:
-        raise UserError(f"{len(above)} of {len(chosen)} program(s) are above their targets")
+        write_page(pathlib.Path(arguments.write), lines, [text for text, _ in results])
+    if failures := [text for text, success in results if not success]:
+        raise UserError(f"{len(failures)} of {len(selected)} program(s) are above their targets")
 
 
 if __name__ == "__main__":

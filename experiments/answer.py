@@ -1,10 +1,10 @@
-"""Fine-tune a text encoder on questions whose answers stand in a text; use a trained one.
+r"""Fine-tune a text encoder on questions whose answers are spans of a text, or use a trained one.
 
     python -m experiments.answer --start-from FOLDER --train train.json --test dev.json --run-dir runs/answers
-    printf 'Who wrote it?\\tIt was written by Ada Lovelace.\\n' | \\
+    printf 'Who wrote it?\tIt was written by Ada Lovelace.\n' | \
         python -m experiments.answer --run-dir runs/answers --stdin --json
 
-Files are SQuAD's JSON.
+Data files have SQuAD's JSON format.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fine-tune a text encoder on classes or scores of texts and pairs; use a trained one.
+"""Fine-tune a text encoder on classes or scores of texts and pairs, or use a trained one.
 
     python -m experiments.classify --start-from FOLDER --train train.tsv --test test.tsv --run-dir runs/mine
     python -m experiments.classify --run-dir runs/mine --text "What a film."
     python -m experiments.classify --run-dir runs/mine --stdin --json < texts.txt
 
-Files are .tsv with a header: sentence, or sentence1 and sentence2; and label, labels or score.
+Data files are .tsv with a header: sentence, or sentence1 and sentence2; and label, labels or score.
 """
 
 from __future__ import annotations

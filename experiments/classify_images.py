@@ -1,11 +1,11 @@
-"""A vision model trained on classes of images; use a trained one.
+"""Train a vision model on classes of images, or use a trained one.
 
     python -m experiments.classify_images                                    # scikit-learn's digits
-    python -m experiments.classify_images --data FOLDER --test FOLDER        # a folder for each class
+    python -m experiments.classify_images --data FOLDER --test FOLDER        # one folder per class
     python -m experiments.classify_images --start-from FOLDER --data FOLDER [--probe linear]
     python -m experiments.classify_images --run-dir RUN --images FILE...
 
-`--help` lists the flags; docs/vision.md has a recipe with its score.
+`--help` lists the flags; docs/vision.md contains a recipe with its score.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Positions in one decoder: what each scheme costs, and how it extrapolates past the training length.
+"""Compare position schemes in a decoder: their cost, and the loss beyond the training length.
 
     python -m experiments.compare_positions --text book.txt
 
-Trains one small GPT for each scheme on windows of 64 tokens, then evaluates it on the held-out text in windows
-of 64, 128, 256 and 512 tokens: with a scheme that extrapolates, the loss does not rise with the context. Prints
-a table, and writes `table.json` and `positions.png` to --runs-dir.
+A small GPT is trained per scheme on windows of 64 tokens and evaluated on the held-out text in windows of 64,
+128, 256 and 512 tokens. With a scheme that extrapolates, the loss does not increase with the length. The table
+is printed and saved as `table.json` in --runs-dir, with a picture in `positions.png`.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ CONTEXT, LENGTHS = 64, (64, 128, 256, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains one decoder for each position scheme and evaluates it past the training length."""
+    """Flags of this experiment."""
 
     text: tuple[str, ...] = ()
-    """Text to train on, as in experiments.language_model; None: the Python language reference."""
+    """Texts to train on, as in experiments.language_model; empty means the Python language reference."""
     tokenizer: str = "char"
-    """As in experiments.language_model."""
+    """Tokenizer, as in experiments.language_model."""
     steps: int = 1_500
-    """Training steps of each."""
+    """Training steps per scheme."""
     batch_size: int = 16
     """Rows of 64 tokens in a batch."""
     seed: int = 0
-    """Of all runs."""
+    """Seed of all runs."""
     only: tuple[str, ...] = ()
-    """Schemes to train; empty: all."""
+    """Schemes to train; empty means all."""
     runs_dir: str = "runs/positions"
     """Folder of the runs, the table and the picture."""
 
 
 def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
-    """Trains and evaluates each scheme: name, parameters, tokens_per_second, and a loss for each length.
+    """Train and evaluate each scheme, and yield its row of the table.
 
     Raises:
-      UserError: an unknown scheme, a short text, or raised by `train`.
+      UserError: A scheme is unknown, the text is too short, or `train` raises it.
     """
     for scheme in arguments.only:
         choose("positions", scheme, tuple(SCHEMES))
@@ -93,12 +93,12 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
 
 
 def _run_of(arguments: Arguments) -> list[Any]:
-    """The values that all rows of a table share."""
+    """Return the values that all rows of a table have in common."""
     return [list(arguments.text), arguments.tokenizer, arguments.steps, arguments.batch_size, arguments.seed]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     folder = pathlib.Path(arguments.runs_dir)
     file = folder / "table.json"
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformer_jax.plotting.extrapolation import plot_extrapolation
 
     curves = {row["positions"]: {int(n): loss for n, loss in row["losses"].items()} for row in table}
-    plot_extrapolation(curves, folder / "positions.png", trained=CONTEXT)
+    plot_extrapolation(curves, folder / "positions.png", training_length=CONTEXT)
 
 
 if __name__ == "__main__":

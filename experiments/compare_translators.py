@@ -1,12 +1,12 @@
-"""The translators compared: a table of scores, and a picture of the score against the source length.
+"""Compare the translators: a table of scores, and a picture of the score against the source length.
 
     python -m experiments.compare_translators
     python -m experiments.compare_translators --train train.en train.de --valid val.en val.de --test t.en t.de
 
-Trains each model on the same corpus, with as many parameters as the Transformer of --preset (by the width of
-its cells) and as many target tokens as the Transformer sees in --steps, and writes `table.json` and
-`lengths.png` to --runs-dir. Flags of the Transformer alone (--norm) are not used for the others. The same
-command again resumes; runs that are finished are only scored.
+Each model is trained on the same corpus. The width of its cells is chosen so that it has as many parameters as
+the Transformer of --preset, and it is trained on as many target tokens as the Transformer in --steps. Flags
+that only the Transformer has (--norm) do not affect the others. The results are saved as `table.json` and
+`lengths.png` in --runs-dir. The same command resumes the runs; finished runs are only scored.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from transformer_jax.tasks.translators.translation import ENTRY, PreparedPairs, 
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 
-_FEWEST = 20  # sentences that a bin needs for a score of its own
+_MIN_SENTENCES = 20  # minimum number of sentences in a bin
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The flags of this experiment alone."""
+    """Flags of this experiment."""
 
     models: tuple[str, ...] = tuple(TRANSLATORS)
     """Models to compare."""
     bins: tuple[int, ...] = (2, 4, 6, 8, 10, 12)
-    """Largest source lengths, in words, of the picture's bins; one more bin holds longer sentences."""
+    """Maximum source lengths of the picture's bins, in words; one more bin contains longer sentences."""
     runs_dir: str = "runs/translators"
     """Folder of the runs, the table and the picture."""
 
 
 def parameters(config: Any) -> int:
-    """The number of parameters of a model; nothing is allocated."""
+    """Return the number of parameters of a model without allocating them."""
     return jax.eval_shape(lambda: module_of(config)(config, rngs=nnx.Rngs(0))).parameter_count
 
 
 def hidden_for(config: Any, expected: int) -> int:
-    """The width of cells with which a recurrent model has nearly the expected number of parameters.
+    """Find the width of cells for which a recurrent model is closest to a number of parameters.
 
     Args:
-      config: of the model.
-      expected: number of parameters.
+      config: Config of the model.
+      expected: Number of parameters.
 
     Raises:
-      UserError: even the narrowest cells have more.
+      UserError: The model has more parameters with the narrowest cells.
     """
 
     def count(hidden: int) -> int:
@@ -87,44 +87,49 @@ def hidden_for(config: Any, expected: int) -> int:
 
 
 def target_tokens(batch: Any) -> int:
-    """The number of target tokens in a batch."""
+    """Count the target tokens in a batch."""
     return int((batch["target_out"] != PAD).sum())
 
 
 def steps_for(batches: Any, expected: int) -> int:
-    """The number of steps whose batches have at least the expected number of target tokens."""
-    seen = 0
+    """Return the number of steps after which the batches have at least this many target tokens."""
+    total = 0
     for steps, batch in enumerate(batches.from_step(0), 1):
-        seen += target_tokens(batch)
-        if seen >= expected:
+        total += target_tokens(batch)
+        if total >= expected:
             return steps
     raise AssertionError("batches do not end")
 
 
 def binned(lengths: np.ndarray, ends: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
-    """(name, indices) of the bins of sentences; one with fewer than `_FEWEST` is joined with the one before."""
-    found: list[tuple[int, int, np.ndarray]] = []
-    begin = 1
+    """Return (name, indices) of bins of sentences; a bin with fewer than 20 is merged with the previous one.
+
+    Args:
+      lengths: Length of each sentence in words.
+      ends: Maximum length of each bin; one more bin contains longer sentences.
+    """
+    bins: list[tuple[int, int, np.ndarray]] = []
+    start = 1
     for end in (*ends, max(int(lengths.max()), ends[-1] + 1)):
-        own = np.flatnonzero((lengths >= begin) & (lengths <= end))
-        if found and len(own) < _FEWEST:
-            first, _, before = found.pop()
-            found.append((first, end, np.concatenate([before, own])))
-        elif len(own):
-            found.append((begin, end, own))
-        begin = end + 1
-    return [(f"{first} to {end}" if first < end else str(end), own) for first, end, own in found]
+        indices = np.flatnonzero((lengths >= start) & (lengths <= end))
+        if bins and len(indices) < _MIN_SENTENCES:
+            first, _, previous = bins.pop()
+            bins.append((first, end, np.concatenate([previous, indices])))
+        elif len(indices):
+            bins.append((start, end, indices))
+        start = end + 1
+    return [(f"{first} to {end}" if first < end else str(end), indices) for first, end, indices in bins]
 
 
 def rows(parsed: Parsed) -> Iterator[dict[str, Any]]:
-    """Trains and scores each model.
+    """Train and score each model, and yield its row of the table.
 
     Raises:
-      UserError: an unknown model, or raised by `train`.
+      UserError: A model is unknown, or `train` raises it.
     """
-    arguments: Arguments = parsed.own
+    arguments: Arguments = parsed.flags
     if "model" in parsed.named:
-        raise UserError("`model` is one of several here: name them with `models`")
+        raise UserError("`model` selects one model, but this experiment compares several: use `models`")
     for name in arguments.models:
         choose("model", name, tuple(TRANSLATORS))
     base = parsed.config
@@ -151,23 +156,25 @@ def rows(parsed: Parsed) -> Iterator[dict[str, Any]]:
             config = parsed.for_model(ENTRY, name, **changes)
         folder = pathlib.Path(arguments.runs_dir) / name
         results, _ = tasks.train(config, folder, execution=parsed.execution, note=note)
-        found = tasks.load(folder).translator()(sources, truncate=True)
+        translations = tasks.load(folder).translator()(sources, truncate=True)
 
-        def score(own: np.ndarray, found: list[str] = found) -> float:
-            pairs = [found[i] for i in own], [references[i] for i in own]
+        def score(indices: np.ndarray, translations: list[str] = translations) -> float:
+            pairs = [translations[i] for i in indices], [references[i] for i in indices]
             return dict(translation_scores(*pairs, bleu_tokenize=base.task.bleu_tokenize))["bleu"]
 
         yield results | {
             "model": name,
             "hidden": changes.get("hidden"),
-            "bins": [{"words": words, "sentences": len(own), "bleu": score(own)} for words, own in bins],
+            "bins": [
+                {"words": words, "sentences": len(indices), "bleu": score(indices)} for words, indices in bins
+            ],
         }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     parsed = parse_translators("compare_translators", argv, Arguments, __doc__)
-    folder, table = pathlib.Path(parsed.own.runs_dir), []
+    folder, table = pathlib.Path(parsed.flags.runs_dir), []
     print("| model | BLEU | chrF | exact match | parameters | target tokens | tokens/s | training |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows(parsed):

@@ -1,10 +1,10 @@
-"""Vectors of texts from a published folder or a run of any text encoder; train one on pairs of texts.
+"""Embed texts with a published folder or a run of a text encoder, or train one on pairs of texts.
 
     python -m experiments.embed --weights FOLDER_OR_RUN --stdin --json < texts.txt
     python -m experiments.embed --weights FOLDER_OR_RUN --stdin --similarity similarity.png < texts.txt
     python -m experiments.embed --start-from FOLDER_OR_RUN --train pairs.tsv --run-dir runs/vectors
 
-Pairs are .tsv with a header: sentence1 and sentence2.
+Files of pairs are .tsv with a header: sentence1 and sentence2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m experiments.generate --run-dir runs/python-gpt-mini --prompt "The for statement"
     python -m experiments.generate --weights FOLDER --prompt "Once upon a time" --temperature 0 --json
 
-FOLDER is a Hugging Face folder of a GPT-2 or a Llama: config.json, safetensors and tokenizer.json.
+FOLDER is a Hugging Face folder of a GPT-2 or a Llama with config.json, safetensors and tokenizer.json.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Hard attention beside soft attention: two translators, their scores, and one sentence aligned by both.
+"""Compare hard and soft attention: two translators, their scores, and one sentence aligned by both.
 
     python -m experiments.hard_attention
     python -m experiments.hard_attention --text "day of the week" --translation "Wochentag"
 
-Trains `bahdanau`, whose context is the weighted mean of all positions, and `hard_attention`, which attends to
-one position drawn at random and learns by REINFORCE which, on the same corpus and for as many steps. Writes
-`table.json` and `alignment.png` to --runs-dir: what each attends to for the same translation. The same command
-again resumes; runs that are finished are only scored.
+Two models are trained on the same corpus for the same number of steps: `bahdanau`, whose context is the
+weighted mean of all positions, and `hard_attention`, which attends to one sampled position and is trained by
+REINFORCE. `table.json` and `alignment.png`, their attention for the same translation, are saved in --runs-dir.
+The same command resumes the runs; finished runs are only scored.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MODELS = {"soft": "bahdanau", "hard": "hard_attention"}
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The flags of this experiment alone."""
+    """Flags of this experiment."""
 
     text: str | None = None
-    """Sentence of the picture; None: the first of the test split with 5 to 8 words."""
+    """Sentence of the picture; None means the first of the test split with 5 to 8 words."""
     translation: str | None = None
-    """Its translation, which both models are given."""
+    """Translation of the sentence, for both models."""
     compared: int = 200
     """Number of test pairs whose alignments are compared."""
     runs_dir: str = "runs/hard-attention"
@@ -54,49 +54,52 @@ class Arguments:
 
 
 def check(parsed: Parsed) -> None:
-    """Checks what needs no data.
+    """Check the flags without data.
 
     Raises:
-      UserError: another model, a text without a translation or the other way round, or a number out of range.
+      UserError: The model is another one, only one of text and translation is set, or a value is out of range.
     """
-    arguments: Arguments = parsed.own
+    arguments: Arguments = parsed.flags
     model = name_of(TRANSLATORS, parsed.config.model)
     if model != MODELS["soft"]:
         raise UserError(f"`model` {model}: this experiment compares {' and '.join(MODELS.values())}")
     if arguments.compared < 1:
         raise UserError(f"`compared` {arguments.compared} is below 1")
     if (arguments.text is None) != (arguments.translation is None):
-        raise UserError("`text` and `translation` go together: both models are given the same translation")
+        raise UserError("`text` and `translation` go together: set both or none")
     if not all(text.strip() for text in (arguments.text, arguments.translation) if text is not None):
         raise UserError("`text` and `translation` must not be empty")
 
 
 def shown(arguments: Arguments, pairs: Sequence[Pair]) -> Pair:
-    """The pair of the picture."""
+    """Return the pair of sentences for the picture."""
     if arguments.text is not None and arguments.translation is not None:
         return Pair(arguments.text, arguments.translation)
     return next((pair for pair in pairs if 5 <= len(pair.source.split()) <= 8), pairs[0])
 
 
 def agreement(runs: Mapping[str, TrainedTranslator], pairs: Sequence[Pair]) -> float:
-    """The percentage of target tokens at which the hard model attends to the position with the soft model's
-    largest weight, over the reference translations."""
-    same: list[np.ndarray] = []
-    translators = {name: run.translator() for name, run in runs.items()}
+    """Compute the percentage of reference tokens with the same alignment in both models.
+
+    The alignment of the hard model is its attended position, that of the soft model the one with the largest
+    weight.
+    """
+    equal: list[np.ndarray] = []
+    translators = [run.translator() for run in runs.values()]
     for pair in pairs:
-        soft, hard = (t.align(pair.source, pair.target).weights[0, 0].argmax(-1) for t in translators.values())
-        same.append(soft == hard)
-    return 100 * float(np.concatenate(same).mean())
+        soft, hard = (t.align(pair.source, pair.target).weights[0, 0].argmax(-1) for t in translators)
+        equal.append(soft == hard)
+    return 100 * float(np.concatenate(equal).mean())
 
 
 def compare(parsed: Parsed) -> list[dict[str, Any]]:
-    """Trains both, draws the picture, and returns a row for each: the run's results and `agreement`.
+    """Train both models, draw the picture, and return a row per model: the run's results and `agreement`.
 
     Raises:
-      UserError: see `check`, or raised by `train`.
+      UserError: See `check`, or `train` raises it.
     """
     check(parsed)
-    arguments: Arguments = parsed.own
+    arguments: Arguments = parsed.flags
     corpus = load_corpus(parsed.config)
     pair = shown(arguments, corpus.test)
     folder = pathlib.Path(arguments.runs_dir)
@@ -106,15 +109,15 @@ def compare(parsed: Parsed) -> list[dict[str, Any]]:
         results, _ = tasks.train(config, folder / name, execution=parsed.execution, note=note)
         rows.append(results | {"attention": name})
         runs[name] = tasks.load(folder / name)
-    same = agreement(runs, corpus.test[: arguments.compared])
-    rows = [row | {"agreement": same} for row in rows]
-    found = {name: run.align(pair.source, pair.target) for name, run in runs.items()}
+    percentage = agreement(runs, corpus.test[: arguments.compared])
+    rows = [row | {"agreement": percentage} for row in rows]
+    alignments = {name: run.align(pair.source, pair.target) for name, run in runs.items()}
     plot_alignment(
-        np.concatenate([alignment.weights[0] for alignment in found.values()]),
-        found["soft"].source_tokens,
-        found["soft"].target_tokens,
+        np.concatenate([alignment.weights[0] for alignment in alignments.values()]),
+        alignments["soft"].source_tokens,
+        alignments["soft"].target_tokens,
         folder / "alignment.png",
-        names=list(found),
+        names=list(alignments),
         title=f"{pair.source} → {pair.target}",
     )
     write_text_atomically(folder / "table.json", json.dumps(rows, indent=1) + "\n")
@@ -122,7 +125,7 @@ def compare(parsed: Parsed) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     parsed = parse_translators("hard_attention", argv, Arguments, __doc__, model=MODELS["soft"])
     rows = compare(parsed)
     print("| attention | BLEU | chrF | exact match | training |\n|---|---|---|---|---|")
@@ -131,9 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"| {row['attention']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['exact_match']:.1f} | "
             f"{row['training_seconds']:,.0f} s |"
         )
-    same = rows[0]["agreement"]
-    print(f"hard attention is at the largest weight of soft attention for {same:.1f} % of the tokens")
-    print(f"picture  {pathlib.Path(parsed.own.runs_dir) / 'alignment.png'}")
+    print(f"the models agree on the alignment of {rows[0]['agreement']:.1f} % of the tokens")
+    print(f"picture  {pathlib.Path(parsed.flags.runs_dir) / 'alignment.png'}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Induction heads: the heads that continue a repeated text, and the loss without each.
+"""Find induction heads, which continue a repeated text, and measure the loss without each head.
 
     python -m experiments.induction_heads
 
-Trains a GPT of two layers with rotary positions on lines that repeat a random word four times, so that only the
-earlier copy predicts a letter. On random letters that are repeated once, it then prints for each head its
+A GPT of two layers with rotary positions is trained on lines that repeat a random word four times, so that only
+the earlier copy predicts a letter. On random letters that are repeated once, the table lists for each head its
 weight on the token after the earlier copy (the induction score of Olsson et al. 2022), its weight on the
 previous token, and the loss on the second copy if the head's output is replaced by its mean. Layers and heads
-are counted from 0. Writes `heads.json`, `induction.png` and `ablation.png` to the run's folder. It takes a
-minute on two cores of a shared AMD EPYC (2026-11-22).
+are counted from 0. `heads.json`, `induction.png` and `ablation.png` are saved in the run's folder. It takes one
+minute on two cores of an AMD EPYC.
 """
 
 from __future__ import annotations
@@ -47,65 +47,65 @@ HEADS, WEIGHTS = "decoder/self_attention/heads", "decoder/self_attention/weights
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains a decoder of two layers on repeated words and ablates its heads one by one."""
+    """Flags of this experiment."""
 
     steps: int = 1_000
     """Training steps."""
     rows: int = 64
-    """Number of texts that the heads are measured on."""
+    """Number of texts for the scores of the heads."""
     period: int = 16
-    """Letters before their repetition, 31 at most."""
+    """Number of letters that are repeated, at most 31."""
     seed: int = 0
-    """Of words, training and texts."""
+    """Seed of the words, the training and the texts."""
     run_dir: str = "runs/induction"
     """Folder of the run, the table and the pictures."""
 
 
 def repeated_words(rng: np.random.Generator, lines: int) -> str:
-    """Lines that each repeat a random word of 2 to 16 letters four times."""
-    # Copies must be short: otherwise attention to other tokens of the earlier copy predicts as well.
+    """Return lines that repeat a random word of 2 to 16 letters four times."""
+    # With longer words, attention to other tokens of the earlier copy would predict the next letter too.
     return "\n".join(4 * "".join(rng.choice(list(LETTERS), rng.integers(2, 17))) for _ in range(lines))
 
 
 def measure(model: Any, tokens: jax.Array, period: int) -> dict[str, Any]:
-    """Scores of each head on texts that repeat, and the loss without it.
+    """Compute the scores of each head on texts with a repetition, and the loss without each head.
 
     Args:
-      model: a causal decoder.
-      tokens: (B, T), the same after `period` tokens.
-      period: of the repetition.
+      model: A causal decoder.
+      tokens: Token ids (B, T) that repeat after `period` tokens.
+      period: Period of the texts.
 
     Returns:
-      induction and previous: (L, H) scores; loss: of the second copy, nats a token; ablated: (L, H) the same
-      loss with each head's output replaced by its mean.
+      A dictionary with the scores "induction" and "previous" (L, H); "loss", that of the second copy in nats
+      per token; and "ablated" (L, H), the same loss with the output of one head replaced by its mean.
     """
-    logits, seen = activations(model, tokens, only=[WEIGHTS, HEADS])
+    logits, values = activations(model, tokens, only=[WEIGHTS, HEADS])
 
     def loss(logits: jax.Array) -> jax.Array:
         # The first letter of the second copy cannot be predicted.
         losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, period:-1], tokens[:, period + 1 :])
         return losses.mean()
 
-    means = seen[HEADS].mean(axis=(1, 2))  # (L, H, K)
+    means = values[HEADS].mean(axis=(1, 2))  # (L, H, K)
     layers, heads = means.shape[:2]
 
-    def without(layer: jax.Array, head: jax.Array) -> jax.Array:
+    def ablated_loss(layer: jax.Array, head: jax.Array) -> jax.Array:
         return loss(replaced(model, {HEADS: ablate_head(layer, head, by=means[layer, head])})(tokens))
 
-    ablated = jax.jit(jax.vmap(without))(*(x.ravel() for x in jnp.indices((layers, heads))))
+    ablated = jax.jit(jax.vmap(ablated_loss))(*(x.ravel() for x in jnp.indices((layers, heads))))
     return {
-        "induction": induction_scores(np.asarray(seen[WEIGHTS]), period),
-        "previous": previous_token_scores(np.asarray(seen[WEIGHTS])),
+        "induction": induction_scores(np.asarray(values[WEIGHTS]), period),
+        "previous": previous_token_scores(np.asarray(values[WEIGHTS])),
         "loss": float(loss(logits)),
         "ablated": np.asarray(ablated).reshape(layers, heads),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     if not 2 <= arguments.period <= 31:
-        raise UserError(f"`period` {arguments.period}: two copies must fit 64 tokens, from 2 to 31")
+        raise UserError(f"`period` {arguments.period} is not between 2 and 31: two copies must fit 64 tokens")
     if arguments.seed < 0:
         raise UserError(f"`seed` {arguments.seed} is below 0")
     if not pathlib.Path(arguments.run_dir).name:
@@ -125,27 +125,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks.train(config, folder, note=lambda line: print(line, file=sys.stderr))
     run = tasks.load(folder)
     letters = np.array([ids[0] for ids in run.tokenizer.encode(list(LETTERS))])
-    drawn = repeated_tokens(
+    indices = repeated_tokens(
         np.random.default_rng(arguments.seed + 1), arguments.rows, arguments.period, len(letters)
     )
-    found = measure(run.model, jnp.asarray(letters[drawn]), arguments.period)
+    results = measure(run.model, jnp.asarray(letters[indices]), arguments.period)
     print("| layer | head | induction score | previous-token score | loss without it |\n|---|---|---|---|---|")
-    for layer, head in np.ndindex(found["ablated"].shape):
-        numbers = (found[name][layer, head] for name in ("induction", "previous", "ablated"))
+    for layer, head in np.ndindex(results["ablated"].shape):
+        numbers = (results[name][layer, head] for name in ("induction", "previous", "ablated"))
         print(f"| {layer} | {head} | {' | '.join(f'{number:.3f}' for number in numbers)} |")
-    print(f"loss with all heads {found['loss']:.3f} nats; uniform guess {np.log(len(letters)):.3f}")
-    plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
-    write_text_atomically(folder / "heads.json", json.dumps(plain, indent=1) + "\n")
+    print(f"loss with all heads {results['loss']:.3f} nats; uniform guess {np.log(len(letters)):.3f}")
+    table = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in results.items()}
+    write_text_atomically(folder / "heads.json", json.dumps(table, indent=1) + "\n")
     from transformer_jax.plotting.attention import plot_head_scores
 
     plot_head_scores(
-        found["induction"],
+        results["induction"],
         folder / "induction.png",
         score="induction score",
         title="Attention to the token after the earlier copy",
     )
     plot_head_scores(
-        found["ablated"] - found["loss"], folder / "ablation.png", score="loss added (nats a token)",
+        results["ablated"] - results["loss"], folder / "ablation.png", score="added loss (nats per token)",
         title="Loss without each head",
     )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Train a language model and score it; then `experiments.generate` continues texts with it.
+"""Train and score a language model; `experiments.generate` continues texts with it.
 
     python -m experiments.language_model                               # the Python language reference
     python -m experiments.language_model --text book.txt --tokenizer char --model modern_gpt
     python -m experiments.language_model --corpus tfds:lm1b --tokenizer bpe --vocab-size 8000
     python -m experiments.generate --run-dir runs/python-gpt-mini --prompt "The for statement"
 
-The same command again resumes a run, or scores a finished one.
+The same command resumes a run, or scores a finished one.
 """
 
 from __future__ import annotations

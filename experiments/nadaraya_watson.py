@@ -1,12 +1,12 @@
-"""Attention as pooling by similarity: Nadaraya-Watson regression and classification, kernel by kernel.
+"""Attention as pooling by similarity: compare the kernels of Nadaraya-Watson regression and classification.
 
     python -m experiments.nadaraya_watson
     python -m experiments.nadaraya_watson --task classification
 
-Draws examples (of 2 sin x + x^0.8 with noise, or of two interleaved half circles), answers unseen queries with
-each kernel at a fixed and at a learned width, prints a table of errors and writes `table.json` and a picture to
---out-dir. A width is learned on the examples alone, each answered by the others: by gradient descent if the
-kernel has a gradient, else as the best of 60 widths. Seconds on a CPU.
+Examples are sampled from 2 sin x + x^0.8 with noise, or from two interleaved half circles. Each kernel answers
+new queries with a fixed and a learned width. The width is learned from the examples, by predicting each from
+the others: by gradient descent if the kernel has a gradient, else as the best of 60 widths. The table of errors
+is printed and saved in --out-dir as `table.json`, with a picture. It takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from transformer_jax.tasks.regression.kernel_width import best_width, learn_widt
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 
-_SEARCHED = np.geomspace(0.02, 5.0, 60)
+_WIDTHS = np.geomspace(0.02, 5.0, 60)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Answers queries with weighted means of the examples near them."""
+    """Flags of this experiment."""
 
     task: Literal["regression", "classification"] = "regression"
-    """Numbers, or one of two classes."""
+    """Predict numbers, or one of two classes."""
     examples: int = 60
     """Number of examples."""
     noise: float | None = None
-    """Standard deviation of the noise; None: 0.5 for regression, 0.2 for classification."""
+    """Standard deviation of the noise; None means 0.5 for regression and 0.2 for classification."""
     width: float = 0.3
-    """The fixed width, from which learning starts."""
+    """Fixed width, which is also the initial value of the learned width."""
     kernels: tuple[str, ...] = tuple(KERNELS)
     """Kernels to compare."""
     steps: int = 300
-    """Steps of gradient descent on a learned width."""
+    """Steps of gradient descent for the learned width."""
     seed: int = 0
-    """Of the examples."""
+    """Seed of the examples."""
     out_dir: str = "runs/nadaraya-watson"
     """Folder of the table and the picture."""
 
 
 def check(arguments: Arguments) -> None:
-    """Checks the arguments.
+    """Check the arguments.
 
     Raises:
-      UserError: a value out of range, or an unknown kernel.
+      UserError: A value is out of range, or a kernel is unknown.
     """
     if not arguments.width > 0:
         raise UserError(f"`width` {arguments.width} must be above 0")
@@ -75,12 +75,18 @@ def check(arguments: Arguments) -> None:
 
 
 def curve(x: np.ndarray) -> np.ndarray:
-    """The function that the examples of the regression are drawn around."""
+    """Compute the mean of the regression examples at x."""
     return 2 * np.sin(x) + x**0.8
 
 
 def half_circles(count: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Points (count, 2) on two interleaved half circles, and the number (count,) of their half circle."""
+    """Sample points (count, 2) on two interleaved half circles; also return their classes (count,), 0 or 1.
+
+    Args:
+      count: Number of points.
+      noise: Standard deviation of the noise.
+      rng: Random generator.
+    """
     label = np.arange(count) % 2
     angle = rng.uniform(0, np.pi, count)
     upper = np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -88,14 +94,21 @@ def half_circles(count: int, noise: float, rng: np.random.Generator) -> tuple[np
     return np.where(label[:, None] == 0, upper, lower) + rng.normal(scale=noise, size=(count, 2)), label
 
 
-def fitted(kernel: str, arguments: Arguments, key: np.ndarray, value: np.ndarray) -> dict[str, Any]:
-    """The kernel's models by name: "fixed", and "learned" if it has a width."""
+def fit_kernel(kernel: str, arguments: Arguments, key: np.ndarray, value: np.ndarray) -> dict[str, Any]:
+    """Return the models of a kernel: "fixed", and "learned" if it has a width.
+
+    Args:
+      kernel: Name of the kernel.
+      arguments: Flags of the experiment.
+      key: Keys of the examples.
+      value: Values of the examples.
+    """
     classes = arguments.task == "classification"
     config = KernelRegressionConfig(kernel, key.shape[1], arguments.width)
     models = {"fixed": KernelRegression(config)}
     examples = jnp.asarray(key, jnp.float32), jnp.asarray(value, jnp.float32)
     if kernel == "boxcar":
-        width = best_width(config, *examples, _SEARCHED.tolist(), classes=classes)
+        width = best_width(config, *examples, _WIDTHS.tolist(), classes=classes)
         models["learned"] = KernelRegression(dataclasses.replace(config, width=width))
     elif kernel != "constant":
         models["learned"], _ = learn_width(models["fixed"], *examples, classes=classes, steps=arguments.steps)
@@ -103,12 +116,13 @@ def fitted(kernel: str, arguments: Arguments, key: np.ndarray, value: np.ndarray
 
 
 def compare(arguments: Arguments) -> list[dict[str, Any]]:
-    """Fits all kernels, draws the picture, and returns a row for each: kernel, fit, width, and on unseen
-    queries the answered share in per cent, with the error (an unanswered query gets the mean of all values)
-    or the accuracy in per cent.
+    """Fit all kernels, draw the picture, and return a row per fit.
+
+    A row contains the kernel, the fit and the width, and for new queries the percentage with an answer and the
+    error or the accuracy in percent. Unanswered queries count as the mean of all values, or as wrong classes.
 
     Raises:
-      UserError: see `check`.
+      UserError: See `check`.
     """
     check(arguments)
     rng = np.random.default_rng(arguments.seed)
@@ -118,50 +132,54 @@ def compare(arguments: Arguments) -> list[dict[str, Any]]:
         key, label = half_circles(arguments.examples, noise, rng)
         value = np.eye(2)[label]
         across, up = np.linspace(-1.8, 2.8, 92), np.linspace(-1.3, 1.8, 62)
-        query = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
-        unseen, truth = half_circles(1_000, noise, rng)
+        plotted = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+        scored, truth = half_circles(1_000, noise, rng)
     else:
         key = np.sort(rng.uniform(0, 5, (arguments.examples, 1)), axis=0)
         value = curve(key) + rng.normal(scale=noise, size=key.shape)
-        query = unseen = np.linspace(0, 5, 201)[:, None]
-        truth = curve(unseen)[:, 0]
+        plotted = scored = np.linspace(0, 5, 201)[:, None]
+        truth = curve(scored)[:, 0]
+
+    def predict(model: KernelRegression, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the means and the weights for queries."""
+        means, weights = model(*(jnp.asarray(a, jnp.float32) for a in (query, key, value)))
+        return np.asarray(means), np.asarray(weights)
+
     rows: list[dict[str, Any]] = []
     fits: dict[str, dict[str, Fit]] = {}
     for kernel in arguments.kernels:
         fits[kernel] = {}
-        for name, model in fitted(kernel, arguments, key, value).items():
-            answers = model(*(jnp.asarray(a, jnp.float32) for a in (query, key, value)))
-            means, weights = (np.asarray(a) for a in answers)
+        for name, model in fit_kernel(kernel, arguments, key, value).items():
+            means, weights = predict(model, plotted)
             width = None if kernel == "constant" else float(model.width)
             fits[kernel][name] = Fit(width, means[:, -1], weights)
-            answers = model(*(jnp.asarray(a, jnp.float32) for a in (unseen, key, value)))
-            found, weights = (np.asarray(a) for a in answers)
+            means, weights = predict(model, scored)
             answered = weights.sum(axis=1) > 0
             row = {"kernel": kernel, "fit": name, "width": width, "answered": 100 * float(answered.mean())}
-            if classes:  # no answer is a wrong one
-                row["accuracy"] = 100 * float((answered & (found.argmax(axis=1) == truth)).mean())
+            if classes:
+                row["accuracy"] = 100 * float((answered & (means.argmax(axis=1) == truth)).mean())
             else:
-                guess = np.where(answered, found[:, 0], value.mean())
-                row["error"] = float(np.sqrt(np.square(guess - truth).mean()))
+                predictions = np.where(answered, means[:, 0], value.mean())
+                row["error"] = float(np.sqrt(np.square(predictions - truth).mean()))
             rows.append(row)
     folder = pathlib.Path(arguments.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / f"{arguments.task}.png"
     if classes:
-        plot_classification(fits, picture, across=across, up=up, key=key, label=label)
+        plot_classification(fits, picture, x=across, y=up, key=key, label=label)
     else:
-        plot_regression(fits, picture, query=query[:, 0], truth=truth, key=key[:, 0], value=value[:, 0])
+        plot_regression(fits, picture, query=plotted[:, 0], truth=truth, key=key[:, 0], value=value[:, 0])
     write_text_atomically(folder / "table.json", json.dumps(rows, indent=1) + "\n")
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the experiment and print its table."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     rows = compare(arguments)
     measure = "accuracy" if arguments.task == "classification" else "error"
-    head = "accuracy, %" if measure == "accuracy" else "root mean squared error"
-    print(f"| kernel | fit | width | answered, % | {head} |\n|---|---|---|---|---|")
+    heading = "accuracy, %" if measure == "accuracy" else "root mean squared error"
+    print(f"| kernel | fit | width | answered, % | {heading} |\n|---|---|---|---|---|")
     for row in rows:
         width = "" if row["width"] is None else f"{row['width']:.3f}"
         print(f"| {row['kernel']} | {row['fit']} | {width} | {row['answered']:.1f} | {row[measure]:.3f} |")

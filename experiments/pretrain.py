@@ -1,10 +1,10 @@
-"""Pretrain a text encoder, from nothing or on from weights; `experiments.classify` and its like fine-tune it.
+"""Pretrain a text encoder from random or existing weights; `experiments.classify` and others fine-tune it.
 
     python -m experiments.pretrain                                      # BERT on the Python language reference
     python -m experiments.pretrain --model electra --text corpus.txt.xz --steps 20000 --run-dir runs/electra
     python -m experiments.pretrain --run-dir runs/electra --fill "The [MASK] of the list"
 
-The same command again resumes a run, or scores a finished one.
+The same command resumes a run, or scores a finished one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every model at its published sizes, with the chips that it is compiled for and their part of the rows."""
+"""All models at their published sizes, with the chips to compile for and the batch sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from transformer_jax import configure
 from transformer_jax.training.config import RunConfig
 
-# Rows whose operations are compared with the least that they need.
+# Rows whose operations are compared with a formula.
 COUNTED = (
     "GPT-2 124M, 8 x 1,024",
     "Transformer base, 25,000 tokens a side",
     "Transformer big, 25,000 tokens a side",
 )
 
-# Names of the published sizes, and their presets.
+# Presets by published name.
 _ENCODERS = {
     "BERT": ("tiny", "mini", "small", "medium", "base", "large"),
     "RoBERTa": ("base", "large"),
@@ -39,7 +39,7 @@ _RECURRENT = {
     "Luong": "luong",
 }  # fmt: skip
 _DEVICES = {"h100:8": 8, "h100:8x8": 64}
-# (preset, chips, rows a device, tokens of each, remat).
+# (preset, chips, rows per device, tokens per row, remat) by name.
 _LLAMAS = {
     "Llama 3.2 1B, 2 x 8,192": ("3.2-1B", "h100:8", 2, 8_192, None),
     "Llama 3.2 3B, 1 x 8,192": ("3.2-3B", "h100:8", 1, 8_192, None),
@@ -56,7 +56,16 @@ _LLAMAS = {
 def text_run(
     model: str, preset: str, rows: int, context: int, vocab_size: int, optimizer: str = "adam"
 ) -> RunConfig:
-    """A language model in bfloat16."""
+    """Build the config of a language model in bfloat16.
+
+    Args:
+      model: Name of the model.
+      preset: Name of its size.
+      rows: Rows in the global batch.
+      context: Tokens per row.
+      vocab_size: Size of the vocabulary.
+      optimizer: Name of the optimizer.
+    """
     return configure(
         "language_modeling", "text", model=model, preset=preset, batch_size=rows, context=context,
         vocab_size=vocab_size, dtype="bfloat16", optimizer=optimizer,
@@ -64,30 +73,36 @@ def text_run(
 
 
 def gpt(preset: str, rows: int) -> RunConfig:
+    """Build the config of a GPT-2 with 1,024 tokens per row."""
     return text_run("gpt", preset, rows, 1_024, 50_257)
 
 
 def llama(rows: int, preset: str = "3-8B", context: int = 8_192) -> RunConfig:
+    """Build the config of a Llama with the vocabulary of its version."""
     return text_run("llama", preset, rows, context, 128_256 if preset.startswith("3") else 32_000)
 
 
 def modern_gpt(preset: str) -> RunConfig:
-    """With the optimizer that it is published with, Muon."""
+    """Build the config of a ModernGPT with Muon, its published optimizer."""
     return text_run("modern_gpt", preset, 64, 1_024, 50_257, optimizer="muon")
 
 
 def recurrent(preset: str, cell: str = "lstm") -> RunConfig:
+    """Build the config of a recurrent language model."""
     return text_run(cell, preset, 160, 35, 10_000)
 
 
 def translator(size: str) -> RunConfig:
+    """Build the config of a Transformer of size "base" or "big" for WMT14."""
     return configure("translation", f"wmt14-en-de-{size}", dtype="bfloat16")
 
 
 def recurrent_translator(model: str, preset: str) -> RunConfig:
-    """With the layers and widths of the papers: four of 1,000 cells (Sutskever et al. 2014, Luong et al. 2015),
-    one of 1,000 (Bahdanau et al. 2015, whose words have 620). GRU has the LSTM's sizes and hard attention
-    Bahdanau's."""
+    """Build the config of a recurrent translator with the layers and widths of its paper.
+
+    Sutskever et al. (2014) and Luong et al. (2015) use four layers of 1,000 cells; Bahdanau et al. (2015) use
+    one with embeddings of width 620. The GRU uses the LSTM's sizes, and hard attention uses Bahdanau's.
+    """
     sizes = dict(width=1_000, layers=4)
     if model in ("bahdanau", "hard_attention"):
         sizes = dict(width=620, layers=1)
@@ -98,6 +113,7 @@ def recurrent_translator(model: str, preset: str) -> RunConfig:
 
 
 def encoder(model: str, preset: str, rows: int) -> RunConfig:
+    """Build the config of a text encoder's pretraining with 512 tokens per row."""
     task = "replaced_token_detection" if model == "electra" else "masked_language_modeling"
     return configure(
         task, "text", model=model, preset=preset, batch_size=rows, context=512, vocab_size=30_522,
@@ -105,10 +121,11 @@ def encoder(model: str, preset: str, rows: int) -> RunConfig:
     )  # fmt: skip
 
 
-def vision(task: str, recipe: str, preset: str, rows: int, **others: Any) -> RunConfig:
+def vision(task: str, recipe: str, preset: str, rows: int, **values: Any) -> RunConfig:
+    """Build the config of a vision model; classifiers have 1,000 classes by default."""
     if task == "image_classification":
-        others.setdefault("classes", 1_000)
-    return configure(task, recipe, preset=preset, batch_size=rows, dtype="bfloat16", **others)
+        values.setdefault("classes", 1_000)
+    return configure(task, recipe, preset=preset, batch_size=rows, dtype="bfloat16", **values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +133,12 @@ class Row:
     """A program to compile.
 
     Attributes:
-      name: of the model, with its batch.
-      topology, mesh: where.
-      config: of the run.
-      remat: policy, None is the platform's own.
-      decoding: (rows, places of the cache) of one step of decoding; None is a training step.
+      name: Name of the model with its batch size.
+      topology: Chips to compile for.
+      config: Function that builds the config of the run.
+      mesh: Mesh of the devices; None means one that shards rows.
+      remat: Rematerialization policy; None means the platform's default.
+      decoding: (rows, length of the cache) of a decoding step; None means a training step.
     """
 
     name: str
@@ -132,13 +150,13 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """What the table has, small first."""
-    found = []
+    """Return the rows of the table."""
+    table = []
     for chip in ("h100:1", "v5e:1x1"):
-        found.append(Row(COUNTED[0], chip, lambda: gpt("124M", 8)))
-        found.append(Row("GPT-2 124M, 32 x 1,024", chip, lambda: gpt("124M", 32), remat="blocks"))
-        found.append(Row("GPT-2 124M offloaded, 8 x 1,024", chip, lambda: gpt("124M", 8), remat="offload"))
-    found += [
+        table.append(Row(COUNTED[0], chip, lambda: gpt("124M", 8)))
+        table.append(Row("GPT-2 124M, 32 x 1,024", chip, lambda: gpt("124M", 32), remat="blocks"))
+        table.append(Row("GPT-2 124M offloaded, 8 x 1,024", chip, lambda: gpt("124M", 8), remat="offload"))
+    table += [
         Row(COUNTED[1], "a100:8", lambda: translator("base")),
         Row(COUNTED[2], "a100:8", lambda: translator("big")),
         *(
@@ -253,4 +271,4 @@ def rows() -> list[Row]:
             decoding=(8, 32_768),
         ),
     ]
-    return found
+    return table

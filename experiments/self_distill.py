@@ -1,10 +1,10 @@
-"""A vision model trained without labels: DINO (self-distillation) or a masked autoencoder.
+"""Train a vision model without labels, by DINO (self-distillation) or as a masked autoencoder.
 
     python -m experiments.self_distill                                       # scikit-learn's digits
     python -m experiments.self_distill --data FOLDER [--test FOLDER ...]
     python -m experiments.self_distill --method mae --data FOLDER
 
-`--help` lists the flags; docs/vision.md says what each measures, with a recipe and its score.
+`--help` lists the flags; docs/vision.md explains the methods and contains a recipe with its score.
 """
 
 from __future__ import annotations

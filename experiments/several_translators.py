@@ -1,4 +1,4 @@
-"""The command line of experiments that train several translators, one after the other."""
+"""The command line of experiments that train several translators."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from transformer_jax.training.task import TaskEntry
 def parse_translators(
     name: str,
     argv: Sequence[str] | None,
-    own: type,
+    flags: type,
     description: str | None,
     *,
     entry: TaskEntry = ENTRY,
     default_recipe: Callable[[Mapping[str, Any]], str] = default_recipe,
     model: str | None = None,
 ) -> Parsed:
-    """The flags of a translation run and those of an experiment; see `parse_run`.
+    """Parse the flags of a translation run and those of an experiment; see `parse_run`.
 
     Args:
-      name: of the experiment's module.
-      argv: the arguments; None is those of the process.
-      own: dataclass of the experiment's own flags.
-      description: of the help.
-      entry: of translation.
-      default_recipe: see `parse_run`.
-      model: the default of --model; None is the recipe's.
+      name: Name of the experiment's module.
+      argv: Command-line arguments; None means those of the process.
+      flags: Dataclass of the experiment's flags.
+      description: Description in the help.
+      entry: Task entry of translation.
+      default_recipe: See `parse_run`.
+      model: Default of --model; None means the recipe's.
 
     Raises:
-      UserError: see `parse_run`, or a flag of several processes.
+      UserError: See `parse_run`; or there is a flag for several processes.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parsed = parse_run(
         entry,
         argv if model is None else ["--model", model, *argv],
-        own,
+        flags,
         prog=f"python -m experiments.{name}",
         description=description or "",
         default_recipe=default_recipe,
     )
     for flag in sorted(parsed.named & field_names(Processes)):
-        raise UserError(f"`{flag}`: this experiment runs in one process")
+        raise UserError(f"`{flag}`: this experiment runs in one process, remove the flag")
     return parsed
 
 
 def note(line: str) -> None:
-    """Prints a line of progress to standard error."""
+    """Print a line of progress to standard error."""
     print(line, file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Fine-tune a text encoder on tags of words; use a trained one.
+"""Fine-tune a text encoder on tags of words, or use a trained one.
 
     python -m experiments.tag --start-from FOLDER_OR_RUN --train train.tsv --test test.tsv --run-dir runs/tags
     python -m experiments.tag --run-dir runs/tags --text "Ada Lovelace wrote the first program"
 
-Files are .tsv with a header: tokens and tags, separated by spaces.
+Data files are .tsv with a header, tokens and tags; both columns are separated by spaces.
 """
 
 from __future__ import annotations

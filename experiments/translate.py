@@ -1,12 +1,12 @@
-"""Train a translator, score it, use it.
+"""Train, score and use a translator.
 
     python -m experiments.translate                                    # embedded phrases, English to German
     python -m experiments.translate --corpus phrases:en-ja             # any CLDR locale
     python -m experiments.translate --train a.en a.de --valid b.en b.de --test c.en c.de --run-dir runs/mine
     python -m experiments.translate --run-dir runs/phrases-en-de-transformer --text "in 3 weeks"
 
-The first command takes two minutes on two cores of an AMD EPYC (2026-11-21) and reaches an exact match of
-at least 95 on 1,000 unseen phrases. The same command again resumes a run, or scores a finished one.
+The first command takes two minutes on two cores of an AMD EPYC and reaches an exact match of at least 95 % on
+1,000 held-out phrases. The same command resumes a run, or scores a finished one.
 """
 
 from __future__ import annotations

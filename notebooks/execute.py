@@ -1,8 +1,8 @@
-"""Runs the notebooks from clean kernels and saves them with their outputs.
+"""Run notebooks in new kernels and save them with their outputs.
 
     python notebooks/execute.py [NOTEBOOK ...]
 
-Without names it runs all. What differs from machine to machine, times and versions, is not saved.
+Without arguments all notebooks are run. Execution times and version numbers are not saved.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ METADATA = {
 
 
 def executed(path: pathlib.Path, steps: int | None = None, xla_flags: str = "") -> Any:
-    """A notebook after a run of all its cells, which began without outputs.
+    """Run all cells of a notebook and return it with the new outputs.
 
     Args:
-      path: of the notebook.
-      steps: of every training in it, in place of its own number: all cells run, and results mean nothing.
-      xla_flags: of the kernel.
+      path: File of the notebook.
+      steps: Number of steps of every training, for a quick test of the cells; None means that of the notebook.
+      xla_flags: XLA_FLAGS of the kernel.
 
     Raises:
-      nbclient.exceptions.CellExecutionError: a cell raised.
+      nbclient.exceptions.CellExecutionError: A cell raised an error.
     """
     notebook = nbformat.read(path, 4)
     for cell in notebook.cells:
@@ -48,7 +48,7 @@ def executed(path: pathlib.Path, steps: int | None = None, xla_flags: str = "") 
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    # A user's kernel has the devices and the pictures that it has by itself, and the project beside it.
+    # The kernel uses its default devices and plots, as a user's kernel does, and can import the project.
     env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "MPLBACKEND")}
     client.execute(env=env | {"PYTHONPATH": str(FOLDER.parent), "XLA_FLAGS": xla_flags})
     notebook.metadata = METADATA
@@ -57,6 +57,6 @@ def executed(path: pathlib.Path, steps: int | None = None, xla_flags: str = "") 
 
 if __name__ == "__main__":
     for path in map(pathlib.Path, sys.argv[1:] or sorted(FOLDER.glob("*.ipynb"))):
-        began = time.monotonic()
+        start_time = time.monotonic()
         nbformat.write(executed(path.resolve()), path)
-        print(f"{path.name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{path.name}: {time.monotonic() - start_time:.0f} s", flush=True)

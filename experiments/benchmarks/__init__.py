@@ -1,1 +1,1 @@
-"""Comparisons with peers and measurements of speed: `python -m experiments.benchmarks.NAME --help`."""
+"""Comparisons with other packages and measurements of speed: `python -m experiments.benchmarks.NAME --help`."""

@@ -1,11 +1,11 @@
-"""The memory of attention over a long input, forward and backward, against what complete weights would need.
+"""Measure the memory of attention over a long input, in comparison with that of complete attention weights.
 
     python -m experiments.benchmarks.bench_long_attention [--length 32768] [--json]
 
-Causal attention of 8 heads of width 64 over one row in float32, as `dot_product_attention` chooses it. The peak
-is that of the process, less what it had after importing, with arguments and gradients; the plain form's need is
-computed: logits, weights and the gradient of each in the backward pass, 4 bytes a query, key and head. At a
-length that the plain form can hold (--check) values and gradients are compared.
+A forward and backward pass of `dot_product_attention` is run, causal in float32 with 8 heads of width 64 over
+one row. The measured memory is the peak of the process minus its peak after the imports, so it includes
+arguments and gradients. The memory of plain attention is computed: logits, weights and the gradient of each,
+with 4 bytes per query, key and head. Values and gradients of both are compared at a shorter length (--check).
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from transformer_jax.layers.attention.dispatch import dot_product_attention
 from transformer_jax.layers.attention.visibility import causal
 
 HEADS, WIDTH = 8, 64
-# Logits and weights, and the gradient of each.
-_COMPLETE_ARRAYS = 4
+# Logits, weights, and the gradients of both.
+_PLAIN_ARRAYS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Peak memory of long attention."""
+    """Flags of this benchmark."""
 
     length: int = 32_768
-    """Queries and keys."""
+    """Number of queries and keys."""
     check: int = 1_024
-    """Length at which the plain form is compared."""
+    """Length for the comparison with plain attention."""
     json: bool = False
-    """Print one JSON object last on standard output."""
+    """Print a JSON object as the last line."""
 
 
-def plain_need(length: int) -> int:
-    """Bytes of the arrays of length x length that the plain form makes."""
-    return _COMPLETE_ARRAYS * 4 * HEADS * length**2
+def plain_bytes(length: int) -> int:
+    """Compute the bytes of the arrays of length x length in plain attention."""
+    return _PLAIN_ARRAYS * 4 * HEADS * length**2
 
 
 def passes(attend: Callable[..., jax.Array], length: int) -> Callable[[], Any]:
-    """One forward and backward pass: a function that gives (output, gradients)."""
-    draw = jax.random.split(jax.random.key(0), 4)
+    """Return a function that runs a forward and backward pass and returns (output, *gradients)."""
+    keys = jax.random.split(jax.random.key(0), 4)
     shape = (1, length, HEADS, WIDTH)
-    query, key, value, weight = (jax.random.normal(one, shape) for one in draw)
+    query, key, value, weight = (jax.random.normal(random_key, shape) for random_key in keys)
     scale = WIDTH**-0.5
 
     @jax.jit
     def run(query, key, value):
-        def total(*inputs):
+        def loss(*inputs):
             output = attend(*inputs, mask=causal(length, length), scale=scale)
             return (output * weight).sum(), output
 
-        gradients, output = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(query, key, value)
+        gradients, output = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
         return output, *gradients
 
     return lambda: jax.block_until_ready(run(query, key, value))
 
 
 def peak() -> int:
-    """The peak memory of this process in bytes."""
-    # Linux's record begins with the program; `getrusage` includes the memory of the parent process.
+    """Return the peak memory of this process in bytes."""
+    # `getrusage` includes the memory of the parent process; the status file of Linux does not.
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
@@ -82,7 +82,7 @@ def peak() -> int:
 
 
 def difference(length: int) -> float:
-    """Largest difference of values and gradients of the chunked form and the plain one."""
+    """Return the largest difference of values and gradients between chunked and plain attention."""
     plain = passes(
         lambda *a, mask, **o: dot_product_attention(*a, mask=mask.dense(), implementation="plain", **o), length
     )()
@@ -91,42 +91,42 @@ def difference(length: int) -> float:
 
 
 def measure(arguments: Arguments) -> dict[str, float]:
-    """The numbers of the command.
+    """Run the measurements.
 
     Raises:
-      UserError: a length below 1.
+      UserError: A length is below 1.
     """
     for name in ("length", "check"):
         if getattr(arguments, name) < 1:
             raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
     jnp.zeros(1).block_until_ready()
-    before = peak()
-    began = time.perf_counter()
+    peak_before = peak()
+    start_time = time.perf_counter()
     passes(dot_product_attention, arguments.length)()
-    seconds = time.perf_counter() - began
-    used, need = peak() - before, plain_need(arguments.length)
+    seconds = time.perf_counter() - start_time
+    measured, computed = peak() - peak_before, plain_bytes(arguments.length)
     return {
         "length": arguments.length,
-        "peak_bytes": used,
-        "plain_bytes": need,
-        "plain_over_peak": need / used,
+        "peak_bytes": measured,
+        "plain_bytes": computed,
+        "plain_over_peak": computed / measured,
         "seconds": seconds,
         "difference": difference(arguments.check),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the benchmark and print the results."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
-    found = measure(arguments)
+    results = measure(arguments)
     print(
-        f"{arguments.length:,} tokens: peak {found['peak_bytes'] / 2**30:.2f} GiB, the plain form's arrays "
-        f"{found['plain_bytes'] / 2**30:.1f} GiB, {found['plain_over_peak']:.0f} times as much; "
-        f"{found['seconds']:.1f} s with compilation"
+        f"{arguments.length:,} tokens: peak {results['peak_bytes'] / 2**30:.2f} GiB; plain attention needs "
+        f"{results['plain_bytes'] / 2**30:.1f} GiB, {results['plain_over_peak']:.0f} times as much; "
+        f"{results['seconds']:.1f} s including compilation"
     )
-    print(f"largest difference from the plain form at {arguments.check:,} tokens: {found['difference']:.1e}")
+    print(f"largest difference from plain attention at {arguments.check:,} tokens: {results['difference']:.1e}")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""An attentional LSTM translator here and in torch: training steps, in interleaved rounds.
+"""Compare the training steps of an LSTM translator with attention in this package and in torch.
 
     python -m experiments.benchmarks.bench_recurrent [--rounds 7] [--json]
 
-Luong's model with one LSTM of width 256 on each side, embeddings of 256, "general" scores, vocabulary 10,000,
-one matrix for both embeddings and the logits, 64 rows of 20 tokens, float32, dropout 0.3, Adam. Without input
-feeding torch runs `torch.nn.LSTM` over the whole target, and attends for all steps at once; with it, a loop of
-`torch.nn.LSTMCell`. Each side has a process of its own, and their measurements alternate; medians are compared,
-and every ratio is this package's throughput over torch's. Needs torch.
+The model is Luong's with an LSTM of width 256 in the encoder and in the decoder, embeddings of width 256,
+"general" scores, vocabulary 10,000, and one matrix for both embeddings and the logits; 64 rows of 20 tokens,
+float32, dropout 0.3, Adam. Without input feeding, torch runs `torch.nn.LSTM` over the complete target and
+attends for all steps at once; with it, torch runs a loop of `torch.nn.LSTMCell`. Each side runs in a separate
+process, and their measurements alternate. Ratios are this package's median throughput over torch's. Needs
+torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_allocator_settings()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # The processes of both sides inherit the settings.
 
 import dataclasses
 import json
@@ -24,7 +25,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare
+from experiments.benchmarks.interleaved_rounds import compare, compare_throughput
+from experiments.benchmarks.training_step import our_stepper
 
 ROWS, LENGTH, VOCAB, WIDTH, DROPOUT, RATE = 64, 20, 10_000, 256, 0.3, 1e-3
 JOBS = {"fed": True, "unfed": False}
@@ -32,29 +34,24 @@ JOBS = {"fed": True, "unfed": False}
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Throughput of this package over torch's at the same sizes."""
+    """Flags of this benchmark."""
 
     rounds: int = 7
-    """Measurements of each side."""
+    """Measurements per side."""
     json: bool = False
-    """Print one JSON object last on standard output."""
+    """Print a JSON object as the last line."""
 
 
 def tokens() -> tuple[np.ndarray, np.ndarray]:
-    """Source (ROWS, LENGTH) and target (ROWS, LENGTH + 1) token ids, none of them padding."""
+    """Return token ids without padding: source (ROWS, LENGTH) and target (ROWS, LENGTH + 1)."""
     rng = np.random.default_rng(0)
     return rng.integers(3, VOCAB, (ROWS, LENGTH)), rng.integers(3, VOCAB, (ROWS, LENGTH + 1))
 
 
 def ours(_: Any) -> dict[str, Callable[[], Any]]:
-    """One step a call."""
-    import jax
-
+    """Return jobs that train for one step."""
     from transformer_jax.models.translators.luong import Luong, LuongConfig
     from transformer_jax.tasks.translators.objective import TokenLoss
-    from transformer_jax.training.optimizers import make_optimizer
-    from transformer_jax.training.schedules import make_schedule
-    from transformer_jax.training.step import create_state, make_train_step
     from transformer_jax.training.trained_model import make_model
 
     source, target = (a.astype(np.int32) for a in tokens())
@@ -64,26 +61,17 @@ def ours(_: Any) -> dict[str, Callable[[], Any]]:
         config = LuongConfig(
             vocab_size=VOCAB, width=WIDTH, hidden=WIDTH, layers=1, dropout=DROPOUT, input_feeding=feeding
         )
-        model = make_model(Luong, config)
-        schedule = make_schedule("constant", peak=RATE, warmup=1, steps=1)
-        optimizer = make_optimizer(
-            "adam", schedule, model, weight_decay=0.0, clip=0, b1=0.9, b2=0.999, epsilon=1e-8
-        )
-        train_step = make_train_step(TokenLoss(0.0), optimizer)
-        state = create_state(model, optimizer, jax.random.key(0))
-
-        def step() -> None:
-            nonlocal state
-            state, metrics = train_step(state, batch)
-            jax.block_until_ready(metrics)
-
-        return step
+        step = our_stepper(
+            make_model(Luong, config), TokenLoss(0.0),
+            rate=RATE, weight_decay=0.0, clip=0, b1=0.9, b2=0.999, epsilon=1e-8,
+        )  # fmt: skip
+        return lambda: step(batch)
 
     return {name: job(feeding) for name, feeding in JOBS.items()}
 
 
 def torch_side(_: Any) -> dict[str, Callable[[], Any]]:
-    """One step a call."""
+    """Return jobs that train for one step."""
     import torch
 
     class Attentional(torch.nn.Module):
@@ -113,12 +101,12 @@ def torch_side(_: Any) -> dict[str, Callable[[], Any]]:
                 outputs = self.attentional(top, keys, values, mask)
             else:
                 assert self.cell is not None
-                state, fed, kept = (h[0], c[0]), torch.zeros_like(x[:, 0]), []
+                state, output, steps = (h[0], c[0]), torch.zeros_like(x[:, 0]), []
                 for t in range(x.shape[1]):
-                    state = self.cell(torch.cat([x[:, t], fed], dim=-1), state)
-                    fed = self.attentional(state[0][:, None], keys, values, mask)[:, 0]
-                    kept.append(fed)
-                outputs = torch.stack(kept, dim=1)
+                    state = self.cell(torch.cat([x[:, t], output], dim=-1), state)
+                    output = self.attentional(state[0][:, None], keys, values, mask)[:, 0]
+                    steps.append(output)
+                outputs = torch.stack(steps, dim=1)
             return outputs @ self.embedding.weight.T
 
     torch.manual_seed(0)
@@ -141,17 +129,15 @@ def torch_side(_: Any) -> dict[str, Callable[[], Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark and prints its result."""
+    """Run the benchmark and print the results."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     sides: dict[str, Callable] = {"ours": ours, "torch": torch_side}
     report = compare(dict.fromkeys(JOBS, 5), sides, None, arguments.rounds)
     summary = {}
     for name in JOBS:
-        speeds = {side: ROWS * LENGTH / report[name][side]["seconds"] for side in sides}
-        peaks = {side: report[name][side]["peak"] / 2**30 for side in sides}
-        summary[f"{name}_ratio"] = speeds["ours"] / speeds["torch"]
-        line = ", ".join(f"{side} {speeds[side]:,.0f} tokens/s (peak {peaks[side]:.2f} GiB)" for side in sides)
-        print(f"{name:6} ratio {summary[f'{name}_ratio']:.2f}: {line}", flush=True)
+        ratio, line = compare_throughput(report[name], ROWS * LENGTH, "tokens")
+        summary[f"{name}_ratio"] = ratio
+        print(f"{name:6} ratio {ratio:.2f}: {line}", flush=True)
     if arguments.json:
         print(json.dumps(summary))
 

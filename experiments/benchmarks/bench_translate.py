@@ -1,14 +1,13 @@
-"""The tiny Transformer here and in torch: training steps, greedy and beam search, in interleaved rounds.
+"""Compare the tiny Transformer with torch: training steps, greedy search and beam search.
 
     python -m experiments.benchmarks.bench_translate [--sources FILE] [--rounds 7] [--json]
 
 Training: `torch.nn.Transformer` with tied embeddings and Adam, against this package's training step; 128 pairs
 of 20 tokens, vocabulary 10,000, float32, dropout 0.3, label smoothing 0.1. Decoding: MarianMTModel of
-`transformers` with the very same weights, 1,000 sources in batches of 64 sorted by length, 20 tokens made for
-each (random weights never end a sentence); this package searches two batches at a time, as its `Translator`
-does. Each side has processes of its own, and their measurements alternate; medians are compared, and every
-ratio is this package's throughput over torch's. Needs torch and transformers; takes three to five minutes on
-two CPU cores (2026-11-22).
+`transformers` with the same weights, 1,000 sources in batches of 64 sorted by length, 20 new tokens for each,
+because random weights never end a sentence; this package searches two batches at a time, as its `Translator`
+does. Each side runs in separate processes, and their measurements alternate. Ratios are this package's median
+throughput over torch's. Needs torch and transformers; takes three to five minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_allocator_settings()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # The processes of both sides inherit the settings.
 
 import dataclasses
 import json
@@ -27,7 +26,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare
+from experiments.benchmarks.interleaved_rounds import compare, compare_throughput
+from experiments.benchmarks.training_step import our_stepper
 
 VOCAB, ROWS, LENGTH, DROPOUT, SMOOTHING = 10_000, 128, 20, 0.3, 0.1
 LAYERS, WIDTH, FEED_FORWARD, HEADS = 4, 128, 256, 4  # the tiny preset
@@ -37,23 +37,23 @@ SENTENCES, BATCH, BEAMS, ALPHA = 1_000, 64, 5, 0.6
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Throughput of this package over torch's at the same sizes."""
+    """Flags of this benchmark."""
 
     sources: str | None = None
-    """Text file with the sentences to translate, plain or .gz; None: phrases of the embedded corpus."""
+    """Text file with the sentences to translate, plain or .gz; None means phrases of the embedded corpus."""
     rounds: int = 7
-    """Measurements of each side."""
+    """Measurements per side."""
     json: bool = False
-    """Print one JSON object last on standard output."""
+    """Print a JSON object as the last line."""
 
 
 def training_tokens() -> np.ndarray:
-    """(ROWS, LENGTH) token ids without padding."""
+    """Return token ids (ROWS, LENGTH) without padding."""
     return np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH), np.int64)
 
 
 def source_batches(path: str | None) -> list[np.ndarray]:
-    """The sources as padded batches (BATCH, S), sorted by length."""
+    """Return the sources as padded batches (BATCH, S), sorted by length."""
     from transformer_jax.data.batches.pair_batches import pad
     from transformer_jax.data.corpora.pairs import read_lines
     from transformer_jax.data.corpora.parallel import phrases_corpus
@@ -71,7 +71,7 @@ def source_batches(path: str | None) -> list[np.ndarray]:
 
 
 def our_model(dropout: float) -> Any:
-    """The preset, with biases in the attention as torch has them."""
+    """Return the model of the preset with biases in the attention, as in torch."""
     from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
     from transformer_jax.training.trained_model import make_model
 
@@ -84,32 +84,20 @@ def our_model(dropout: float) -> Any:
 
 
 def our_training(_: Any) -> dict[str, Callable[[], Any]]:
-    """One step a call."""
-    import jax
-
+    """Return a job that trains for one step."""
     from transformer_jax.tasks.translators.objective import TokenLoss
-    from transformer_jax.training.optimizers import make_optimizer
-    from transformer_jax.training.schedules import make_schedule
-    from transformer_jax.training.step import create_state, make_train_step
 
-    model = our_model(DROPOUT)
-    schedule = make_schedule("constant", peak=1e-3, warmup=1, steps=1)
-    optimizer = make_optimizer("adam", schedule, model, weight_decay=0, clip=0, b1=0.9, b2=0.98, epsilon=1e-9)
-    train_step = make_train_step(TokenLoss(SMOOTHING), optimizer)
+    step = our_stepper(
+        our_model(DROPOUT), TokenLoss(SMOOTHING),
+        rate=1e-3, weight_decay=0, clip=0, b1=0.9, b2=0.98, epsilon=1e-9,
+    )  # fmt: skip
     tokens = training_tokens().astype(np.int32)
     batch = {"source": tokens, "target_in": tokens, "target_out": tokens}
-    state = create_state(model, optimizer, jax.random.key(0))
-
-    def step() -> None:
-        nonlocal state
-        state, metrics = train_step(state, batch)
-        jax.block_until_ready(metrics)
-
-    return {"training": step}
+    return {"training": lambda: step(batch)}
 
 
 def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
-    """All sentences a call; sources are padded to the translator's buckets, as users get them."""
+    """Return jobs that translate all sentences, padded to the translator's buckets as `Translator` does."""
     from transformer_jax.data.batches.pair_batches import pad
     from transformer_jax.decoding.translator import bucket_length, search_all
 
@@ -119,8 +107,8 @@ def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     ]
 
     def decode(beams: int) -> list[np.ndarray]:
-        found = search_all(model, padded, max_length=LENGTH, beam_size=beams, alpha=ALPHA)
-        return [np.asarray(hypotheses.tokens[:, 0]) for hypotheses in found]
+        results = search_all(model, padded, max_length=LENGTH, beam_size=beams, alpha=ALPHA)
+        return [np.asarray(hypotheses.tokens[:, 0]) for hypotheses in results]
 
     return {"greedy": lambda: decode(1), "beam": lambda: decode(BEAMS)}
 
@@ -129,7 +117,7 @@ def our_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
 
 
 def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
-    """One step a call, written as torch's own tutorials do."""
+    """Return a job that trains for one step, written like torch's tutorials."""
     import torch
 
     torch.manual_seed(0)
@@ -173,7 +161,7 @@ def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
 
 
 def marian_of(model: Any) -> Any:
-    """MarianMTModel with the weights of a post-norm Transformer of this package."""
+    """Return a MarianMTModel with the weights of a post-norm Transformer of this package."""
     import jax.numpy as jnp
     import torch
     from transformers import MarianConfig, MarianMTModel
@@ -204,49 +192,49 @@ def marian_of(model: Any) -> Any:
     for stack, layers in (("encoder", c.encoder_layers), ("decoder", c.decoder_layers)):
         fill(f"model.{stack}.embed_tokens.weight", table)
         fill(f"model.{stack}.embed_positions.weight", positions)
-        kinds = {"self_attention": "self_attn"}
+        attentions = {"self_attention": "self_attn"}
         if stack == "decoder":
-            kinds["cross_attention"] = "encoder_attn"
-        norms = {f"{our}_norm": f"{their}_layer_norm" for our, their in kinds.items()}
+            attentions["cross_attention"] = "encoder_attn"
+        norms = {f"{our}_norm": f"{their}_layer_norm" for our, their in attentions.items()}
         for i in range(layers):
-            there = f"model.{stack}.layers.{i}."
-            for our, their in kinds.items():
+            prefix = f"model.{stack}.layers.{i}."
+            for our, their in attentions.items():
                 for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
                     kernel = ours[f"{stack}/{our}/{part}/kernel"][i].reshape(c.width, c.width)
-                    fill(f"{there}{their}.{name}_proj.weight", kernel.T)
-                    fill(f"{there}{their}.{name}_proj.bias", ours[f"{stack}/{our}/{part}/bias"][i])
+                    fill(f"{prefix}{their}.{name}_proj.weight", kernel.T)
+                    fill(f"{prefix}{their}.{name}_proj.bias", ours[f"{stack}/{our}/{part}/bias"][i])
             for part, name in (("expand", "fc1"), ("contract", "fc2")):
-                fill(f"{there}{name}.weight", ours[f"{stack}/feed_forward/{part}/kernel"][i].T)
-                fill(f"{there}{name}.bias", ours[f"{stack}/feed_forward/{part}/bias"][i])
+                fill(f"{prefix}{name}.weight", ours[f"{stack}/feed_forward/{part}/kernel"][i].T)
+                fill(f"{prefix}{name}.bias", ours[f"{stack}/feed_forward/{part}/bias"][i])
             for our, their in (norms | {"feed_forward_norm": "final_layer_norm"}).items():
-                fill(f"{there}{their}.weight", ours[f"{stack}/{our}/scale"][i])
-                fill(f"{there}{their}.bias", ours[f"{stack}/{our}/bias"][i])
+                fill(f"{prefix}{their}.weight", ours[f"{stack}/{our}/scale"][i])
+                fill(f"{prefix}{their}.bias", ours[f"{stack}/{our}/bias"][i])
     return marian
 
 
 def torch_decoding(batches: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
-    """All sentences a call; sources are padded to the longest of each batch, as `generate` users do."""
+    """Return jobs that translate all sentences with `generate`, padded to the longest of each batch."""
     import torch
 
     marian = marian_of(our_model(0.0))
     tensors = [torch.tensor(batch, dtype=torch.long) for batch in batches]
 
     def decode(beams: int) -> list[np.ndarray]:
-        found = []
+        outputs = []
         with torch.no_grad():
             for batch in tensors:
-                made = marian.generate(
+                tokens = marian.generate(
                     input_ids=batch, attention_mask=batch != PAD, num_beams=beams, do_sample=False,
                     max_new_tokens=LENGTH, length_penalty=ALPHA,
                 )  # fmt: skip
-                found.append(made[:, 1:].numpy())
-        return found
+                outputs.append(tokens[:, 1:].numpy())
+        return outputs
 
     return {"greedy": lambda: decode(1), "beam": lambda: decode(BEAMS)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark and prints its result."""
+    """Run the benchmark and print the results."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
     batches = source_batches(arguments.sources)
     sentences = BATCH * len(batches)
@@ -256,24 +244,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     summary: dict[str, Any] = {}
     for job, unit, amount in (
-        ("training", "target tokens/s", ROWS * LENGTH),
-        ("greedy", "sentences/s", sentences),
-        ("beam", "sentences/s", sentences),
+        ("training", "target tokens", ROWS * LENGTH),
+        ("greedy", "sentences", sentences),
+        ("beam", "sentences", sentences),
     ):
-        rows = {**training, **decoding}[job]
-        speeds = {side: amount / rows[side]["seconds"] for side in ("ours", "torch")}
-        summary[f"{job}_ratio"] = speeds["ours"] / speeds["torch"]
-        line = ", ".join(
-            f"{side} {speeds[side]:,.0f} {unit} (peak {rows[side]['peak'] / 2**30:.2f} GiB)" for side in speeds
-        )
-        if rows["results"]["ours"] is not None:
-            same = [
-                (a == b).all()
-                for a, b in zip(*(np.concatenate(rows["results"][s]) for s in ("ours", "torch")), strict=True)
-            ]
-            summary[f"{job}_equal"] = float(np.mean(same))
-            line += f", {100 * np.mean(same):.1f} % of the outputs equal"
-        print(f"{job:9} ratio {summary[f'{job}_ratio']:.2f}: {line}", flush=True)
+        medians = {**training, **decoding}[job]
+        ratio, line = compare_throughput(medians, amount, unit)
+        summary[f"{job}_ratio"] = ratio
+        if medians["results"]["ours"] is not None:
+            ours, theirs = (np.concatenate(medians["results"][side]) for side in ("ours", "torch"))
+            equal = float(np.mean([(a == b).all() for a, b in zip(ours, theirs, strict=True)]))
+            summary[f"{job}_equal"] = equal
+            line += f", {100 * equal:.1f} % of the outputs equal"
+        print(f"{job:9} ratio {ratio:.2f}: {line}", flush=True)
     if arguments.json:
         print(json.dumps(summary))
 

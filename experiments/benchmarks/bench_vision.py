@@ -1,15 +1,14 @@
-"""Vision transformers here and in `transformers` on torch: training and inference, interleaved; and the loader.
+"""Compare vision transformers with `transformers` on torch, and measure the speed of the loader.
 
     python -m experiments.benchmarks.bench_vision [--rounds 5] [--onnx] [--json]
 
-Training: ViT-Ti with patches of 4 on 64 images of 32 x 32 pixels, AdamW, from arrays that are ready. Inference:
-ViT-B with patches of 16 on 8 images of 224 x 224. All in float32 with all cores. Each side has a process of its
-own, and their measurements alternate; medians are compared, and every ratio is this package's throughput over
-the peer's. The loader makes batches of 128 changed images of 32 x 32 pixels as the recipe for CIFAR-10 does, in
-one thread and in worker processes, with nothing else at work. Beside training it is measured what share of a
-step's time is spent waiting for the next batch: of small images in memory, of DINO's crops of them, and of
-photographs in JPEG files that are decoded by worker processes. Needs torch and transformers, and for `--onnx`
-onnx, onnxscript and onnxruntime.
+Training: ViT-Ti with patches of 4 on 64 images of 32 x 32 pixels, AdamW, from prepared arrays. Inference: ViT-B
+with patches of 16 on 8 images of 224 x 224 pixels. All sides use float32 and all cores. Each side runs in a
+separate process, and their measurements alternate. Ratios are this package's median throughput over the
+other's. The loader alone makes batches of 128 augmented images of 32 x 32 pixels as in the recipe for CIFAR-10,
+in one thread and in worker processes. During training, the share of a step's time is measured that is spent
+waiting for the next batch: of small images in memory, of DINO's crops of them, and of photographs in JPEG files
+that worker processes decode. Needs torch and transformers, and for `--onnx` onnx, onnxscript and onnxruntime.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from transformer_jax.commands.allocator_settings import restart_with_allocator_settings
 
 if __name__ == "__main__":
-    restart_with_allocator_settings()  # the processes of both sides inherit it
+    restart_with_allocator_settings()  # The processes of both sides inherit the settings.
 
 import dataclasses
 import json
@@ -31,8 +30,9 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.bench_encoder import our_stepper, torch_stepper
-from experiments.benchmarks.interleaved_rounds import compare, processor
+from experiments.benchmarks.bench_encoder import OPTIMIZER
+from experiments.benchmarks.interleaved_rounds import compare, print_rates, processor
+from experiments.benchmarks.training_step import our_stepper, torch_stepper
 
 ROWS, CLASSES = 64, 10
 LARGE_ROWS = 8
@@ -40,35 +40,36 @@ LARGE_ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Images a second of this package over those of transformers on torch at the same sizes."""
+    """Flags of this benchmark."""
 
     rounds: int = 5
-    """Measurements of each side."""
+    """Measurements per side."""
     onnx: bool = False
-    """ONNX Runtime as a third side of inference."""
+    """Measure ONNX Runtime as a third side of inference."""
     json: bool = False
-    """Print one JSON object last on standard output."""
+    """Print a JSON object as the last line."""
 
 
 def small_images() -> tuple[np.ndarray, np.ndarray]:
-    """(images (ROWS, 32, 32, 3) uint8, labels (ROWS,))."""
+    """Return (images (ROWS, 32, 32, 3) uint8, labels (ROWS,))."""
     rng = np.random.default_rng(0)
     return rng.integers(256, size=(ROWS, 32, 32, 3), dtype=np.uint8), rng.integers(CLASSES, size=ROWS)
 
 
 def large_images() -> np.ndarray:
-    """(LARGE_ROWS, 224, 224, 3) float32, normalised."""
+    """Return normalized images (LARGE_ROWS, 224, 224, 3) float32."""
     return np.random.default_rng(1).normal(size=(LARGE_ROWS, 224, 224, 3)).astype(np.float32)
 
 
 def our_jobs(folder: str) -> dict[str, Callable[[], Any]]:
-    """One step of training, and logits of the large images."""
+    """Return jobs that train for one step and compute the logits of the large images."""
     import jax
     import jax.numpy as jnp
 
     from transformer_jax import pretrained
     from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
     from transformer_jax.tasks.vision.image_classification import ImageClasses, ImageClassificationConfig
+    from transformer_jax.training.trained_model import make_model
 
     images, labels = small_images()
     batch = {
@@ -76,26 +77,26 @@ def our_jobs(folder: str) -> dict[str, Callable[[], Any]]:
         "target": np.eye(CLASSES, dtype=np.float32)[labels],
         "weight": np.ones(ROWS, np.float32),
     }
-    config = ViTConfig.preset("ti4", classes=CLASSES)
-    step = our_stepper(ViTClassifier, config, ImageClasses(ImageClassificationConfig(smoothing=0.0)))
+    small = make_model(ViTClassifier, ViTConfig.preset("ti4", classes=CLASSES))
+    step = our_stepper(small, ImageClasses(ImageClassificationConfig(label_smoothing=0.0)), **OPTIMIZER)
     model, large = pretrained.load(folder)[0].for_inference(), jnp.asarray(large_images())
     logits = jax.jit(lambda model, images: model(images))
     return {"training": lambda: step(batch), "inference": lambda: np.asarray(logits(model, large))}
 
 
 def torch_jobs(folder: str) -> dict[str, Callable[[], Any]]:
-    """The same in `transformers`."""
+    """Return jobs that train `transformers` for one step and compute the logits of the large images."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
     images, labels = small_images()
-    given = torch.tensor((images.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5, dtype=torch.float32)
+    small_pixels = torch.tensor((images.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5, dtype=torch.float32)
     sizes: dict[str, Any] = dict(
         hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, image_size=32,
         patch_size=4, num_labels=CLASSES,
     )  # fmt: skip
     config = ViTConfig(**sizes)
-    step = torch_stepper(ViTForImageClassification(config))
+    step = torch_stepper(ViTForImageClassification(config), rate=OPTIMIZER["rate"])
     large = ViTForImageClassification.from_pretrained(folder).eval()
     pixels = torch.tensor(large_images().transpose(0, 3, 1, 2)).contiguous()
 
@@ -103,11 +104,14 @@ def torch_jobs(folder: str) -> dict[str, Callable[[], Any]]:
         with torch.inference_mode():
             return large(pixel_values=pixels).logits.numpy()
 
-    return {"training": lambda: step(pixel_values=given, labels=torch.tensor(labels)), "inference": infer}
+    return {
+        "training": lambda: step(pixel_values=small_pixels, labels=torch.tensor(labels)),
+        "inference": infer,
+    }
 
 
 def onnx_jobs(folder: str) -> dict[str, Callable[[], Any]]:
-    """Inference by ONNX Runtime."""
+    """Return a job that computes the logits of the large images with ONNX Runtime."""
     import onnxruntime
     import torch
     from transformers import ViTForImageClassification
@@ -121,7 +125,7 @@ def onnx_jobs(folder: str) -> dict[str, Callable[[], Any]]:
 
 
 def write_weights(folder: str) -> None:
-    """Random weights of ViT-B/16 as a published folder."""
+    """Write random weights of ViT-B/16 as a published folder."""
     from transformer_jax.data.tokenizers.image_processor import ImageProcessor
     from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
     from transformer_jax.pretrained import save
@@ -133,26 +137,33 @@ def write_weights(folder: str) -> None:
 
 
 def loaded_per_second(workers: int, seconds: float = 10.0) -> float:
-    """Images a second that the loader makes of pixels in memory."""
-    from transformer_jax.data.batches.image_batches import ImageBatches, LabelledViews
-    from transformer_jax.tasks.vision.data import Kept, changed
+    """Measure the images per second of the loader for pixels in memory.
+
+    Args:
+      workers: Number of worker processes; 0 means one thread of this process.
+      seconds: Duration of the measurement.
+    """
+    from transformer_jax.data.batches.image_batches import ImageBatches, LabeledViews
+    from transformer_jax.tasks.vision.data import ImagesInMemory, augmentation_of
     from transformer_jax.tasks.vision.image_classification import images
 
     task = images().task
     pixels = np.random.default_rng(0).integers(256, size=(10_000, 32, 32, 3), dtype=np.uint8)
     labels = np.zeros(len(pixels), np.int32)
-    views = LabelledViews(labels, CLASSES, size=32, augmentation=changed(task))
-    batches = ImageBatches(Kept(pixels), task.batch_size, 0, views=views, workers=workers).from_step(0)
+    views = LabeledViews(labels, CLASSES, size=32, augmentation=augmentation_of(task))
+    batches = ImageBatches(ImagesInMemory(pixels), task.batch_size, 0, views=views, workers=workers).from_step(
+        0
+    )
     for _ in range(20):
-        next(batches)  # what was made ahead of time
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+        next(batches)  # These batches were prepared before the measurement.
+    start_time, count = time.perf_counter(), 0
+    while time.perf_counter() - start_time < seconds:
         next(batches)
         count += task.batch_size
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start_time)
 
 
-# By name: the task, whether images are photographs, and what differs from the recipe for images.
+# (task, whether the images are photographs, changes of the recipe for images) by name.
 WAITING: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "small": ("image_classification", False, {}),
     "crops": ("self_distillation", False, dict(batch_size=64)),
@@ -161,28 +172,28 @@ WAITING: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 
 def write_images(folder: pathlib.Path, photographs: bool) -> None:
-    """Random images in two classes: 400 of 32 x 32 pixels, or 256 in JPEG files of 320 x 256."""
+    """Write random images in two classes: 400 of 32 x 32 pixels, or 256 JPEG files of 320 x 256 pixels."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
     for number in range(256 if photographs else 400):
         pixels = rng.integers(256, size=(8, 10, 3) if photographs else (32, 32, 3), dtype=np.uint8)
-        place = folder / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(pixels)
         if photographs:
-            image.resize((320, 256), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
+            image.resize((320, 256), Image.Resampling.BICUBIC).save(class_folder / f"{number}.jpg", quality=90)
         else:
-            image.save(place / f"{number}.png")
+            image.save(class_folder / f"{number}.png")
 
 
 def share_waited(name: str, steps: int = 20, first: int = 30) -> float:
-    """The share of a run's time in which it waits for batches.
+    """Measure the share of a run's time in which it waits for batches.
 
     Args:
-      name: in `WAITING`.
-      steps: that are measured.
-      first: steps in front of them: what is made ahead of time while the step is compiled is used up in these.
+      name: Name in `WAITING`.
+      steps: Number of measured steps.
+      first: Number of steps before the measurement, which use up the batches prepared during compilation.
     """
     import jax
 
@@ -203,23 +214,23 @@ def share_waited(name: str, steps: int = 20, first: int = 30) -> float:
         state, optimizer, _ = begin(objective, config, model, None)
         train_step = make_train_step(objective, optimizer)
         batches = task.batches.from_step(0)
-        waited = worked = 0.0
+        waiting = training = 0.0
         for step in range(first + steps):
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             batch = next(batches)
-            given = time.perf_counter()
+            batch_time = time.perf_counter()
             state, metrics = train_step(state, batch)
             jax.block_until_ready(metrics)
             if step >= first:
-                waited += given - began
-                worked += time.perf_counter() - given
-        batches.close()  # before the files go
-    return waited / (waited + worked)
+                waiting += batch_time - start_time
+                training += time.perf_counter() - batch_time
+        batches.close()  # The workers must stop before the folder is deleted.
+    return waiting / (waiting + training)
 
 
 def main() -> None:
+    """Run the benchmark and print the results."""
     arguments = tyro.cli(Arguments, description=__doc__)
-    found: dict[str, Any] = {"processor": processor()}
     with tempfile.TemporaryDirectory() as folder:
         write_weights(f"{folder}/weights")
         sides: dict[str, Callable] = {"ours": our_jobs, "torch": torch_jobs}
@@ -227,27 +238,19 @@ def main() -> None:
         if arguments.onnx:
             sides["onnx"] = onnx_jobs
         report |= compare({"inference": 1}, sides, f"{folder}/weights", arguments.rounds)
-    for job, count in {"training": ROWS, "inference": LARGE_ROWS}.items():
-        for side, own in report[job].items():
-            if side != "results":
-                rate = found[f"{job}_{side}"] = count / own["seconds"]
-                print(f"{job:<10} {side:<6} {rate:9.1f} images/s, peak {own['peak'] / 2**30:.2f} GiB")
-        found[f"{job}_ratio"] = found[f"{job}_ours"] / found[f"{job}_torch"]
-        print(f"{job:<10} ratio to torch {found[f'{job}_ratio']:.2f}")
-    if arguments.onnx:
-        found["inference_onnx_ratio"] = found["inference_ours"] / found["inference_onnx"]
-        print(f"inference  ratio to ONNX Runtime {found['inference_onnx_ratio']:.2f}")
+    amounts = {"training": ROWS, "inference": LARGE_ROWS}
+    summary: dict[str, Any] = {"processor": processor(), **print_rates(report, amounts, "images")}
     logits = report["inference"]["results"]
-    found["largest_difference"] = float(np.abs(logits["ours"] - logits["torch"]).max())
+    summary["largest_difference"] = float(np.abs(logits["ours"] - logits["torch"]).max())
     for workers in (0, os.cpu_count() or 1):
-        found[f"loaded_{workers}"] = loaded_per_second(workers)
-        print(f"loader     {workers} worker processes {found[f'loaded_{workers}']:9.1f} images/s")
+        summary[f"loaded_{workers}"] = loaded_per_second(workers)
+        print(f"loader       {workers} worker processes {summary[f'loaded_{workers}']:9.1f} images/s")
     for name in WAITING:
-        found[f"waited_{name}"] = share_waited(name)
-        print(f"waiting    {name:<12} {100 * found[f'waited_{name}']:5.2f} % of a step")
-    print(f"largest difference of a logit: {found['largest_difference']:.1e}; {found['processor']}")
+        summary[f"waited_{name}"] = share_waited(name)
+        print(f"waiting      {name:<12} {100 * summary[f'waited_{name}']:5.2f} % of a step")
+    print(f"largest difference of the logits: {summary['largest_difference']:.1e}; {summary['processor']}")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two sides of a benchmark in processes of their own, measured in interleaved rounds on one machine."""
+"""Benchmarks whose sides run in separate processes and are measured in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ from typing import Any
 
 
 def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], argument: Any) -> None:
-    """The process of one side: runs each job that it receives, and sends (seconds, result, peak bytes)."""
+    """Run each job that the connection names, and send (seconds, result, peak bytes).
+
+    Args:
+      connection: Connection to the parent process.
+      make: Function that returns the jobs of this side by name.
+      argument: Argument of `make`.
+    """
     if make.__name__.startswith("torch"):
         import torch
 
         torch.set_num_threads(os.cpu_count() or 1)
     jobs = make(argument)
     while (job := connection.recv()) is not None:
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         result = jobs[job]()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         connection.send((seconds, result, peak))
 
 
 def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rounds: int) -> dict[str, Any]:
-    """Medians of each job on each side, in interleaved rounds.
+    """Measure each job on each side in interleaved rounds and return the medians.
 
     Args:
-      jobs: number of calls in one measurement, by name.
-      sides: functions that make the jobs of a side from `argument`, each run in a process of its own.
-      argument: of the sides.
-      rounds: measurements of each side.
+      jobs: Number of calls in one measurement, by name of the job.
+      sides: Functions that return the jobs of a side, by name of the side; each runs in a separate process.
+      argument: Argument of these functions.
+      rounds: Number of measurements per side.
 
     Returns:
       {job: {side: {"seconds", "peak"}, "results": {side: result of the first call}}}.
@@ -43,37 +49,76 @@ def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rou
     context = multiprocessing.get_context("spawn")
     connections = {}
     for side, make in sides.items():
-        connections[side], theirs = context.Pipe()
-        context.Process(target=serve, args=(theirs, make, argument), daemon=True).start()
-        theirs.close()  # so that the end of the process is the end of the line
+        connections[side], child_connection = context.Pipe()
+        context.Process(target=serve, args=(child_connection, make, argument), daemon=True).start()
+        child_connection.close()  # Without this, the end of the process would not raise EOFError.
 
-    def ask(side: str, job: str) -> tuple[float, Any, int]:
+    def run(side: str, job: str) -> tuple[float, Any, int]:
         connections[side].send(job)
         try:
             return connections[side].recv()
         except EOFError:
-            raise SystemExit(
-                f"error: the process of {side} ended while it ran {job}; see its error above"
-            ) from None
+            raise SystemExit(f"error: the process of {side} ended during {job}; see its error above") from None
 
     report: dict[str, Any] = {}
     for job, calls in jobs.items():
-        warm = {side: ask(side, job) for side in sides}  # compiles
+        first = {side: run(side, job) for side in sides}  # The first call compiles.
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(rounds):
             for side in sides:
-                seconds[side].append(sum(ask(side, job)[0] for _ in range(calls)) / calls)
+                seconds[side].append(sum(run(side, job)[0] for _ in range(calls)) / calls)
         report[job] = {
-            side: {"seconds": statistics.median(seconds[side]), "peak": ask(side, job)[2]} for side in sides
+            side: {"seconds": statistics.median(seconds[side]), "peak": run(side, job)[2]} for side in sides
         }
-        report[job]["results"] = {side: warm[side][1] for side in sides}
+        report[job]["results"] = {side: first[side][1] for side in sides}
     for connection in connections.values():
         connection.send(None)
     return report
 
 
+def compare_throughput(medians: dict[str, Any], amount: int, unit: str) -> tuple[float, str]:
+    """Compare the throughput of this package with that of torch.
+
+    Args:
+      medians: Report of one job; see `compare`.
+      amount: Number of processed units per call.
+      unit: Name of the unit.
+
+    Returns:
+      (ratio of this package's throughput to torch's, a line with the throughput and the peak memory of both).
+    """
+    rates = {side: amount / medians[side]["seconds"] for side in ("ours", "torch")}
+    line = ", ".join(
+        f"{side} {rate:,.1f} {unit}/s (peak {medians[side]['peak'] / 2**30:.2f} GiB)"
+        for side, rate in rates.items()
+    )
+    return rates["ours"] / rates["torch"], line
+
+
+def print_rates(report: dict[str, Any], amounts: dict[str, int], unit: str) -> dict[str, float]:
+    """Print and return the throughput of all sides, and the ratios of this package's throughput to the others'.
+
+    Args:
+      report: Report of all jobs; see `compare`.
+      amounts: Number of processed units per call, by job.
+      unit: Name of the unit.
+    """
+    rates = {}
+    for job, amount in amounts.items():
+        sides = [side for side in report[job] if side != "results"]
+        for side in sides:
+            rate = rates[f"{job}_{side}"] = amount / report[job][side]["seconds"]
+            peak = report[job][side]["peak"] / 2**30
+            print(f"{job:<12} {side:<6} {rate:9.1f} {unit}/s, peak {peak:.2f} GiB")
+        for side, key in (("torch", f"{job}_ratio"), ("onnx", f"{job}_onnx_ratio")):
+            if side in sides:
+                rates[key] = rates[f"{job}_ours"] / rates[f"{job}_{side}"]
+                print(f"{job:<12} ratio to {side} {rates[key]:.2f}")
+    return rates
+
+
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next(

@@ -1,4 +1,4 @@
-"""A fine-tuning of ours with `transformers` on torch: the same batches, schedule, optimizer and choice."""
+"""Fine-tuning of `transformers` on torch with the batches, schedule and optimizer of a run of this package."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MODELS = {
 
 
 class TorchFineTuning:
-    """The model of a published folder, trained as a config of ours says.
+    """A model of `transformers` from a published folder, and its training by a config of this package.
 
     Args:
-      config: of a run with one label for each text or word; its start is a published folder.
+      config: Config of a run with one label per text or word, which starts from a published folder.
 
     Raises:
-      UserError: see `TaskEntry.prepare`.
+      UserError: See `TaskEntry.prepare`.
     """
 
     def __init__(self, config: RunConfig):
@@ -48,12 +48,12 @@ class TorchFineTuning:
         )
 
     def logits(self, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
-        """Of the classes, of a batch of ours."""
-        given = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
-        return self.model(**{name: torch.tensor(batch[ours]).long() for name, ours in given.items()}).logits
+        """Compute the logits of the classes for a batch of this package."""
+        names = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
+        return self.model(**{theirs: torch.tensor(batch[ours]).long() for theirs, ours in names.items()}).logits
 
     def outputs(self, split: str) -> list[np.ndarray]:
-        """Logits of each example of "valid" or "test"."""
+        """Compute the logits of each example of "valid" or "test"."""
         self.model.eval()
         outputs = []
         with torch.inference_mode():
@@ -67,18 +67,23 @@ class TorchFineTuning:
         return outputs
 
     def scores(self, split: str) -> dict[str, float]:
-        """Metrics of "valid" or "test" in percent."""
+        """Compute the metrics of "valid" or "test" in percent."""
         return dict(self.task.scores(split, self.outputs(split)))
 
     def _optimizer(self) -> torch.optim.AdamW:
-        own = self._config.optimization
+        optimization = self._config.optimization
         tables = {id(m.weight) for m in self.model.modules() if isinstance(m, torch.nn.Embedding)}
-        decayed = [p for p in self.model.parameters() if p.ndim > 1 and id(p) not in tables]
-        others = [p for p in self.model.parameters() if p.ndim < 2 or id(p) in tables]
+        matrices = [p for p in self.model.parameters() if p.ndim > 1 and id(p) not in tables]
+        rest = [p for p in self.model.parameters() if p.ndim < 2 or id(p) in tables]
         return torch.optim.AdamW(
-            [dict(params=decayed, weight_decay=own.weight_decay), dict(params=others, weight_decay=0.0)],
-            lr=own.learning_rate, betas=(own.b1, own.b2), eps=own.epsilon,
-        )  # fmt: skip
+            [
+                dict(params=matrices, weight_decay=optimization.weight_decay),
+                dict(params=rest, weight_decay=0.0),
+            ],
+            lr=optimization.learning_rate,
+            betas=(optimization.b1, optimization.b2),
+            eps=optimization.epsilon,
+        )
 
     def _loss(self, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
         rows = torch.tensor(batch["weight"]) > 0
@@ -88,26 +93,28 @@ class TorchFineTuning:
         )
 
     def train(self) -> float:
-        """Trains, keeps the checkpoint of the best validation, and returns the seconds without validation."""
-        own, optimizer = self._config.optimization, self._optimizer()
-        rates = make_schedule(own.schedule, peak=1.0, warmup=own.warmup, steps=own.steps)
+        """Train, restore the parameters of the best validation, and return the seconds without validation."""
+        optimization, optimizer = self._config.optimization, self._optimizer()
+        steps = optimization.steps
+        rates = make_schedule(optimization.schedule, peak=1.0, warmup=optimization.warmup, steps=steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(rates(step)))
         metric = self.task.best[0].removeprefix("valid_")
-        best, kept, seconds = -np.inf, None, 0.0
-        for step, batch in zip(range(1, own.steps + 1), self.task.batches.from_step(0), strict=False):
-            begin = time.monotonic()
+        best_value, best_parameters, seconds = -np.inf, None, 0.0
+        for step, batch in zip(range(1, steps + 1), self.task.batches.from_step(0), strict=False):
+            start_time = time.monotonic()
             self.model.train()
             self._loss(batch).backward()
-            if own.clip:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), own.clip)
+            if optimization.clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), optimization.clip)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-            seconds += time.monotonic() - begin
-            if step % own.evaluate_every == 0 or step == own.steps:
+            seconds += time.monotonic() - start_time
+            if step % optimization.evaluate_every == 0 or step == steps:
                 value = self.scores("valid")[metric]
-                if value > best:
-                    best, kept = value, {n: v.clone() for n, v in self.model.state_dict().items()}
-        assert kept is not None
-        self.model.load_state_dict(kept)
+                if value > best_value:
+                    best_value = value
+                    best_parameters = {n: v.clone() for n, v in self.model.state_dict().items()}
+        assert best_parameters is not None
+        self.model.load_state_dict(best_parameters)
         return seconds
