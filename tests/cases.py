@@ -1,4 +1,4 @@
-"""Which of a test's cases everybody runs."""
+"""Selects the parameter sets of a test that run without `--long`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def others_long(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """The cases, of which all but `kept` are marked long."""
+    """Return the cases, marking all except `kept` as long."""
     return [
         case
         if case in kept

@@ -1,4 +1,4 @@
-"""Shared by all tests: eight fake devices, the development data, and a small trained run."""
+"""Set up all tests: eight simulated devices, fast compilation, options and common fixtures."""
 
 import contextlib
 import gc
@@ -7,10 +7,9 @@ import pathlib
 import shutil
 import tempfile
 
-# Nearly all of a test's time is XLA's for compiling. Neither its optimizations of machine code nor its emitters
-# of fused loops change what is tested here; without the emitters, and with one LLVM module a program, it takes
-# less than half of the time. Commands in a process of their own have XLA as users have it
-# (`tests.commands.in_process`).
+# Compilation takes nearly all of a test's time. These flags more than halve it: they turn off optimizations of
+# machine code and fusion emitters, which the tests do not depend on, and build one LLVM module per program.
+# Commands in a separate process (`tests.commands.in_process`) use XLA's defaults, as users do.
 FAST_TO_COMPILE = (
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
@@ -20,8 +19,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     (os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", *FAST_TO_COMPILE)
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of a test's time is compilation. What one worker or command has compiled the others read; the size makes
-# JAX lock the folder while it writes.
+# Workers and commands share a cache of compiled programs. JAX locks the folder during a write only if the cache
+# has a maximum size.
 CACHE = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     CACHE = tempfile.mkdtemp(prefix="transformer_jax-programs-")
@@ -38,24 +37,25 @@ import pytest  # noqa: E402
 
 from transformer_jax.layers.compute_options import ComputeOptions  # noqa: E402
 
-# With a size JAX also looks at every program of the folder before it writes one, for what to drop; of thousands
-# of programs that takes minutes in all, in which no other worker may read. Nothing comes near the size.
+# With a maximum size JAX also lists every program before each write, to choose which to evict. With thousands
+# of programs this adds up to minutes, during which no other worker can read. The maximum is never reached, so
+# eviction is turned off.
 with contextlib.suppress(ImportError):
     from jax._src.lru_cache import LRUCache
 
-    assert hasattr(LRUCache, "_evict_if_needed"), "JAX calls it otherwise now"
+    assert hasattr(LRUCache, "_evict_if_needed"), "JAX has renamed this method"
     LRUCache._evict_if_needed = lambda self, *, additional_size=0: None
-# Commands in processes of their own are not reached by that, and have no programs in common with the tests.
+# Commands in separate processes still evict. They share no programs with the tests and get their own folder.
 CACHE_OF_COMMANDS = {
     "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "commands")
 }
 
 ROOT = pathlib.Path(__file__).parents[1]
-MAPPED = 25_000  # of the 65,530 memory maps that Linux lets a process have
+MAX_MEMORY_MAPS = 25_000  # Linux allows a process 65,530
 
 
 def without_cache(environment=os.environ):
-    """The environment for a process that is killed: it would leave half a program in the cache."""
+    """Return the environment without a cache: a process that is killed might leave half a program there."""
     return {name: value for name, value in environment.items() if "CACHE" not in name}
 
 
@@ -72,32 +72,32 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    left_out = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
-    chosen = [item for item in items if not left_out & set(item.keywords)]
-    config.hook.pytest_deselected(items=[item for item in items if left_out & set(item.keywords)])
-    # Notebooks take minutes each: begun last, one worker would run them while the other has nothing left.
-    items[:] = sorted(chosen, key=lambda item: "a_notebook_runs" not in item.name)
+    excluded = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
+    selected = [item for item in items if not excluded & set(item.keywords)]
+    config.hook.pytest_deselected(items=[item for item in items if excluded & set(item.keywords)])
+    # Notebooks take minutes each. They run first, because at the end they would leave one worker idle.
+    items[:] = sorted(selected, key=lambda item: "a_notebook_runs" not in item.name)
 
 
 UNROLLED = ComputeOptions.unroll_of
-# Layers are scanned, as on an accelerator: unrolled they take four times as long to compile. Set here, so that
-# fixtures of modules scan them too.
+# Layers are scanned as on an accelerator, because unrolled layers take four times as long to compile. The
+# setting is global so that it also applies to fixtures with module scope.
 ComputeOptions.unroll_of = lambda self, layers: max(1, min(self.unroll or 1, layers))
 
 
 @pytest.fixture(autouse=True)
-def stacks_are_unrolled_where_marked(request, monkeypatch):
-    """A test of unrolled stacks, as a CPU has them, has the marker `unrolled`."""
+def unroll_if_marked(request, monkeypatch):
+    """Unroll stacks, as on a CPU, in a test that is marked `unrolled`."""
     if "unrolled" in request.keywords:
         monkeypatch.setattr(ComputeOptions, "unroll_of", UNROLLED)
 
 
 @pytest.fixture(autouse=True)
-def programs_are_dropped_in_time():
-    """Each compiled program holds some memory maps; those of hundreds of tests reach the limit: XLA crashes."""
+def drop_programs_before_the_map_limit():
+    """Drop compiled programs before their memory maps reach the limit of a process, at which XLA crashes."""
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MAPPED:
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
         jax.clear_caches()
         gc.collect()
 
@@ -109,7 +109,7 @@ def rng():
 
 @pytest.fixture(scope="session")
 def shared():
-    """The folder of development data, which lies beside the project and is not part of it."""
+    """Return the folder of development data, which is next to the repository and not part of it."""
     folder = pathlib.Path(os.environ.get("TRANSFORMER_JAX_SHARED", ROOT.parent / "shared"))
     if not folder.is_dir():
         pytest.skip(f"needs the development data in {folder}; set TRANSFORMER_JAX_SHARED")

@@ -1,6 +1,6 @@
 """Train a pickled run that kills itself at named points: `python -m tests.killed_run CONFIG FOLDER POINT...`.
 
-Each point runs in a forked child, so that Python and its imports start once; the last child runs to the end.
+Each point runs in a forked child, so that Python starts only once. A last child runs to the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTS = {
 
 
 def kill_at(point: str) -> None:
-    """Arrange that this process receives the point's signal when it reaches the point."""
+    """Patch the package so that this process receives the point's signal when it reaches the point."""
 
     def kill() -> None:
         os.kill(os.getpid(), POINTS[point])
@@ -47,7 +47,7 @@ def kill_at(point: str) -> None:
     elif point == "results":
         run_folder.RunFolder.finish = lambda *_: kill()
     else:
-        # The files of a checkpoint are complete when their digests are computed; its manifest is missing.
+        # When digests are computed, the files of a checkpoint are complete and its manifest is still missing.
         digests, save = checkpoints.digests, checkpoints.Checkpoints.save
         best_steps = set()
 
@@ -71,7 +71,7 @@ def kill_at(point: str) -> None:
 
 
 def main() -> None:
-    """Run one child per point, check how each ends, then one that completes the run."""
+    """Run one child per point and check its exit status, then run one that completes training."""
     path, folder, *points = sys.argv[1:]
     config = pickle.loads(pathlib.Path(path).read_bytes())
     for point in [*points, None]:

@@ -1,7 +1,7 @@
-"""One of several processes of a test: what they have on a mesh over all of them, in a file.
+"""Run one of several processes of a test on a mesh over all of them, and write the resulting arrays to a file.
 
 python -m tests.process_worker PORT PROCESSES PROCESS MESH OUT MODEL ...           loss and gradients
-python -m tests.process_worker PORT PROCESSES PROCESS MESH OUT restore:CHECKPOINTS a state that is restored
+python -m tests.process_worker PORT PROCESSES PROCESS MESH OUT restore:CHECKPOINTS restored state
 """
 
 import sys
@@ -17,13 +17,13 @@ from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.checkpoints import Checkpoints
 
 
-def restored(folder, cut):
-    """The leaves of the newest checkpoint, restored in parts into a state of zeros, and of its average."""
-    mesh, alone = make_mesh(cut), state_on(None)
+def restored_leaves(folder, mesh_text):
+    """Return the leaves of the newest checkpoint, restored into a sharded state, and of the average."""
+    mesh, unsharded = make_mesh(mesh_text), state_on(None)
     is_key = lambda x: jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    empty = jax.tree.map(lambda x: x if is_key(x) else np.zeros(x.shape, x.dtype), alone)
+    empty = jax.tree.map(lambda x: x if is_key(x) else np.zeros(x.shape, x.dtype), unsharded)
     with on_mesh(mesh), Checkpoints(folder) as checkpoints:
-        target = jax.jit(lambda state: state, out_shardings=state_shardings(alone, mesh))(empty)
+        target = jax.jit(lambda state: state, out_shardings=state_shardings(unsharded, mesh))(empty)
         state, _ = checkpoints.restore(target)
         model = target.model
         mean = checkpoints.average(lambda step: checkpoints.restore_model(model, step), checkpoints.steps())
@@ -35,17 +35,17 @@ def restored(folder, cut):
 
 
 def main():
-    port, processes, process, cut, out, *names = sys.argv[1:]
+    port, processes, process, mesh_text, out, *names = sys.argv[1:]
     join(f"127.0.0.1:{port}", int(processes), int(process))
-    found = {}
+    arrays = {}
     for name in names:
         if name.startswith("restore:"):
-            found |= restored(name.removeprefix("restore:"), cut)
+            arrays |= restored_leaves(name.removeprefix("restore:"), mesh_text)
             continue
-        value, gradient = sharded_outcome(name, cut)
-        found |= {f"{name}:loss": value} | {f"{name}:{leaf}": array for leaf, array in gradient.items()}
+        value, gradient = sharded_outcome(name, mesh_text)
+        arrays |= {f"{name}:loss": value} | {f"{name}:{leaf}": array for leaf, array in gradient.items()}
     if is_first():
-        np.savez(out, **found)
+        np.savez(out, **arrays)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small runs for tests: a toy language, and training by flat values."""
+"""Train small runs for tests, among them translators of a toy language."""
 
 import numpy as np
 
@@ -9,8 +9,10 @@ WORDS = {"red": "rot", "dog": "hund", "sees": "sieht", "a": "ein", "cat": "katze
 
 
 def write_pairs(folder, **counts):
-    """Writes pairs of a toy language, in which each word has one translation and the order is reversed; returns
-    the files of each split."""
+    """Write pairs of a toy language and return the files of each split.
+
+    Each word has one translation, and the order of the words is reversed.
+    """
     rng, files = np.random.default_rng(0), {}
     for split, count in counts.items():
         rows = [rng.choice(list(WORDS), size=rng.integers(1, 6)) for _ in range(count)]
@@ -22,12 +24,12 @@ def write_pairs(folder, **counts):
 
 
 def train(config, folder, *, note=lambda line: None, **execution):
-    """The results of a run; `execution` are fields of `Execution`."""
+    """Train a run and return its results; `execution` holds fields of `Execution`."""
     return tasks.train(config, folder, execution=Execution(**execution), note=note)[0]
 
 
 def tiny_runs(folder):
-    """Trains a translator and a decoder for a step, in folders of these names."""
+    """Train a translator and a decoder for one step, in the subfolders `translator` and `decoder`."""
     pairs = write_pairs(folder, train=40, valid=8, test=8)
     tiny = dict(steps=1, save_every=1, evaluate_every=1, dtype="bfloat16")
     changes = dict(preset="mini", vocab_size=300, max_length=64, encoder_layers=1, decoder_layers=1)

@@ -1,4 +1,4 @@
-"""Every snippet of the README and the guides runs as it is written, on small files with the names they use."""
+"""Every snippet of the README and the guides runs unchanged on small files with the names that it uses."""
 
 import gzip
 import importlib
@@ -25,12 +25,12 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-# Quick pages, whose snippets everybody runs.
+# Pages with snippets that are quick enough to run without `--long`.
 COMMON = ("docs/build_your_own.md",)
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-# What a snippet may do besides calling a command; the installation is tested by test_package.py.
+# Lines of a snippet that are skipped, because test_package.py tests the installation.
 INSTALLATION = ("python3 -m venv", "source ", "pip install")
-# Later flags win: every run is a few steps of a small model, whatever the page says.
+# Flags added to those of the page. Later flags win, so every run trains a small model for a few steps.
 STEPS = ["--steps", "2", "--save-every", "1", "--evaluate-every", "2"]
 PHRASES = [*STEPS, "--phrases", "1300", "--vocab-size", "300", "--batch-tokens", "256", "--warmup", "1"]
 TABLE = [*STEPS, "--warmup", "1", "--examples", "40"]
@@ -54,14 +54,14 @@ USES = {"--stdin", "--fill", "--images", "--help", "--dry-run", "--weights", "kn
 
 
 def blocks(page, *languages):
-    """Return (language, code) of the fenced blocks of a page, in order."""
-    found = BLOCK.findall((ROOT / page).read_text())
-    return [(language, code) for _, language, code in found if language in languages]
+    """Return (language, code) of the page's fenced blocks, in order, optionally only of some languages."""
+    fenced = BLOCK.findall((ROOT / page).read_text())
+    return [(language, code) for _, language, code in fenced if not languages or language in languages]
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_names_its_language():
     for page in PAGES:
-        languages = {language for _, language, _ in BLOCK.findall((ROOT / page).read_text())}
+        languages = {language for language, _ in blocks(page)}
         assert languages <= {"python", "bash", "text"}, page
 
 
@@ -70,7 +70,7 @@ def files(tmp_path_factory):
     """Return a folder with a small file of each name that a snippet reads."""
     folder = tmp_path_factory.mktemp("files")
     write_pairs(folder, train=60, valid=8, test=8)
-    sentences = [f"The {noun} sees A {other} ." for noun in ("cat", "dog", "man") for other in ("sun", "sea")]
+    sentences = [f"The {noun} sees A {second} ." for noun in ("cat", "dog", "man") for second in ("sun", "sea")]
     (folder / "book.txt").write_text("\n".join(sentences * 60) + "\n")
     (folder / "more_texts").mkdir()
     shutil.copy(folder / "book.txt", folder / "more_texts" / "second.txt")
@@ -119,13 +119,13 @@ def run_command_line(line):
         name, arguments = words[2].rpartition(".")[2], words[3:]
         main = importlib.import_module(words[2]).main
     trains = not USES & set(words) and ("--text" not in words or name in ("lm", "pretrain"))
-    ended = call(main, *arguments, *(TINY.get(name, []) if trains else []), stdin=stdin)
-    assert ended.returncode == 0, f"{line}\n{ended.stderr}"
-    assert "error:" not in ended.stderr, f"{line}\n{ended.stderr}"
+    completed = call(main, *arguments, *(TINY.get(name, []) if trains else []), stdin=stdin)
+    assert completed.returncode == 0, f"{line}\n{completed.stderr}"
+    assert "error:" not in completed.stderr, f"{line}\n{completed.stderr}"
 
 
 @pytest.mark.parametrize("page", others_long(PAGES, *COMMON))
-def test_snippets_run_as_they_are_written(page, files, tmp_path, monkeypatch):
+def test_snippets_run_unchanged(page, files, tmp_path, monkeypatch):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     train = tasks.train

@@ -1,4 +1,4 @@
-"""Imports flow one way, and a model definition costs no data set, tokenizer or command line."""
+"""Imports flow one way, and importing a model loads no data set, tokenizer or command-line package."""
 
 import ast
 import pathlib
@@ -15,7 +15,7 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "grain", "matplotlib", "tokenizers
          "sacrebleu", "tensorboardX", "rich", "sklearn", "PIL", "msgspec", "safetensors",
          "seqeval")  # fmt: skip
 
-# The order in which imports flow: a room may import itself and what stands before it.
+# The order in which imports flow: a component may import itself and the components of earlier ranks.
 ORDER = (
     ("errors", "parameter_names"),
     ("distributed",),
@@ -27,16 +27,16 @@ ORDER = (
     ("tasks",),
     ("commands",),
 )
-ROOMS = tuple(room for rank in ORDER for room in rank)
+COMPONENTS = tuple(component for rank in ORDER for component in rank)
 
 
-def may_import(room: str) -> set[str]:
-    """The rooms that stand before one; of those of its own rank, itself alone."""
-    rank = next(number for number, names in enumerate(ORDER) if room in names)
-    return {room, *(name for names in ORDER[:rank] for name in names)}
+def may_import(component: str) -> set[str]:
+    """Return the components that one may import: all of earlier ranks, and itself."""
+    rank = next(number for number, names in enumerate(ORDER) if component in names)
+    return {component, *(name for names in ORDER[:rank] for name in names)}
 
 
-def imported(path: pathlib.Path) -> set[str]:
+def imported_names(path: pathlib.Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -46,30 +46,30 @@ def imported(path: pathlib.Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_flow_one_way(room):
-    for path in [*(PACKAGE / room).rglob("*.py"), *PACKAGE.glob(f"{room}.py")]:
-        for name in imported(path):
-            parts = name.split(".")
-            if parts[0] == "transformer_jax" and len(parts) > 1:
-                assert parts[1] in may_import(room), f"{path.relative_to(ROOT)} imports {name}"
-            assert parts[0] != "experiments", path
-            if room == "data":
-                assert parts[0] not in ("jax", "flax"), f"{path} imports {name}: data is NumPy"
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_imports_flow_one_way(component):
+    for path in [*(PACKAGE / component).rglob("*.py"), *PACKAGE.glob(f"{component}.py")]:
+        for name in imported_names(path):
+            path_parts = name.split(".")
+            if path_parts[0] == "transformer_jax" and len(path_parts) > 1:
+                assert path_parts[1] in may_import(component), f"{path.relative_to(ROOT)} imports {name}"
+            assert path_parts[0] != "experiments", path
+            if component == "data":
+                assert path_parts[0] not in ("jax", "flax"), f"{path} imports {name}: data is NumPy"
 
 
-def test_nothing_else_stands_at_the_top():
-    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+def test_the_package_has_no_other_components():
+    components = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
     modules = {p.stem for p in PACKAGE.glob("*.py")} - {"__init__"}
-    assert rooms | modules == set(ROOMS)
+    assert components | modules == set(COMPONENTS)
 
 
-# What reads files of pairs and texts, for which the phrases' Babel is not installed.
-FILES = ("data.corpora.pairs", "data.corpora.parallel", "data.corpora.texts", "data.batches.encoded_pairs")
+# Readers of files of pairs and texts work without Babel, which only the phrase corpus needs.
+READERS = ("data.corpora.pairs", "data.corpora.parallel", "data.corpora.texts", "data.batches.encoded_pairs")
 
 
 def test_files_of_pairs_need_no_babel():
-    modules = ", ".join(f"transformer_jax.{name}" for name in FILES)
+    modules = ", ".join(f"transformer_jax.{name}" for name in READERS)
     code = f"import sys, {modules}; print('babel' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
@@ -80,7 +80,7 @@ def test_importing_every_model_is_light():
         f"import sys, transformer_jax; [getattr(transformer_jax, name) for name in {names}]; "
         f"print([m for m in {HEAVY} if m in sys.modules])"
     )
-    # Flax itself looks for some of them; what it brings is not ours to judge, so ask what we add.
+    # Flax itself imports some of them, so the test asks only what the package adds.
     flax = f"import sys, flax.nnx; print([m for m in {HEAVY} if m in sys.modules])"
     ours, theirs = (
         set(ast.literal_eval(subprocess.check_output([sys.executable, "-c", c], text=True)))
@@ -94,4 +94,4 @@ def test_no_nnx_transforms_or_tensorflow():
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
         text = path.read_text()
         assert not [word for word in forbidden if word in text], path
-        assert not any(n.split(".")[0] == "tensorflow" for n in imported(path)), path
+        assert not any(n.split(".")[0] == "tensorflow" for n in imported_names(path)), path

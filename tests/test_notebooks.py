@@ -1,4 +1,4 @@
-"""Notebooks import, never define; their saved outputs are real and clean, and they run from nothing."""
+"""Notebooks define no model code, contain the outputs of one clean run, and run in a fresh kernel."""
 
 import ast
 import json
@@ -10,19 +10,19 @@ import pytest
 from tests.conftest import FAST_TO_COMPILE, ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# What of Flax makes a layer, or is one.
+# Classes of Flax that are layers or build them.
 LAYERS = re.compile(r"\b(?:nnx|nn)\.(?!Rngs\b|initializers\b|split\b|merge\b|state\b)[A-Z]\w*|flax\.linen")
 
 
-def cells(path, kind):
-    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+def cells(path, cell_type):
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == cell_type]
 
 
 def code(path):
     lines = []
     for cell in cells(path, "code"):
         for line in "".join(cell["source"]).split("\n"):
-            # A shell command or a magic may be all that an `if` holds.
+            # `pass` keeps an `if` valid whose only line is a shell command or a magic.
             lines.append(re.sub(r"^(\s*)[%!].*", r"\1pass", line))
     return ast.parse("\n".join(lines))
 
@@ -37,7 +37,7 @@ def check_outputs(outputs):
         assert not re.search(r"(?<![\w.<])/(?:home|root|work|tmp|usr)/", texts), texts[:500]
 
 
-def test_the_whole_line_is_there():
+def test_every_lecture_has_its_notebook():
     assert [path.stem for path in NOTEBOOKS] == [
         "1_soft_dictionary", "2_order", "3_recurrence", "4_transformer", "5_gpt", "6_many_devices",
         "7_bert", "8_vision",
@@ -58,7 +58,7 @@ def test_a_notebook_defines_no_model_code(path):
     assert "experiments" not in package
 
 
-def test_a_class_or_a_layer_would_be_found(tmp_path):
+def test_a_class_or_a_layer_is_detected(tmp_path):
     for bad in ("class Mine:\n    pass", "layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))"):
         path = tmp_path / "bad.ipynb"
         cell = {"cell_type": "code", "source": f"from transformer_jax import GPT\n{bad}", "outputs": []}
@@ -68,20 +68,22 @@ def test_a_class_or_a_layer_would_be_found(tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_saved_outputs_are_of_one_clean_run(path):
-    found = cells(path, "code")
-    assert [cell["execution_count"] for cell in found] == list(range(1, len(found) + 1)), "top to bottom"
-    check_outputs([output for cell in found for output in cell["outputs"]])
-    pictures = [o for cell in found for o in cell["outputs"] if "image/png" in o.get("data", {})]
+def test_saved_outputs_come_from_one_clean_run(path):
+    saved_cells = cells(path, "code")
+    assert [cell["execution_count"] for cell in saved_cells] == list(range(1, len(saved_cells) + 1)), (
+        "top to bottom"
+    )
+    check_outputs([output for cell in saved_cells for output in cell["outputs"]])
+    pictures = [o for cell in saved_cells for o in cell["outputs"] if "image/png" in o.get("data", {})]
     assert len(pictures) >= 3
-    assert "find_spec" in "".join(found[0]["source"]), "the first cell installs where it must"
+    assert "find_spec" in "".join(saved_cells[0]["source"]), "the first cell installs a missing package"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_nothing(path):
-    """With few steps of each training: `make notebooks` takes them all, for the outputs that are saved."""
-    # A translator of fewer steps has no words yet, and the notebook draws their attention.
+def test_a_notebook_runs_in_a_fresh_kernel(path):
+    """Each training takes only a few steps; `make notebooks` takes all of them for the saved outputs."""
+    # After fewer steps the translator writes no words, and the notebook draws the attention of the words.
     steps = 120 if path.stem == "4_transformer" else 20
     pytest.importorskip("nbclient", reason="runs notebooks: the dev requirements")
     pytest.importorskip("nbformat", reason="reads notebooks: the dev requirements")

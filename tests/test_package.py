@@ -1,4 +1,4 @@
-"""The wheel and the sdist in an empty environment: what a user gets with pip."""
+"""The wheel and the sdist install with pip in an empty environment."""
 
 import json
 import os
@@ -27,30 +27,29 @@ UV = pathlib.Path(sys.executable).with_name("uv")
 
 def run(*arguments, **options):
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(a) for a in arguments], capture_output=True, text=True, check=False, timeout=900, env=environment,
         **options,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    return completed.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     if not UV.exists():
-        pytest.skip("needs uv beside Python, as `make test` installs it")
+        pytest.skip("needs uv next to Python, where `make test` installs it")
     folder = tmp_path_factory.mktemp("dist")
     run(UV, "build", "-q", "--out-dir", folder, ROOT)
     assert len(list(folder.glob("*.tar.gz"))) == 1
-    (found,) = folder.glob("*.whl")
-    return found
+    (wheel_path,) = folder.glob("*.whl")
+    return wheel_path
 
 
 @pytest.mark.long
-def test_the_wheel_holds_the_package_alone(wheel):
+def test_the_wheel_contains_only_the_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names}
-    assert {top.split("-")[0] for top in tops} == {"transformer_jax"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"transformer_jax"}
     assert "transformer_jax/plotting/attention_page.html" in names
     assert "transformer_jax/py.typed" in names
 
@@ -59,10 +58,10 @@ def test_the_wheel_holds_the_package_alone(wheel):
 def test_an_empty_environment(wheel, tmp_path):
     run(UV, "venv", "-q", "--python", sys.executable, tmp_path / "env")
     python = tmp_path / "env/bin/python"
-    # With the base dependencies alone: models, and nothing that trains.
+    # The base dependencies are enough for models; training needs the extra `train`.
     run(UV, "pip", "install", "-q", "--python", python, wheel)
     assert run(python, "-c", EXAMPLE, cwd=tmp_path).strip() == "(1, 5, 256)"
-    # Every extra resolves with it; `train` is what the commands need.
+    # Every other extra resolves with the wheel.
     for extra in ("tfds", "test", "notebooks", "dev", "docs"):
         run(UV, "pip", "install", "-q", "--dry-run", "--python", python, f"{wheel}[{extra}]")
     run(UV, "pip", "install", "-q", "--python", python, f"{wheel}[train]")
@@ -73,5 +72,5 @@ def test_an_empty_environment(wheel, tmp_path):
     config = GPTConfig.preset("micro", tokenizer.vocab_size, width=16, heads=2, kv_heads=2, feed_forward=16)
     pretrained.save(tmp_path / "weights", GPT(config, rngs=nnx.Rngs(jax.random.key(0))), tokenizer)
     flags = ("--weights", tmp_path / "weights", "--prompt", "a dog", "--max-new-tokens", 3, "--json")
-    made = run(command, "generate", *flags, cwd=tmp_path)
-    assert json.loads(made)["text"].startswith("a dog")
+    output = run(command, "generate", *flags, cwd=tmp_path)
+    assert json.loads(output)["text"].startswith("a dog")

@@ -36,9 +36,9 @@ KEYS = {
     ],
 )
 def test_the_last_line_is_one_object(command, topology, flags):
-    ended = call(command, "--dry-run", "--topology", topology, *flags, "--dtype", "bfloat16", "--json")
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout.splitlines()[-1])
+    completed = call(command, "--dry-run", "--topology", topology, *flags, "--dtype", "bfloat16", "--json")
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(completed.stdout.splitlines()[-1])
     assert set(report) >= KEYS
     device, devices, kernel = {
         "h100:2": ("NVIDIA H100 80GB HBM3", 2, "cudnn"),
@@ -59,15 +59,15 @@ def test_the_last_line_is_one_object(command, topology, flags):
 def test_a_plan_for_a_run_compiles_its_model(topology, tmp_path):
     tiny_runs(tmp_path)
     flags = ("--dry-run", "--topology", topology, "--json")
-    ended = call(translate.main, "--run-dir", tmp_path / "translator", "--text", "a cat", *flags)
-    assert ended.returncode == 0, ended.stderr
-    assert set(json.loads(ended.stdout.splitlines()[-1])) == {"encode", "decoding"}
+    completed = call(translate.main, "--run-dir", tmp_path / "translator", "--text", "a cat", *flags)
+    assert completed.returncode == 0, completed.stderr
+    assert set(json.loads(completed.stdout.splitlines()[-1])) == {"encode", "decoding"}
     decoder, flags = tmp_path / "decoder", (*flags, "--max-new-tokens", 8)
     reports = {}
     for name, draft in (("plain", ()), ("with a draft", ("--draft-run-dir", decoder, "--draft-tokens", 3))):
-        ended = call(generate.main, "--run-dir", decoder, *draft, *flags)
-        assert ended.returncode == 0, ended.stderr
-        reports[name] = json.loads(ended.stdout.splitlines()[-1])
+        completed = call(generate.main, "--run-dir", decoder, *draft, *flags)
+        assert completed.returncode == 0, completed.stderr
+        reports[name] = json.loads(completed.stdout.splitlines()[-1])
     assert set(reports["plain"]) == {"prefill", "decoding"}
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(load(decoder).model))
     # Parameters are float32 although the run computes in bfloat16; the padding of the vocabulary is dropped.

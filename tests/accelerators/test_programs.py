@@ -26,7 +26,7 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.training.chip_plan import compile_decoding, describe_report, meshes_for_decoding
 from transformer_jax.training.plan import abstract_step, compile_step
 from transformer_jax.training.task import entry_of
-from transformer_jax.training.ways_to_fit import changes, described, ways_to_fit
+from transformer_jax.training.ways_to_fit import changes, flags_of, ways_to_fit
 
 # The constant of the fusion barrier as printed in programs; see `layers.fusion_barrier`.
 BARRIER = str(0x7FABCDEF)
@@ -393,7 +393,7 @@ def test_ways_to_fit_a_step_that_does_not(topology):
     def flags(config, target, mesh=None, remat=None):
         compute = ComputeOptions(remat=remat)
         candidates = changes(entry_of(config), config, target, mesh, compute)
-        return [described(config, line, mesh, compute, target) for line in candidates]
+        return [flags_of(config, line, mesh, compute, target) for line in candidates]
 
     assert flags(run, target) == [
         "--shard-optimizer",
@@ -445,5 +445,7 @@ except UserError as error:
     print(devices, error)
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    ended = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
-    assert "2 tensor=2 of `mesh` does not divide the model's 3 heads" in ended.stdout, ended.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True
+    )
+    assert "2 tensor=2 of `mesh` does not divide the model's 3 heads" in completed.stdout, completed.stderr

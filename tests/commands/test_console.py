@@ -1,4 +1,4 @@
-"""The console script: its subcommands, their help, completion, and what it refuses."""
+"""The console script: its subcommands, help, completion and error messages."""
 
 import re
 
@@ -10,17 +10,17 @@ from transformer_jax.commands.console import COMMANDS, main
 from transformer_jax.commands.train import keep_programs
 
 
-def ended(capsys, *argv):
+def call_main(capsys, *argv):
     status = main(argv)
-    found = capsys.readouterr()
-    return status, found.out, found.err
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
 def test_help_names_every_command(capsys):
-    status, out, _ = ended(capsys, "--help")
+    status, out, _ = call_main(capsys, "--help")
     assert status == 0
     assert all(f"\n  {name} " in out for name in COMMANDS)
-    assert ended(capsys)[0] == 2
+    assert call_main(capsys)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ def test_help_names_every_command(capsys):
     ],
 )
 def test_bad_input_is_one_line(capsys, argv, message):
-    status, _, errors = ended(capsys, *argv)
+    status, _, errors = call_main(capsys, *argv)
     assert status == 2
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert re.search(message, errors), errors
 
 
-def test_a_plan_is_that_of_the_task(capsys):
+def test_plan_uses_the_flags_of_the_task(capsys):
     sizes = ("--width", "16", "--heads", "2", "--kv-heads", "2", "--layers", "2", "--feed-forward", "16")
-    status, out, errors = ended(capsys, "plan", "lm", *sizes, "--context", "16", "--batch-size", "2")
+    status, out, errors = call_main(capsys, "plan", "lm", *sizes, "--context", "16", "--batch-size", "2")
     assert status == 0, errors
     assert "width 16" in out
     assert "GiB per device" in out
@@ -63,12 +63,12 @@ def test_every_training_command_has_a_plan(capsys, monkeypatch):
         monkeypatch.setattr(
             "transformer_jax.commands.train.show_plan", lambda entry, *_, **__: print(entry.name)
         )
-        status, out, errors = ended(capsys, "plan", name)
+        status, out, errors = call_main(capsys, "plan", name)
         assert status == 0, errors
         assert out.strip() == PLANNED[name]
 
 
-def test_programs_are_kept_beside_the_run_on_accelerators_alone(tmp_path, monkeypatch):
+def test_programs_are_cached_next_to_the_run_only_on_accelerators(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     settings = {}
     monkeypatch.setattr(jax.config, "update", settings.__setitem__)

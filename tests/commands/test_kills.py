@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends where one that was left alone ends, bit for bit."""
+"""A run that is killed repeatedly ends bit for bit equal to an uninterrupted one."""
 
 import json
 import os
@@ -30,12 +30,12 @@ from transformer_jax.training.run_folder import read_run
 from transformer_jax.training.trained_model import make_model, module_of
 
 
-def started(files, folder, cache, steps):
+def start_run(files, folder, cache, steps):
     flags = ("--preset", "mini", "--vocab-size", 270, "--batch-tokens", 256, "--batching", "packed", "--warmup",
              10, "--learning-rate", 3e-3, "--schedule", "constant", "--max-length", 32, "--dropout", 0.1,
              "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", steps, "--save-every", 2,
              "--evaluate-every", steps, "--average", 2, "--run-dir", folder)  # fmt: skip
-    # Programs that were compiled once are read again: most of a life is steps and saves.
+    # Each process reads compiled programs from a cache, so that it spends most of its time on steps and saves.
     environment = without_cache(ENVIRONMENT) | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -57,49 +57,48 @@ def final_state(folder):
 @pytest.mark.long
 def test_kills(tmp_path, request):
     kills = 100 if request.config.getoption("--soak") else 3
-    # A life is 6 steps at most, and those that the kill cuts off.
+    # Each process saves at most 6 further steps before it is killed.
     steps = 10 * kills + 30
     files = write_pairs(tmp_path, train=300, valid=20, test=20)
-    alone = started(files, tmp_path / "whole", tmp_path / "cache", steps)
-    _, errors = alone.communicate(timeout=300)
-    assert alone.returncode == 0, errors
-    draw = random.Random(0)
+    process = start_run(files, tmp_path / "complete", tmp_path / "cache", steps)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    rng = random.Random(0)
     folder = tmp_path / "killed"
     inside_saves = 0
     for number in range(kills):
-        process = started(files, folder, tmp_path / "cache", steps)
-        before, end = max(saved(folder), default=0), time.monotonic() + 200
-        ahead, in_a_save = 1 + draw.randrange(5), number % 2
-        while process.poll() is None and time.monotonic() < end:
-            found = saved(folder)
-            writing = {p.name.split(".")[0] for p in (folder / "checkpoints").glob("*")} - {
-                str(s) for s in found
-            }
-            if max(found, default=0) >= before + ahead and (writing or not in_a_save):
+        process = start_run(files, folder, tmp_path / "cache", steps)
+        last_step, deadline = max(complete_steps(folder), default=0), time.monotonic() + 200
+        steps_ahead, kill_in_save = 1 + rng.randrange(5), number % 2
+        while process.poll() is None and time.monotonic() < deadline:
+            saved_steps = complete_steps(folder)
+            steps_on_disk = {path.name.split(".")[0] for path in (folder / "checkpoints").glob("*")}
+            writing = steps_on_disk - set(map(str, saved_steps))
+            if max(saved_steps, default=0) >= last_step + steps_ahead and (writing or not kill_in_save):
                 break
             time.sleep(0.002)
         assert process.poll() is None, process.stderr.read()
-        time.sleep(0 if in_a_save else draw.uniform(0, 0.05))
+        time.sleep(0 if kill_in_save else rng.uniform(0, 0.05))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         inside_saves += bool(writing)
-    process = started(files, folder, tmp_path / "cache", steps)
+    process = start_run(files, folder, tmp_path / "cache", steps)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    (expected, totals), (found, own_totals) = final_state(tmp_path / "whole"), final_state(folder)
-    assert own_totals.weight == totals.weight
-    assert expected.keys() == found.keys()
+    (expected, totals), (killed, killed_totals) = final_state(tmp_path / "complete"), final_state(folder)
+    assert killed_totals.weight == totals.weight
+    assert expected.keys() == killed.keys()
     for name, leaf in expected.items():
-        np.testing.assert_array_equal(bits(found[name]), bits(leaf), err_msg=name)
+        np.testing.assert_array_equal(bits(killed[name]), bits(leaf), err_msg=name)
     losses = [
         {row["step"]: row["loss"] for row in read_metrics(run) if "loss" in row}
-        for run in (tmp_path / "whole", folder)
+        for run in (tmp_path / "complete", folder)
     ]
     assert losses[0] == losses[1]
     assert inside_saves >= kills // 4
 
 
-def saved(folder):
+def complete_steps(folder):
     return sorted(
         int(p.parent.name) for p in folder.glob("checkpoints/*/manifest.json") if p.parent.name.isdigit()
     )
@@ -110,7 +109,7 @@ def bits(leaf):
 
 
 SHORT = dict(steps=9, save_every=2, evaluate_every=3)
-# A run from a start whose best checkpoint is kept, and a run of two networks; the others take minutes.
+# These two run without `--soak`, because all take minutes: one starts from a run, one has two networks.
 COMMON = ("classifier from a start", "electra")
 NAMES = (
     *COMMON, "encoder", "tagger from a start", "reader", "sentence vectors from a start", "images", "dino",
@@ -120,7 +119,7 @@ data = test_encoder_tasks.data
 
 
 def config_of(name, data, folder):
-    """Return the config of a short run; a start is the run `folder`/encoder."""
+    """Build the config of a short run; a name with "start" starts from the run `folder`/encoder."""
     text, image = test_encoder_tasks.config_of, test_image_tasks.config_of
     if name.startswith("translator"):
         pairs = write_pairs(folder, train=60, valid=8, test=8)
@@ -150,7 +149,7 @@ def config_of(name, data, folder):
 
 
 def train_in_children(config, folder, *points):
-    """Train a run in processes of its own, one of which is killed at each point."""
+    """Train a run in child processes, one of which is killed at each point."""
     path = folder.with_suffix(".pickle")
     path.write_bytes(pickle.dumps(config))
     environment = without_cache(ENVIRONMENT) | {
@@ -168,7 +167,7 @@ def train_in_children(config, folder, *points):
 @pytest.mark.parametrize(
     "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
 )
-def test_a_run_killed_at_every_point_equals_one_that_was_not(name, data, tmp_path):
+def test_a_run_killed_at_every_point_equals_an_uninterrupted_one(name, data, tmp_path):
     if "start" in name:
         train_in_children(config_of("encoder", data, tmp_path), tmp_path / "encoder")
     config = config_of(name, data, tmp_path)
@@ -187,4 +186,4 @@ def test_a_run_killed_at_every_point_equals_one_that_was_not(name, data, tmp_pat
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     scores = [{n: value for n, value in r.items() if "second" not in n} for r in results]
     assert scores[0] == scores[1]
-    assert totals.best_step in saved(folders[1])
+    assert totals.best_step in complete_steps(folders[1])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.commands.in_process import call, start
+from tests.commands.in_process import call, json_lines, start, succeed
 from tests.data.corpora.tfds_sets import SENTENCES, write_sets
 from tests.runs import train
 from transformer_jax import configure, load
@@ -15,13 +15,6 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import named_leaves
 
 TEXT = "the dog sees a red cat. a cat sees the big dog. "
-
-
-COMMANDS = {"language_model": language_model.main, "generate": generate.main}
-
-
-def command(name, *arguments):
-    return call(COMMANDS[name], *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +37,14 @@ def leaves(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
+def complete_run(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "complete"
     notes = []
     return folder, train(config(text), folder, note=notes.append), notes
 
 
-def test_what_a_run_leaves(whole):
-    folder, _, notes = whole
+def test_files_and_results_of_a_run(complete_run):
+    folder, _, notes = complete_run
     stored = json.loads((folder / "results.json").read_text())
     assert {
         "validation_loss",
@@ -62,7 +55,7 @@ def test_what_a_run_leaves(whole):
         "steps",
     } <= set(stored)
     assert stored["perplexity"] == pytest.approx(np.exp(stored["validation_loss"]))
-    # A token is a character of one byte here; all but the first are predicted.
+    # Each token is a character of one byte, and all except the first are predicted.
     held_out = len(TEXT * 60) - int(len(TEXT * 60) * 0.9)
     bits = stored["validation_loss"] / np.log(2) * (held_out - 1) / held_out
     assert stored["bits_per_byte"] == pytest.approx(bits)
@@ -73,17 +66,17 @@ def test_what_a_run_leaves(whole):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_bit_for_bit(text, whole, tmp_path):
+def test_an_extended_run_is_equal_bit_for_bit(text, complete_run, tmp_path):
     train(config(text, steps=7), tmp_path)
     train(config(text), tmp_path)
-    for name, leaf in leaves(whole[0]).items():
+    for name, leaf in leaves(complete_run[0]).items():
         np.testing.assert_array_equal(leaf, leaves(tmp_path)[name], err_msg=name)
 
 
 @pytest.mark.long
-def test_compute_options_change_no_score(text, whole, tmp_path):
+def test_compute_options_change_no_score(text, complete_run, tmp_path):
     results = train(config(text), tmp_path, compute=ComputeOptions(unroll=1, remat="blocks"))
-    assert results["validation_loss"] == pytest.approx(whole[1]["validation_loss"], rel=1e-4)
+    assert results["validation_loss"] == pytest.approx(complete_run[1]["validation_loss"], rel=1e-4)
 
 
 @pytest.mark.long
@@ -101,13 +94,13 @@ def test_every_model_trains_and_generates(text, tmp_path, changes):
     results = train(config(text, steps=6, **changes), tmp_path)
     assert np.isfinite(results["validation_loss"])
     run = load(tmp_path)
-    ((one,),) = run.generate(["the dog"], max_new_tokens=5, temperature=0)
-    assert one.text.startswith("the dog")
-    assert 1 <= one.new_tokens <= 5
+    ((output,),) = run.generate(["the dog"], max_new_tokens=5, temperature=0)
+    assert output.text.startswith("the dog")
+    assert 1 <= output.new_tokens <= 5
 
 
-def test_a_run_of_another_config_is_refused(text, whole):
-    folder = whole[0]
+def test_a_run_of_another_config_is_refused(text, complete_run):
+    folder = complete_run[0]
     before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
     for changes, message in (
         (dict(context=8), "`context` is 16 there, not 8"),
@@ -130,8 +123,8 @@ def test_tfds_texts(tmp_path):
     folder = write_sets(tmp_path / "sets")
     options = dict(data_dir=str(folder), steps=2, evaluate_every=2, save_every=2, sample_tokens=0)
     notes = []
-    named = config("", corpus="tfds:toy_labels", **options)
-    train(named, tmp_path / "run", note=notes.append)
+    labels_config = config("", corpus="tfds:toy_labels", **options)
+    train(labels_config, tmp_path / "run", note=notes.append)
     characters = sum(len(SENTENCES[n % 4]) + 1 + len(str(n)) for n in range(300))
     assert notes[0].startswith(f"{characters:,} tokens of 300 document(s) for training, ")
     assert " of 12 for validation" in notes[0]
@@ -148,17 +141,17 @@ def test_tfds_texts(tmp_path):
             "unknown model 'gtp': choose one of gpt, llama, modern_gpt, lstm, gru; did you mean gpt",
         ),
         (dict(preset="125M"), "unknown preset '125M'.*did you mean 124M"),
-        (dict(model="llama", positions="alibi"), "`positions` is no field of this run"),
+        (dict(model="llama", positions="alibi"), "`positions` is not a field of this run"),
         (dict(positions="rotory"), "'rotory'"),
         (dict(steps=0), "`steps` 0 is below 1"),
         (dict(dropout=1.0), "dropout=1.0 must be at least 0 and below 1"),
         (dict(width=30), "width 30 must be a multiple of heads 4"),
         (dict(text=(), valid=("a",)), "`valid` needs `text`"),
         (dict(text=(), corpus="books"), "unknown corpus 'books': write python or tfds:NAME"),
-        (dict(data_dir="x"), "`data_dir` is for a corpus tfds:NAME"),
+        (dict(data_dir="x"), "`data_dir` needs a `corpus` tfds:NAME"),
     ],
 )
-def test_values_that_cannot_be(text, changes, message):
+def test_invalid_values_are_refused(text, changes, message):
     with pytest.raises(UserError, match=message):
         config(text, **changes)
 
@@ -173,18 +166,18 @@ def test_values_that_cannot_be(text, changes, message):
     ],
 )
 def test_bad_flags_are_one_line(text, tmp_path, flags, message):
-    failed = command("language_model", "--text", text, "--run-dir", tmp_path / "run", *flags)
-    assert failed.returncode == 2
-    assert failed.stderr.startswith("error: ")
-    assert message in failed.stderr
-    assert failed.stderr.count("\n") == 1
+    completed = call(language_model.main, "--text", text, "--run-dir", tmp_path / "run", *flags)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("error: ")
+    assert message in completed.stderr
+    assert completed.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(text=("none.txt",)), r"none\.txt: cannot be read"),
+        (dict(text=("none.txt",)), r"none\.txt: no such file"),
         (dict(context=4_000), "is shorter than one window of 4000"),
         (dict(tokenizer="none.json"), "no such tokenizer file"),
         (dict(max_length=8), "`max_length` 8 is below `context` 16"),
@@ -201,43 +194,24 @@ def test_bad_input_leaves_no_folder(text, tmp_path, changes, message):
 @pytest.mark.long
 def test_the_commands(text, tmp_path):
     folder = tmp_path / "run"
-    flags = (
-        "--text",
-        text,
-        "--tokenizer",
-        "char",
-        "--context",
-        16,
-        "--batch-size",
-        4,
-        "--steps",
-        20,
-        "--warmup",
-        2,
-    )
-    trained = command("language_model", *flags, "--warmup", 2, "--run-dir", folder)
-    assert trained.returncode == 0, trained.stderr
-    assert "validation loss" in trained.stdout
-    assert "sample: " in trained.stderr
-    made = command(
-        "generate", "--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--json", "--seed", 4
-    )
-    assert made.returncode == 0, made.stderr
-    found = json.loads(made.stdout)
-    assert set(found) == {"text", "token_ids"}
-    assert len(found["token_ids"]) == 5 + 9
-    ((same,),) = load(folder).generate(["a dog"], max_new_tokens=9, seed=4)
-    assert (same.text, same.token_ids) == (found["text"], found["token_ids"])
-    streamed = start("generate", "--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--seed", 4)
-    assert streamed.communicate(timeout=300)[0] == found["text"] + "\n"
-    several = command("generate", "--run-dir", folder, "--prompt", "a", "the", "--samples", 2,
-                      "--max-new-tokens", 3, "--draft-run-dir", folder)  # fmt: skip
-    assert several.stdout.count("---") == 4
-    assert several.returncode == 0, several.stderr
+    completed = succeed(
+        language_model, "--text", text, "--tokenizer", "char", "--context", 16, "--batch-size", 4, "--steps",
+        20, "--warmup", 2, "--run-dir", folder,
+    )  # fmt: skip
+    assert "validation loss" in completed.stdout
+    assert "sample: " in completed.stderr
+    flags = ("--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--seed", 4)
+    (output,) = json_lines(generate, *flags)
+    assert set(output) == {"text", "token_ids"}
+    assert len(output["token_ids"]) == 5 + 9
+    ((python_output,),) = load(folder).generate(["a dog"], max_new_tokens=9, seed=4)
+    assert (python_output.text, python_output.token_ids) == (output["text"], output["token_ids"])
+    assert start("generate", *flags).communicate(timeout=300)[0] == output["text"] + "\n"
+    samples = ("--prompt", "a", "the", "--samples", 2, "--max-new-tokens", 3, "--draft-run-dir", folder)
+    assert succeed(generate, "--run-dir", folder, *samples).stdout.count("---") == 4
     page = folder.parent / "page.html"
-    flags = ("--run-dir", folder, "--prompt", "a dog", "--max-new-tokens", 9, "--seed", 4, "--html", page)
-    assert command("generate", *flags).stdout == found["text"] + "\n"
-    tokens = len(found["token_ids"])
+    assert succeed(generate, *flags, "--html", page).stdout == output["text"] + "\n"
+    tokens = len(output["token_ids"])
     assert f'"name": "decoder/self_attention", "shape": [4, 4, {tokens}, {tokens}]' in page.read_text()
 
 
@@ -251,7 +225,7 @@ def test_the_commands(text, tmp_path):
         (("--run-dir", "x", "--prompt", ""), "the prompt is empty"),
         (
             ("--run-dir", "x", "--temperature", "0", "--top-p", "0.5"),
-            "--temperature 0 takes the likeliest token",
+            "--temperature 0 takes the most probable token",
         ),
         (("--run-dir", "x", "--max-new-tokens", "0"), "--max-new-tokens 0 is below 1"),
         (("--run-dir", "x", "--samples", "0"), "--samples 0 is below 1"),
@@ -260,22 +234,21 @@ def test_the_commands(text, tmp_path):
 )
 def test_bad_commands_are_one_line(flags, message):
     flags = flags if "--prompt" in flags else (*flags, "--prompt", "a")
-    failed = command("generate", *flags)
-    assert failed.returncode == 2
-    assert failed.stderr.count("\n") == 1
-    assert failed.stderr.startswith("error: ")
-    assert message in failed.stderr
+    completed = call(generate.main, *flags)
+    assert completed.returncode == 2
+    assert completed.stderr.count("\n") == 1
+    assert completed.stderr.startswith("error: ")
+    assert message in completed.stderr
 
 
 @pytest.mark.long
-def test_weights_on_disk_from_the_command(shared):
+def test_the_command_generates_from_published_weights(shared):
     folder = shared / "weights/stories260K"
     expected = json.loads((folder / "expected_greedy.json").read_text())
-    made = command("generate", "--weights", folder, "--prompt", expected["prompt"], "--max-new-tokens", 200,
-                   "--temperature", 0, "--json")  # fmt: skip
-    found = json.loads(made.stdout)
-    assert (found["token_ids"], found["text"]) == (expected["token_ids"], expected["text"])
-    long = command("generate", "--weights", folder, "--prompt", "a", "--max-new-tokens", 600)
-    assert long.stderr.startswith(
+    flags = ("--prompt", expected["prompt"], "--max-new-tokens", 200, "--temperature", 0)
+    (output,) = json_lines(generate, "--weights", folder, *flags)
+    assert (output["token_ids"], output["text"]) == (expected["token_ids"], expected["text"])
+    completed = call(generate.main, "--weights", folder, "--prompt", "a", "--max-new-tokens", 600)
+    assert completed.stderr.startswith(
         "error: a prompt of 2 tokens and 600 new ones are more than the model's context"
     )

@@ -1,4 +1,4 @@
-"""`--topology` of the commands: what is refused, and what is said without a compiler."""
+"""The flag `--topology` of the commands: errors, and the output without a compiler."""
 
 import json
 import types
@@ -28,16 +28,16 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--topology", "h100:8"], "--topology names devices that are not here: add --dry-run"),
-        (["--dry-run", "--json"], "--json is for a --dry-run with a --topology"),
+        (["--topology", "h100:8"], "--topology names devices of a plan: add --dry-run"),
+        (["--dry-run", "--json"], "--json needs a --dry-run with a --topology"),
         (["--dry-run", "--topology", "m1:8"], "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
     ],
 )
 @pytest.mark.parametrize("command", [translate.main, language_model.main])
-def test_what_is_refused(command, flags, message, tmp_path):
-    ended = call(command, *flags, "--run-dir", tmp_path / "run")
-    assert ended.returncode == 2
-    assert message in ended.stderr
+def test_flags_that_are_refused(command, flags, message, tmp_path):
+    completed = call(command, *flags, "--run-dir", tmp_path / "run")
+    assert completed.returncode == 2
+    assert message in completed.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -54,9 +54,9 @@ def test_a_generation_that_cannot_be_planned(no_compiler, tmp_path):
     )  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(fields))
     flags = ("--dry-run", "--topology", "h100:1", "--weights", tmp_path)
-    ended = call(generate.main, *flags)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert "has a BertConfig, which is of no language model" in ended.stderr
+    completed = call(generate.main, *flags)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert "has a BertConfig, which is not the config of a language model" in completed.stderr
     assert "--samples 0 is below 1" in call(generate.main, *flags, "--samples", 0).stderr
 
 
@@ -70,50 +70,50 @@ def test_a_draft_that_cannot_propose_and_a_context_without_room(no_compiler, tmp
         )  # fmt: skip
         (folder / "config.json").write_text(json.dumps(fields))
     flags = ("--dry-run", "--topology", "h100:1", "--weights", folders["model"], "--max-new-tokens")
-    ended = call(generate.main, *flags, 4, "--draft-weights", folders["draft"])
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "the draft has a vocabulary of 60 and the model one of 50" in ended.stderr
+    completed = call(generate.main, *flags, 4, "--draft-weights", folders["draft"])
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "the draft has a vocabulary of 60 and the model one of 50" in completed.stderr
     assert (
         "--max-new-tokens 32 leaves no room for a prompt in the context of 32"
         in call(generate.main, *flags, 32).stderr
     )
-    taken = call(generate.main, *flags, 27, "--draft-weights", folders["model"]).stderr
-    assert "--max-new-tokens 27 leaves no room" in taken, "a draft's proposals and the token after them take 5"
+    error = call(generate.main, *flags, 27, "--draft-weights", folders["model"]).stderr
+    assert "--max-new-tokens 27 leaves no room" in error, "drafted tokens and the token after them take 5"
     assert "gpu-compiler" in call(generate.main, *flags, 26, "--draft-weights", folders["model"]).stderr
 
 
 @pytest.mark.long
-def test_without_a_compiler_the_plan_is_the_cpus_and_names_the_extra(no_compiler):
+def test_without_a_compiler_the_plan_is_for_a_cpu_and_names_the_extra(no_compiler):
     flags = ("--dry-run", "--topology", "h100:1", "--preset", "micro", "--context", 32)
-    ended = call(language_model.main, *flags, "--json")
-    assert ended.returncode == 0, ended.stderr
-    assert set(json.loads(ended.stdout.splitlines()[-1])) == {"missing"}
-    assert "as compiled for a CPU" in ended.stdout
-    assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stdout
+    completed = call(language_model.main, *flags, "--json")
+    assert completed.returncode == 0, completed.stderr
+    assert set(json.loads(completed.stdout.splitlines()[-1])) == {"missing"}
+    assert "as compiled for a CPU" in completed.stdout
+    assert "pip install 'transformer_jax[gpu-compiler]'" in completed.stdout
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A translator and a decoder, trained for a step."""
+    """Train a translator and a decoder for one step, and return the folder of the two runs."""
     folder = tmp_path_factory.mktemp("runs")
     tiny_runs(folder)
     return folder
 
 
 @pytest.mark.long
-def test_a_plan_of_using_a_run_refuses(runs, no_compiler):
-    use = ("--run-dir", runs / "translator", "--text", "a cat", "--dry-run")
-    assert "needs --run-dir and --topology" in call(translate.main, *use).stderr
-    ended = call(translate.main, *use, "--topology", "h100:1")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "pip install 'transformer_jax[gpu-compiler]'" in ended.stderr
-    other = ("--run-dir", runs / "decoder", *use[2:], "--topology", "h100:1")
-    assert "which is of no translator" in call(translate.main, *other).stderr
+def test_errors_of_a_plan_for_using_a_run(runs, no_compiler):
+    flags = ("--run-dir", runs / "translator", "--text", "a cat", "--dry-run")
+    assert "needs --run-dir and --topology" in call(translate.main, *flags).stderr
+    completed = call(translate.main, *flags, "--topology", "h100:1")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "pip install 'transformer_jax[gpu-compiler]'" in completed.stderr
+    decoder_flags = ("--run-dir", runs / "decoder", *flags[2:], "--topology", "h100:1")
+    assert "which is of no translator" in call(translate.main, *decoder_flags).stderr
 
 
 @pytest.mark.parametrize("ways", [1, 0])
 def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
-    """What it is short by, and what would fit; a compiler's figures are given here."""
+    """The plan prints the missing memory and flags that fit; the test replaces the compiler's reports."""
     topology = targets.Topology("h100:2", targets.CHIPS["h100"], tuple(jax.devices()[:2]), 2)
     config = tasks.configure("language_modeling", "text", preset="micro", vocab_size=300, context=32)
     figures = dict(
@@ -138,20 +138,20 @@ def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
     assert any("3.00 GiB too much" in line for line in lines)
     assert any("--remat blocks: 9.00 GiB, 500 ms" in line for line in lines) == bool(ways)
     assert any(NOTHING_FITS in line for line in lines) != bool(ways)
-    found = json.loads(lines[-1])
-    assert [one["flags"] for one in found["ways_to_fit"]] == ["--remat blocks"] * ways
-    assert [one["flags"] for one in found["decoding_ways_to_fit"]] == ["--mesh tensor=2"]
+    output = json.loads(lines[-1])
+    assert [way["flags"] for way in output["ways_to_fit"]] == ["--remat blocks"] * ways
+    assert [way["flags"] for way in output["decoding_ways_to_fit"]] == ["--mesh tensor=2"]
 
 
-def test_what_a_compiler_refuses_is_one_line():
+def test_an_error_of_the_compiler_is_one_line():
     topology = targets.Topology("h100:1", targets.CHIPS["h100"], (jax.devices()[0],), 1)
 
-    def compiled():
+    def fail():
         raise jax.errors.JaxRuntimeError("INTERNAL: no such layout\n  more of it")
 
     program = types.SimpleNamespace(
         trace=lambda: types.SimpleNamespace(
-            jaxpr=jax.make_jaxpr(lambda: 1.0)(), lower=lambda: types.SimpleNamespace(compile=compiled)
+            jaxpr=jax.make_jaxpr(lambda: 1.0)(), lower=lambda: types.SimpleNamespace(compile=fail)
         )
     )
     with pytest.raises(UserError, match=r"^the compiler for NVIDIA H100 80GB HBM3 refuses .*no such layout$"):

@@ -1,4 +1,4 @@
-"""Generation with a trained decoder: greedy by hand, prompts together as alone, stops, and refusals."""
+"""Generation with a decoder: greedy decoding by hand, independence of the batch, stops, and errors."""
 
 import dataclasses
 
@@ -24,9 +24,9 @@ PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2
 
 @pytest.fixture(scope="module")
 def model():
-    """Random, with logits far enough apart that rounding decides nothing."""
-    made = jax.jit(lambda: GPT(CONFIG, rngs=nnx.Rngs(0)))()
-    return jax.tree.map(lambda x: x * 4 if x.ndim > 2 else x, made)
+    """Return a random model whose logits are far enough apart that rounding has no effect."""
+    model = jax.jit(lambda: GPT(CONFIG, rngs=nnx.Rngs(0)))()
+    return jax.tree.map(lambda x: x * 4 if x.ndim > 2 else x, model)
 
 
 def keys(count, seed=0):
@@ -34,7 +34,7 @@ def keys(count, seed=0):
 
 
 def by_hand(model, prompt, count):
-    """The whole text through the model for each token."""
+    """Return `count` greedy tokens, computing the logits of the complete text for each."""
     forward = jax.jit(lambda m, x: m(x))
     ids = list(prompt)
     for _ in range(count):
@@ -44,7 +44,7 @@ def by_hand(model, prompt, count):
     return ids[len(prompt) :]
 
 
-def test_greedy_is_the_likeliest_token_each_time(model):
+def test_greedy_decoding_takes_the_most_probable_tokens(model):
     generator = Generator(model, sampling=Sampling(temperature=0))
     expected = [by_hand(model, prompt, 20) for prompt in PROMPTS]
     assert generator(PROMPTS, 20, keys(4)) == expected
@@ -56,46 +56,45 @@ def test_greedy_is_the_likeliest_token_each_time(model):
     "sampling",
     [Sampling(), Sampling(0.7, top_k=9, top_p=0.9, min_p=0.01), Sampling(repetition_penalty=1.5)],
 )
-def test_a_request_gets_the_tokens_that_it_gets_alone(model, sampling):
-    """Whatever stands beside it, in whatever place."""
-    generator, rngs = Generator(model, sampling=sampling), keys(4)
-    together = generator(PROMPTS, 24, rngs)
-    backwards = generator(PROMPTS[::-1], 24, rngs[::-1])[::-1]
-    alone = [generator([prompt], 24, [rng])[0] for prompt, rng in zip(PROMPTS, rngs, strict=True)]
-    assert together == backwards == alone
-    assert generator(PROMPTS, 24, keys(4, seed=1)) != together
-    # How many tokens are made between two looks changes nothing either.
-    looked = []
-    again = generator(PROMPTS, 24, rngs, on_tokens=lambda made: looked.append(made) or [False] * 4, chunk=5)
-    assert again == together
-    assert len(looked) == 1 + 5
+def test_tokens_do_not_depend_on_the_batch(model, sampling):
+    """A request gets the same tokens in any batch and row, and with any number of tokens per chunk."""
+    generator, request_keys = Generator(model, sampling=sampling), keys(4)
+    batched = generator(PROMPTS, 24, request_keys)
+    reversed_batch = generator(PROMPTS[::-1], 24, request_keys[::-1])[::-1]
+    single = [generator([prompt], 24, [key])[0] for prompt, key in zip(PROMPTS, request_keys, strict=True)]
+    assert batched == reversed_batch == single
+    assert generator(PROMPTS, 24, keys(4, seed=1)) != batched
+    calls = []
+    on_tokens = lambda tokens: calls.append(tokens) or [False] * 4  # noqa: E731
+    assert generator(PROMPTS, 24, request_keys, on_tokens=on_tokens, chunk=5) == batched
+    assert len(calls) == 1 + 5
 
 
 def test_draws_follow_the_distribution(model):
-    """First tokens of 2,000 requests against the model's probabilities."""
+    """The first tokens of 2,048 requests follow the model's probabilities."""
     count, prompt = 64, [3, 1]
     generator = Generator(model)
     drawn = [ids[0] for n in range(32) for ids in generator([prompt] * count, 1, keys(count, seed=n))]
     logits = jax.jit(lambda m, x: m(x))(model, jnp.array([prompt]))[0, -1]
     expected = np.asarray(jax.nn.softmax(logits)) * len(drawn)
-    seen = np.bincount(drawn, minlength=CONFIG.vocab_size)
+    counts = np.bincount(drawn, minlength=CONFIG.vocab_size)
     likely = expected > 5
-    statistic = ((seen - expected)[likely] ** 2 / expected[likely]).sum()
+    statistic = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
     degrees = likely.sum()
     assert statistic < degrees + 4 * np.sqrt(2 * degrees)
 
 
-def test_an_end_token_ends_its_own_text_alone(model):
-    (free, *_) = Generator(model, sampling=Sampling(temperature=0))([PROMPTS[0]], 30, keys(1))
-    end = free[7]
-    found = Generator(model, sampling=Sampling(temperature=0), ends=(end,))(PROMPTS, 30, keys(4))
-    assert found[0] == free[: free.index(end) + 1]
-    for ids, prompt in zip(found, PROMPTS, strict=True):
-        hand = by_hand(model, prompt, 30)
-        assert ids == (hand[: hand.index(end) + 1] if end in hand else hand)
+def test_an_end_token_ends_only_its_own_text(model):
+    (endless, *_) = Generator(model, sampling=Sampling(temperature=0))([PROMPTS[0]], 30, keys(1))
+    end = endless[7]
+    outputs = Generator(model, sampling=Sampling(temperature=0), ends=(end,))(PROMPTS, 30, keys(4))
+    assert outputs[0] == endless[: endless.index(end) + 1]
+    for ids, prompt in zip(outputs, PROMPTS, strict=True):
+        expected = by_hand(model, prompt, 30)
+        assert ids == (expected[: expected.index(end) + 1] if end in expected else expected)
 
 
-def test_programs_are_compiled_once_for_a_bucket(model):
+def test_programs_are_compiled_once_per_bucket(model):
     generator = Generator(model, sampling=Sampling(temperature=0.5))
     prefill.clear_cache()
     continue_texts.clear_cache()
@@ -107,17 +106,17 @@ def test_programs_are_compiled_once_for_a_bucket(model):
     assert prefill._cache_size() == continue_texts._cache_size() == 1
     generator([list(range(1, 20))], 10, keys(1))
     assert prefill._cache_size() == continue_texts._cache_size() == 2
-    for count in (50, 51, 52):  # near the end of the context as well
+    for count in (50, 51, 52):  # also near the end of the context
         generator([[1]], count, keys(1))
     assert prefill._cache_size() == continue_texts._cache_size() == 3
 
 
-def test_the_whole_context_can_be_filled(model):
+def test_generation_can_fill_the_context(model):
     generator = Generator(model, sampling=Sampling(temperature=0))
     prompt = list(range(1, 28)) + list(range(1, 14))
-    (found,) = generator([prompt], 64 - len(prompt), keys(1))
-    assert found == by_hand(model, prompt, 64 - len(prompt))
-    with pytest.raises(UserError, match="40 tokens and 25 new ones are more than the model's context of 64"):
+    (tokens,) = generator([prompt], 64 - len(prompt), keys(1))
+    assert tokens == by_hand(model, prompt, 64 - len(prompt))
+    with pytest.raises(UserError, match="40 tokens and 25 new ones exceed the model's context of 64"):
         generator([prompt], 25, keys(1))
 
 
@@ -130,7 +129,7 @@ def test_the_whole_context_can_be_filled(model):
         ([[1]], 0, "`max_new_tokens` 0 is below 1"),
     ],
 )
-def test_bad_prompts(model, prompts, count, message):
+def test_invalid_prompts(model, prompts, count, message):
     with pytest.raises(UserError, match=message):
         Generator(model)(prompts, count, keys(len(prompts)))
 
@@ -144,29 +143,29 @@ def test_bad_prompts(model, prompts, count, message):
         (dict(top_p=0.0), "`top_p` 0.0 must be above 0"),
         (dict(min_p=1.5), "`min_p` 1.5 must be"),
         (dict(repetition_penalty=0), "`repetition_penalty` 0"),
-        (dict(temperature=0, top_k=5, min_p=0.1), "which `top_k`, `min_p` cannot change: drop one"),
+        (dict(temperature=0, top_k=5, min_p=0.1), "`top_k`, `min_p` has no effect at `temperature` 0"),
     ],
 )
-def test_bad_sampling(values, message):
+def test_invalid_sampling(values, message):
     with pytest.raises(UserError, match=message):
         Sampling(**values)
 
 
-def test_texts_samples_and_stops(model):
+def test_samples_and_stop_strings(model):
     generate = TextGenerator(model, TOKENIZER)
-    (first, again) = (generate(["ab", "c"], max_new_tokens=30, samples=3, seed=5) for _ in range(2))
-    assert first == again
-    texts = [one.text for samples in first for one in samples]
+    outputs, again = (generate(["ab", "c"], max_new_tokens=30, samples=3, seed=5) for _ in range(2))
+    assert outputs == again
+    texts = [sample.text for samples in outputs for sample in samples]
     assert len(set(texts)) == 6
-    assert all(t.startswith("ab") for t in texts[:3])
-    one = first[0][1]
-    assert TOKENIZER.decode([one.token_ids]) == [one.text]
-    assert one.new_tokens == 30
-    # Three letters of the middle stop it, and are cut off; a stop that the prompt holds stops nothing.
-    stop = one.text[12:15]
+    assert all(text.startswith("ab") for text in texts[:3])
+    sample = outputs[0][1]
+    assert TOKENIZER.decode([sample.token_ids]) == [sample.text]
+    assert sample.new_tokens == 30
+    # A stop string is removed from the text; a stop string in the prompt has no effect.
+    stop = sample.text[12:15]
     stopped = generate(["ab", "c"], max_new_tokens=30, samples=3, seed=5, stop=["ab", stop])[0][1]
-    places = [p for s in ("ab", stop) if (p := one.text.find(s, 1)) > 0]
-    assert stopped.text == one.text[: min(places)]
+    starts = [start for string in ("ab", stop) if (start := sample.text.find(string, 1)) > 0]
+    assert stopped.text == sample.text[: min(starts)]
     assert stopped.new_tokens < 30
     with pytest.raises(UserError, match="a stop string is empty"):
         generate(["ab"], max_new_tokens=5, stop=[""])
@@ -174,41 +173,43 @@ def test_texts_samples_and_stops(model):
         generate([""], max_new_tokens=5)
 
 
-def test_streamed_text_is_the_text(model):
-    """Also where a stop string is made in several tokens: none of it is shown."""
+def test_streamed_text_equals_the_returned_text(model):
+    """No part of a stop string is streamed, even if it spans several tokens."""
     generate = TextGenerator(model, TOKENIZER)
-    free = generate(["abc", "d"], max_new_tokens=20, seed=1)
-    for stop in ((), (free[0][0].text[9:13],)):
-        heard: dict[int, str] = {0: "", 1: ""}
-        hear = lambda n, t, heard=heard: heard.update({n: heard[n] + t})  # noqa: E731
-        found = generate(["abc", "d"], max_new_tokens=20, seed=1, on_text=hear, stop=stop)
-        assert heard == {0: found[0][0].text, 1: found[1][0].text}
-    assert found[0][0].text == free[0][0].text[:9]
+    ((unstopped,), _) = generate(["abc", "d"], max_new_tokens=20, seed=1)
+    for stop in ((), (unstopped.text[9:13],)):
+        streamed: dict[int, str] = {0: "", 1: ""}
+        on_text = lambda n, text, streamed=streamed: streamed.update({n: streamed[n] + text})  # noqa: E731
+        (first,), (second,) = generate(["abc", "d"], max_new_tokens=20, seed=1, on_text=on_text, stop=stop)
+        assert streamed == {0: first.text, 1: second.text}
+    assert first.text == unstopped.text[:9]
     assert generate([], max_new_tokens=3) == []
 
 
-def test_a_stop_string_behind_a_special_token(model):
-    """The prompt's token of eleven characters comes out as none."""
+def test_a_stop_string_after_a_special_token():
+    """The special token of the prompt has eleven characters and decodes to none."""
     tokenizer = TextTokenizer.byte_pairs(["ab"], 257)
     config = dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size)
-    bigger = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
-    generate = TextGenerator(bigger, tokenizer, ends=())
-    ((free,),) = generate(["<|endoftext|>hello"], max_new_tokens=12, seed=2)
-    stop = free.text[6:8]
+    model = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
+    generate = TextGenerator(model, tokenizer, ends=())
+    ((unstopped,),) = generate(["<|endoftext|>hello"], max_new_tokens=12, seed=2)
+    stop = unstopped.text[6:8]
     ((stopped,),) = generate(["<|endoftext|>hello"], max_new_tokens=12, seed=2, stop=[stop])
-    assert stopped.text == free.text[: free.text.find(stop, 4)]
+    assert stopped.text == unstopped.text[: unstopped.text.find(stop, 4)]
 
 
-def test_more_requests_than_a_batch_holds(model):
+def test_more_requests_than_fit_into_a_batch(model):
     prompts = [[n % 20 + 1, n % 7] for n in range(70)]
-    generator, rngs = Generator(model, sampling=Sampling(1.2)), keys(70)
-    seen = []
-    found = generator(prompts, 6, rngs, on_tokens=lambda made: seen.append(len(made)) or [False] * 70)
-    assert found == [*generator(prompts[:64], 6, rngs[:64]), *generator(prompts[64:], 6, rngs[64:])]
-    assert set(seen) == {70}
+    generator, request_keys = Generator(model, sampling=Sampling(1.2)), keys(70)
+    counts = []
+    on_tokens = lambda tokens: counts.append(len(tokens)) or [False] * 70  # noqa: E731
+    outputs = generator(prompts, 6, request_keys, on_tokens=on_tokens)
+    expected = generator(prompts[:64], 6, request_keys[:64]) + generator(prompts[64:], 6, request_keys[64:])
+    assert outputs == expected
+    assert set(counts) == {70}
 
 
-def test_a_tokenizer_of_another_vocabulary(model):
-    big = TextTokenizer.byte_pairs(["a"], 300)
+def test_a_tokenizer_with_a_larger_vocabulary(model):
+    tokenizer = TextTokenizer.byte_pairs(["a"], 300)
     with pytest.raises(UserError, match="ids up to 256 and the model a vocabulary of 28"):
-        TextGenerator(model, big)
+        TextGenerator(model, tokenizer)

@@ -1,4 +1,4 @@
-"""Restrictions of sampling against plain NumPy and transformers; the draw against its distribution."""
+"""Filters of sampling against NumPy and `transformers`, and draws against their distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_top_k(logits, k):
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 0.999])
-def test_top_p_is_the_smallest_set_that_holds_p(logits, p):
+def test_top_p_keeps_the_smallest_set_of_probability_p(logits, p):
     assert kept(sampling.keep_top_p(jnp.asarray(logits), p)) == [nucleus(row, p) for row in logits]
 
 
@@ -50,32 +50,32 @@ def test_min_p(logits, p):
 def test_repetition_penalty(logits, rng):
     seen = rng.random((B, V)) < 0.3
     expected = np.where(seen, np.where(logits > 0, logits / 1.7, logits * 1.7), logits)
-    np.testing.assert_allclose(sampling.penalise_repetition(logits, seen, 1.7), expected, rtol=1e-6)
+    np.testing.assert_allclose(sampling.penalize_repetition(logits, seen, 1.7), expected, rtol=1e-6)
 
 
-def test_values_of_what_is_kept_do_not_change_but_for_the_temperature(logits):
+def test_kept_logits_change_only_by_the_temperature(logits):
     filtered = np.asarray(sampling.sampling_logits(logits, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01))
-    there = np.isfinite(filtered)
-    assert (there.sum(-1) >= 1).all()
-    np.testing.assert_allclose(filtered[there], (logits / 0.7)[there], rtol=1e-6)
+    is_kept = np.isfinite(filtered)
+    assert (is_kept.sum(-1) >= 1).all()
+    np.testing.assert_allclose(filtered[is_kept], (logits / 0.7)[is_kept], rtol=1e-6)
     np.testing.assert_allclose(sampling.sampling_logits(logits), logits)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_it_equals_transformers(logits, rng):
-    torch = pytest.importorskip("torch", reason="transformers computes with torch")
-    theirs = pytest.importorskip("transformers.generation.logits_process", reason="a second implementation")
+def test_parity(logits, rng):
+    torch = pytest.importorskip("torch", reason="parity needs torch")
+    theirs = pytest.importorskip("transformers.generation.logits_process", reason="parity needs transformers")
     ids = rng.integers(0, V, (B, 9))
     seen = np.zeros((B, V), bool)
     np.put_along_axis(seen, ids, True, axis=1)
-    steps = [
+    processors = [
         theirs.RepetitionPenaltyLogitsProcessor(1.3), theirs.TemperatureLogitsWarper(0.8),
         theirs.TopKLogitsWarper(30), theirs.TopPLogitsWarper(0.8), theirs.MinPLogitsWarper(0.02),
     ]  # fmt: skip
     scores = torch.tensor(logits)
-    for step in steps:
-        scores = step(torch.tensor(ids), scores)
+    for processor in processors:
+        scores = processor(torch.tensor(ids), scores)
     ours = sampling.penalise_repetition(jnp.asarray(logits), jnp.asarray(seen), 1.3)
     ours = sampling.sampling_logits(ours, temperature=0.8, top_k=30, top_p=0.8, min_p=0.02)
     np.testing.assert_allclose(ours, scores.numpy(), rtol=1e-5)
@@ -91,8 +91,8 @@ def test_draws_follow_the_distribution(rng):
     assert (np.abs(shares - expected) < 5 * np.sqrt(expected / count) + 1e-4).all()
 
 
-def test_a_draw_is_the_requests_own(logits):
-    """It does not change with the place in the batch or the company, and does with key and position."""
+def test_a_draw_depends_only_on_key_and_position(logits):
+    """Neither the row nor the other requests of a batch change a draw."""
     keys = jax.random.split(jax.random.key(1), B)
     flat = jnp.zeros((B, V))
     drawn = sampling.draw(flat, keys, jnp.asarray(2))

@@ -1,4 +1,6 @@
-"""Greedy and beam search against plain Python, over a table model and over translators of the zoo."""
+"""Greedy and beam search against plain Python, with a table as the model and with translators."""
+
+import functools
 
 import flax.struct
 import jax
@@ -22,7 +24,7 @@ BEGIN, END, V, T, B = 1, 2, 5, 4, 3
 
 @flax.struct.dataclass
 class History:
-    """A cache that remembers all tokens, so that every prefix has its own distribution."""
+    """A cache that keeps all tokens, so that every prefix has its own distribution."""
 
     sentence: jax.Array
     tokens: jax.Array
@@ -38,7 +40,7 @@ class History:
 
 
 def table_model(seed, sharpness=2.0):
-    """Random logits for each (sentence, prefix), read from a table by a number made of the prefix."""
+    """Return a step with random logits for each sentence and prefix, its cache, and the log probabilities."""
     table = jnp.asarray(np.random.default_rng(seed).normal(size=(B, V ** (T + 1), V)) * sharpness, jnp.float32)
 
     def code(tokens, length):
@@ -48,16 +50,16 @@ def table_model(seed, sharpness=2.0):
     def step(cache, tokens):
         history = jax.lax.dynamic_update_slice_in_dim(cache.tokens, tokens, cache.length, axis=1)
         logits = table[cache.sentence, code(history, cache.length + 1)]
-        seen = jax.nn.softmax(logits)[:, None, None, None, :]  # stands for attention weights
-        return StepOutput(logits[:, None], seen), cache.replace(tokens=history, length=cache.length + 1)
+        weights = jax.nn.softmax(logits)[:, None, None, None, :]  # in the shape of attention weights
+        return StepOutput(logits[:, None], weights), cache.replace(tokens=history, length=cache.length + 1)
 
     def log_probabilities(sentence):
-        def of(prefix):
+        def compute(prefix):
             padded = jnp.array([*prefix, *[0] * (T + 1 - len(prefix))])
             return np.asarray(jax.nn.log_softmax(table[sentence, code(padded, len(prefix))]))
 
         cache = {}
-        return lambda prefix: cache.setdefault(prefix, of(prefix))
+        return lambda prefix: cache.setdefault(prefix, compute(prefix))
 
     start = History(jnp.arange(B), jnp.zeros((B, T + 1), jnp.int32), jnp.zeros((), jnp.int32))
     return step, start, log_probabilities
@@ -66,13 +68,13 @@ def table_model(seed, sharpness=2.0):
 OPTIONS = dict(batch=B, begin=BEGIN, end=END, max_length=T)
 
 
-def found(hypotheses, b, rank=0):
+def tokens_of(hypotheses, b, rank=0):
     size = int(hypotheses.lengths[b, rank])
     return tuple(hypotheses.tokens[b, rank, :size].tolist())
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_a_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
     step, cache, log_probabilities = table_model(seed)
     hypotheses = beam_search(step, cache, beam_size=V**T, alpha=alpha, **OPTIONS)
@@ -80,14 +82,14 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
         score, tokens = oracle.best_of_all(
             log_probabilities(b), begin=BEGIN, end=END, vocabulary=V, max_length=T, alpha=alpha
         )
-        assert found(hypotheses, b) == tokens
+        assert tokens_of(hypotheses, b) == tokens
         np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.6, 1.5])
-@pytest.mark.parametrize("beam_size", [1, 2, 3, 7])
-def test_it_equals_plain_beam_search(seed, alpha, beam_size):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 1.5])
+@pytest.mark.parametrize("beam_size", [1, 2, 7])
+def test_beam_search_equals_plain_python(seed, alpha, beam_size):
     step, cache, log_probabilities = table_model(seed, sharpness=1.0)
     hypotheses = beam_search(step, cache, beam_size=beam_size, alpha=alpha, **OPTIONS)
     for b in range(B):
@@ -95,27 +97,27 @@ def test_it_equals_plain_beam_search(seed, alpha, beam_size):
             log_probabilities(b), begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=alpha
         )
         np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-5)
-        assert found(hypotheses, b) == tokens
+        assert tokens_of(hypotheses, b) == tokens
 
 
-def test_n_best_are_sorted_distinct_and_scored_by_their_own_tokens():
+def test_n_best_hypotheses_are_sorted_distinct_and_scored_by_their_tokens():
     step, cache, log_probabilities = table_model(0)
     hypotheses = beam_search(step, cache, beam_size=6, n_best=4, alpha=0.6, **OPTIONS)
     scores = np.asarray(hypotheses.scores)
     assert (np.diff(scores, axis=1) <= 0).all()
     for b in range(B):
-        several = [found(hypotheses, b, rank) for rank in range(4)]
-        assert len(set(several)) == 4
-        for tokens, score in zip(several, scores[b], strict=True):
+        sequences = [tokens_of(hypotheses, b, rank) for rank in range(4)]
+        assert len(set(sequences)) == 4
+        for tokens, score in zip(sequences, scores[b], strict=True):
             total = sum(log_probabilities(b)((BEGIN, *tokens[:i]))[t] for i, t in enumerate(tokens))
             np.testing.assert_allclose(score, total / oracle.penalty(len(tokens), 0.6), rtol=1e-5)
 
 
-def test_weights_are_those_of_the_winning_hypothesis():
+def test_weights_belong_to_the_best_hypothesis():
     step, cache, log_probabilities = table_model(2)
     hypotheses = beam_search(step, cache, beam_size=3, alpha=0.6, return_weights=True, **OPTIONS)
     for b in range(B):
-        tokens = found(hypotheses, b)
+        tokens = tokens_of(hypotheses, b)
         for i in range(len(tokens)):
             expected = np.exp(log_probabilities(b)((BEGIN, *tokens[:i])))
             np.testing.assert_allclose(hypotheses.weights[b, 0, 0, 0, i], expected, rtol=1e-5)
@@ -130,28 +132,28 @@ def test_greedy_equals_a_plain_loop():
             values = log_probabilities(b)((BEGIN, *tokens))
             tokens.append(int(values.argmax()))
             total += values.max()
-        assert found(hypotheses, b) == tuple(tokens)
+        assert tokens_of(hypotheses, b) == tuple(tokens)
         np.testing.assert_allclose(hypotheses.scores[b, 0], total, rtol=1e-5)
 
 
-def test_greedy_weights_are_those_of_each_step():
+def test_greedy_weights_belong_to_each_step():
     step, cache, log_probabilities = table_model(1)
     hypotheses = greedy_search(step, cache, return_weights=True, **OPTIONS)
     assert hypotheses.tokens.tolist() == greedy_search(step, cache, **OPTIONS).tokens.tolist()
     for b in range(B):
-        tokens = found(hypotheses, b)
+        tokens = tokens_of(hypotheses, b)
         for i in range(len(tokens)):
             expected = np.exp(log_probabilities(b)((BEGIN, *tokens[:i])))
             np.testing.assert_allclose(hypotheses.weights[b, 0, 0, 0, i], expected, rtol=1e-5)
 
 
-def test_a_beam_must_hold_the_n_best():
+def test_n_best_is_at_most_the_beam_size():
     step, cache, _ = table_model(0)
     with pytest.raises(ValueError, match="n_best=3 must be between 1 and the beam size 2"):
         beam_search(step, cache, beam_size=2, n_best=3, **OPTIONS)
 
 
-def test_length_penalty_is_the_published_one():
+def test_length_penalty_equals_the_published_formula():
     np.testing.assert_allclose(length_penalty(7, 0.6), (12 / 6) ** 0.6)
     assert length_penalty(7, 0.0) == 1.0
 
@@ -183,22 +185,20 @@ SOURCE = jnp.array([[3, 4, 3, 2], [4, 2, 0, 0], [3, 3, 2, 0]])
 
 
 def model_log_probabilities(model):
-    """For each sentence, a function of a prefix; every prefix is read anew, without a cache."""
-    full = jax.jit(lambda tokens: jax.nn.log_softmax(model(SOURCE, tokens, source_mask=SOURCE != 0)))
-    known = {}
+    """Return for each sentence a function from a prefix to log probabilities, computed without a cache."""
+    forward = jax.jit(lambda tokens: jax.nn.log_softmax(model(SOURCE, tokens, source_mask=SOURCE != 0)))
 
-    def of(prefix):
-        if prefix not in known:
-            tokens = jnp.array([[*prefix, *[0] * (T + 1 - len(prefix))]] * B)
-            known[prefix] = np.asarray(full(tokens)[:, len(prefix) - 1])
-        return known[prefix]
+    @functools.cache
+    def last_step(prefix):
+        tokens = jnp.array([[*prefix, *[0] * (T + 1 - len(prefix))]] * B)
+        return np.asarray(forward(tokens)[:, len(prefix) - 1])
 
-    return [lambda prefix, b=b: of(prefix)[b] for b in range(B)]
+    return [lambda prefix, b=b: last_step(prefix)[b] for b in range(B)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("beam_size", [2, 4])
-def test_a_models_cache_gives_plain_beam_search(model, beam_size):
+def test_beam_search_with_a_cache_equals_plain_python(model, beam_size):
     cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=T)
     attends = getattr(model, "attends", True)
     step = model.step_function(return_weights=attends)
@@ -207,7 +207,7 @@ def test_a_models_cache_gives_plain_beam_search(model, beam_size):
         score, tokens = oracle.beam_search(
             log_probabilities, begin=BEGIN, end=END, max_length=T, beam_size=beam_size, alpha=0.6
         )
-        assert found(hypotheses, b) == tokens
+        assert tokens_of(hypotheses, b) == tokens
         np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-4)
         if attends:
             inputs = jnp.array([[BEGIN, *tokens[:-1]]] * B)
@@ -218,7 +218,7 @@ def test_a_models_cache_gives_plain_beam_search(model, beam_size):
 
 
 @pytest.mark.long
-def test_a_wide_beam_over_a_model_finds_the_best_of_all_its_sequences(model):
+def test_a_wide_beam_finds_the_best_sequence_of_a_model(model):
     length = 3
     cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=length)
     hypotheses = beam_search(
@@ -228,5 +228,5 @@ def test_a_wide_beam_over_a_model_finds_the_best_of_all_its_sequences(model):
         score, tokens = oracle.best_of_all(
             log_probabilities, begin=BEGIN, end=END, vocabulary=V, max_length=length, alpha=0.6
         )
-        assert found(hypotheses, b) == tokens
+        assert tokens_of(hypotheses, b) == tokens
         np.testing.assert_allclose(hypotheses.scores[b, 0], score, rtol=1e-4)

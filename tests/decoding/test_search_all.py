@@ -1,4 +1,4 @@
-"""Many batches at a time give what each gives alone, in order, and compile once for each shape."""
+"""Searching many batches at once equals searching each, keeps the order, and compiles once per shape."""
 
 import time
 
@@ -21,26 +21,26 @@ def model():
 def test_many_batches(model, rng):
     sources = [rng.integers(3, 53, (2, length)).astype(np.int32) for length in (7, 7, 11, 7, 11)]
     before = search._cache_size()
-    found = search_all(model, iter(sources), **OPTIONS)
+    results = search_all(model, iter(sources), **OPTIONS)
     assert search._cache_size() == before + 2
-    for source, hypotheses in zip(sources, found, strict=True):
-        alone = search(model, source, **OPTIONS)
-        np.testing.assert_array_equal(hypotheses.tokens, alone.tokens)
-        np.testing.assert_array_equal(hypotheses.scores, alone.scores)
+    for source, hypotheses in zip(sources, results, strict=True):
+        expected = search(model, source, **OPTIONS)
+        np.testing.assert_array_equal(hypotheses.tokens, expected.tokens)
+        np.testing.assert_array_equal(hypotheses.scores, expected.scores)
     assert search_all(model, [], **OPTIONS) == []
 
 
-def test_what_goes_wrong_ends_it(model, monkeypatch):
-    """Batches that wait are not begun after an error."""
-    begun = []
+def test_an_error_ends_the_search(model, monkeypatch):
+    """Waiting batches are not started after an error."""
+    started = []
 
-    def broken(model, source, **options):
-        begun.append(source)
+    def failing_search(model, source, **options):
+        started.append(source)
         time.sleep(0.05)
         raise ValueError("out of something")
 
-    monkeypatch.setattr(translator, "search", broken)
+    monkeypatch.setattr(translator, "search", failing_search)
     with pytest.raises(ValueError, match="out of something"):
         search_all(model, [np.full((1, 5), 3, np.int32)] * 40, **OPTIONS)
     time.sleep(0.3)
-    assert len(begun) < 5
+    assert len(started) < 5

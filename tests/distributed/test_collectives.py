@@ -51,7 +51,7 @@ def test_collectives_of_a_program():
 
 
 @pytest.mark.parametrize(
-    ("operation", "groups", "between"),
+    ("operation", "groups", "crosses"),
     [
         ("all-reduce(%a), replica_groups={{0,1},{2,3}}", ((0, 1), (2, 3)), False),
         ("all-reduce(%a), replica_groups={{0,1},{3,2},{5,6}}", ((0, 1), (3, 2), (5, 6)), True),
@@ -62,11 +62,11 @@ def test_collectives_of_a_program():
         ("collective-permute(%a), source_target_pairs={{0,1},{1,2}}", ((0, 1), (1, 2)), True),
     ],
 )
-def test_a_collective_crosses_hosts_of_two_devices_if_any_group_does(operation, groups, between):
+def test_a_collective_crosses_hosts_of_two_devices_if_any_group_does(operation, groups, crosses):
     program = f"HloModule step\n\nENTRY %main () -> f32[] {{\n  %r = f32[2]{{0}} {operation}\n}}\n"
     (collective,) = collectives(program)
     assert collective.groups == groups
-    assert collective.crosses(2) == between
+    assert collective.crosses(2) == crosses
 
 
 # A TPU compiler's program for a scan of five layers: a loop whose length follows only from its condition, tiled
@@ -222,7 +222,7 @@ def test_a_conditional_counts_the_branch_that_sends_the_most():
         assert collectives(changed) == collectives(PROGRAM)
 
 
-def test_a_text_without_a_program():
+def test_a_text_that_is_not_a_program():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         collectives("module @jit_step {}")
 

@@ -187,7 +187,7 @@ def test_training_keeps_a_state_sharded(optimizer):
     assert size / 8e6 < reported < size / 3e6
 
 
-def learned(text, model="modern_gpt", shard_optimizer=False, **changes):
+def train_steps(text, model="modern_gpt", shard_optimizer=False, **changes):
     """Train for three steps and return the losses and the collectives of the program."""
     sizes = dict(width=32, hidden=32, layers=2) if model == "lstm" else dict(
         width=32, heads=4, feed_forward=64, layers=2
@@ -229,10 +229,10 @@ def test_muon_gathers_matrices_outside_its_iterations(mesh, axes, layers):
     def count(operations):
         return sum(operation.times for operation in operations)
 
-    losses, operations = learned(mesh, optimizer="muon", layers=layers)
-    np.testing.assert_allclose(losses, learned(None, optimizer="muon", layers=layers)[0], rtol=1e-5)
+    losses, operations = train_steps(mesh, optimizer="muon", layers=layers)
+    np.testing.assert_allclose(losses, train_steps(None, optimizer="muon", layers=layers)[0], rtol=1e-5)
     # For six types of matrices, gradient, momentum and parameter arrive, and momentum and update leave.
-    assert count(operations) <= count(learned(mesh, optimizer="adam", layers=layers)[1]) + 6 * 5 * axes
+    assert count(operations) <= count(train_steps(mesh, optimizer="adam", layers=layers)[1]) + 6 * 5 * axes
 
 
 @pytest.mark.long
@@ -248,11 +248,11 @@ def test_muon_gathers_matrices_outside_its_iterations(mesh, axes, layers):
     ids=str,
 )
 def test_muon_on_a_mesh_with_further_options(options):
-    """Learning rates by depth, frozen parameters, state sharded over data, and unstacked matrices."""
+    """Learning rates by depth, frozen parameters, state sharded over data, and unstack_encoder matrices."""
     unsharded = {name: value for name, value in options.items() if name != "shard_optimizer"}
-    expected, _ = learned(None, optimizer="muon", **unsharded)
+    expected, _ = train_steps(None, optimizer="muon", **unsharded)
     assert len(set(expected)) == 3, "the model learns"
-    losses, _ = learned("data=2,fsdp=2", optimizer="muon", **options)
+    losses, _ = train_steps("data=2,fsdp=2", optimizer="muon", **options)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 

@@ -48,7 +48,7 @@ def start(module, arguments, *, process, devices):
     )  # fmt: skip
 
 
-def ends(processes, timeout=500):
+def wait_for(processes, timeout=500):
     """Return (status, standard output, standard error) of each process."""
     try:
         texts = [process.communicate(timeout=timeout) for process in processes]
@@ -87,12 +87,12 @@ SMALL = dict(
 def flags(config, **changes):
     changed = config.with_values(**changes)
     names = {"train", "valid", "test", *SMALL}
-    written = ["--recipe", "files"]
+    arguments = ["--recipe", "files"]
     for name, value in changed.values().items():
         if name in names:
             values = value if isinstance(value, list) else (value,)
-            written += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return written
+            arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return arguments
 
 
 def losses(folder):
@@ -101,9 +101,9 @@ def losses(folder):
 
 @pytest.fixture(scope="module")
 def two_processes(config, tmp_path_factory):
-    """Return the folder and the ends of a run of 20 steps over two processes."""
+    """Return the folder, statuses and outputs of a run of 20 steps over two processes."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    return folder, ends(command(2, 2, *flags(config), "--mesh", "data=2,fsdp=2", "--run-dir", folder))
+    return folder, wait_for(command(2, 2, *flags(config), "--mesh", "data=2,fsdp=2", "--run-dir", folder))
 
 
 @pytest.mark.long
@@ -129,7 +129,7 @@ def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_pat
     more = config.with_values(steps=24)
     for name in ("one", "four"):
         shutil.copytree(folder, tmp_path / name)
-    ended = ends(
+    ended = wait_for(
         command(4, 2, *flags(more), "--mesh", "data=2,fsdp=2,tensor=2", "--run-dir", tmp_path / "four")
     )
     for status, _, errors in ended:
@@ -145,7 +145,7 @@ def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_pat
 def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
     folder = tmp_path / "run"
-    ended = ends(
+    ended = wait_for(
         command(
             2, 1, "--text", tmp_path / "text.txt", "--tokenizer", "char", "--model", "llama", "--context", 32,
             "--batch-size", 8, "--steps", 12, "--sample-tokens", 8, "--run-dir", folder,
@@ -157,7 +157,7 @@ def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path
     assert "sample: " in ended[0][2]
     assert "bits per byte" in ended[0][1]
     assert json.loads((folder / "results.json").read_text())["mesh"]["data"] == 2
-    ended = ends(
+    ended = wait_for(
         command(
             2, 1, "--run-dir", folder, "--prompt", "the cat", "--temperature", 0, "--max-new-tokens", 6,
             "--mesh", "tensor=2", "--json", module="experiments.generate",
@@ -179,7 +179,7 @@ def test_gradients_over_processes_equal_one_device(tmp_path, count):
     def arguments(process):
         return (port, count, process, "data=2,fsdp=2,tensor=2", out, *names)
 
-    for status, _, errors in ends(
+    for status, _, errors in wait_for(
         [start("tests.process_worker", arguments, process=p, devices=8 // count) for p in range(count)]
     ):
         assert status == 0, errors[-2000:]
@@ -199,7 +199,7 @@ def test_two_processes_restore_a_checkpoint_of_eight_devices(tmp_path):
     def arguments(process):
         return (port, 2, process, "fsdp=2,tensor=2", out, f"restore:{tmp_path / 'checkpoints'}")
 
-    for status, _, errors in ends(
+    for status, _, errors in wait_for(
         [start("tests.process_worker", arguments, process=p, devices=2) for p in range(2)]
     ):
         assert status == 0, errors[-2000:]
@@ -216,7 +216,7 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
     processes = command(2, 1, *flags(config, steps=5_000, save_every=5_000), "--run-dir", tmp_path / "run")
     wait_until(lambda: read_metrics(tmp_path / "run"), processes)
     processes[1].send_signal(signal.SIGTERM)
-    ended = ends(processes)
+    ended = wait_for(processes)
     assert [status for status, _, _ in ended] == [130, 130]
     with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
         (step,) = checkpoints.steps()
@@ -226,38 +226,38 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
 
 @pytest.mark.long
 def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp_path):
-    for number, (kill, words) in enumerate(
+    for number, (sent, message) in enumerate(
         ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection"))
     ):
         folder = tmp_path / str(number)
-        limit = ("--step-timeout", 8 if kill == signal.SIGSTOP else 300)
+        limit = ("--step-timeout", 8 if sent == signal.SIGSTOP else 300)
         changes = dict(steps=5_000, save_every=5_000, evaluate_every=5_000)
         processes = command(2, 1, *flags(config, **changes), *limit, "--run-dir", folder)
         wait_until(lambda folder=folder: read_metrics(folder), processes)
-        processes[1].send_signal(kill)
+        processes[1].send_signal(sent)
         try:
             _, errors = processes[0].communicate(timeout=200)
         finally:
             for process in processes:
                 process.kill()
-        assert processes[0].returncode == (1 if kill == signal.SIGSTOP else 2), errors[-3000:]
-        assert words in errors
+        assert processes[0].returncode == (1 if sent == signal.SIGSTOP else 2), errors[-3000:]
+        assert message in errors
         assert "Traceback" not in errors
         processes[1].communicate()
 
 
 def wait_until(condition, processes):
-    end = time.monotonic() + 300
+    deadline = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < end
-        assert all(process.poll() is None for process in processes), ends(processes)
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes), wait_for(processes)
         time.sleep(0.2)
 
 
 @pytest.mark.long
 def test_processes_with_different_configs_are_refused(config, tmp_path):
     processes = command(2, 1, *flags(config), "--run-dir", tmp_path / "run", last=("--seed", 3))
-    ended = ends(processes)
+    ended = wait_for(processes)
     assert [status for status, _, _ in ended] == [2, 2]
     assert "error: process 1 has a different config from process 0 (seed is 3, not 0)" in ended[0][2]
     assert not (tmp_path / "run").exists()
@@ -320,7 +320,7 @@ def test_messages_about_a_late_process():
     assert late(12, 600, positions, 3) == (
         "step 12 takes longer than 600 s: process 2 (gamma) is at step 10, the others at 12"
     )
-    assert "all 2 processes have begun it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"}, 2)
+    assert "all 2 processes have started it" in late(12, 600, {"0": "12 alpha", "1": "12 beta"}, 2)
     assert "process 1 (no step yet) is at step 0, the others at 1" in late(1, 600, {"0": "1 alpha"}, 2)
     assert "process 0 does not answer" in late(12, 600, None, 2)
     assert late(3, 1.5, {}) == "step 3 takes longer than 1.5 s"
@@ -329,12 +329,12 @@ def test_messages_about_a_late_process():
 def test_a_step_that_hangs_ends_the_process():
     messages = []
     with StepWatch(0.2, messages.append) as watch:
-        watch.began(7)  # the first step may take ten times the limit
+        watch.start_step(7)  # the first step may take ten times the limit
         time.sleep(0.5)
-        watch.does_more()
+        watch.start_slow_work()
         time.sleep(0.5)
         assert messages == []
-        watch.began(8)
+        watch.start_step(8)
         time.sleep(0.7)
     assert messages == ["step 8 takes longer than 0.2 s"]
     with StepWatch(None, messages.append) as watch:

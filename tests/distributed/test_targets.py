@@ -32,7 +32,7 @@ def test_a_missing_compiler_names_the_extra(text, extra, monkeypatch):
         topology_of(text)
 
 
-def test_a_description_has_the_data_sheets_numbers():
+def test_a_description_has_the_numbers_of_the_data_sheet():
     text = targets._description(CHIPS["h100"])
     for part in ("core_count: 132", "clock_rate_ghz: 1.98", "memory_bandwidth: 3352000000000", "major: 9"):
         assert part in text

@@ -1,4 +1,4 @@
-"""Scores of images against slow forms of their formulas."""
+"""Scores of images against slow implementations of their formulas."""
 
 import numpy as np
 import pytest
@@ -14,44 +14,46 @@ from transformer_jax.evaluation.images import (
 
 def test_scores_of_a_classifier(rng):
     logits, labels = rng.normal(size=(37, 7)) * 3, rng.integers(7, size=37)
-    found = dict(image_scores(logits, labels))
+    scores = dict(image_scores(logits, labels))
     ranks = [sorted(range(7), key=lambda c, row=row: -row[c]) for row in logits]
-    first = np.array([rank[0] == label for rank, label in zip(ranks, labels, strict=True)])
-    assert found["top1"] == pytest.approx(100 * first.mean())
-    five = [label in rank[:5] for rank, label in zip(ranks, labels, strict=True)]
-    assert found["top5"] == pytest.approx(100 * np.mean(five))
-    # Guo et al. 2017, equation 3, with a loop over the images.
+    top_one = np.array([rank[0] == label for rank, label in zip(ranks, labels, strict=True)])
+    assert scores["top1"] == pytest.approx(100 * top_one.mean())
+    in_top_five = [label in rank[:5] for rank, label in zip(ranks, labels, strict=True)]
+    assert scores["top5"] == pytest.approx(100 * np.mean(in_top_five))
+    # Equation 3 of Guo et al. (2017) as a loop over the images.
     bins = [[] for _ in range(15)]
-    for row, right in zip(logits, first, strict=True):
+    for row, is_correct in zip(logits, top_one, strict=True):
         p = np.exp(row) / np.exp(row).sum()
-        bins[min(14, int(p.max() * 15))].append((p.max(), right))
+        bins[min(14, int(p.max() * 15))].append((p.max(), is_correct))
     error = sum(
-        len(own) / 37 * abs(np.mean([r for _, r in own]) - np.mean([p for p, _ in own])) for own in bins if own
+        len(group) / 37 * abs(np.mean([c for _, c in group]) - np.mean([p for p, _ in group]))
+        for group in bins
+        if group
     )
-    assert found["calibration_error"] == pytest.approx(100 * error)
+    assert scores["calibration_error"] == pytest.approx(100 * error)
     assert dict(image_scores(logits[:, :3], labels % 3))["top5"] == 100
 
 
-def test_confusion_counts_true_classes_by_row():
-    found = confusion(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]), 3)
-    np.testing.assert_array_equal(found, [[1, 0, 0], [0, 1, 0], [0, 1, 1]])
+def test_rows_of_the_confusion_matrix_are_true_classes():
+    counts = confusion(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]), 3)
+    np.testing.assert_array_equal(counts, [[1, 0, 0], [0, 1, 0], [0, 1, 1]])
 
 
-def test_neighbours_vote_by_their_similarity(rng):
+def test_neighbors_vote_by_similarity(rng):
     known, labels = rng.normal(size=(23, 5)), rng.integers(4, size=23)
     queries = rng.normal(size=(11, 5))
     expected = np.zeros((11, 4))
     for row, query in enumerate(queries):
         cosines = [query @ x / np.linalg.norm(query) / np.linalg.norm(x) for x in known]
-        for near in sorted(range(23), key=lambda n: -cosines[n])[:6]:
-            expected[row, labels[near]] += np.exp(cosines[near] / 0.07)
-    found = knn_votes(known, labels, queries, 4, k=6)
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    right = expected.argmax(axis=1)
-    assert knn_accuracy(known, labels, queries, right, k=6) == 100
-    assert knn_accuracy(known, labels, queries, (right + 1) % 4, k=6) == 0
-    # The length of a vector does not count, and more neighbours than there are take all.
-    np.testing.assert_allclose(knn_votes(known * 7, labels, queries, 4, k=6), found, rtol=1e-4)
+        for neighbor in sorted(range(23), key=lambda n: -cosines[n])[:6]:
+            expected[row, labels[neighbor]] += np.exp(cosines[neighbor] / 0.07)
+    votes = knn_votes(known, labels, queries, 4, k=6)
+    np.testing.assert_allclose(votes, expected, rtol=1e-4)
+    winners = expected.argmax(axis=1)
+    assert knn_accuracy(known, labels, queries, winners, k=6) == 100
+    assert knn_accuracy(known, labels, queries, (winners + 1) % 4, k=6) == 0
+    # The length of a vector has no effect, and a k above the number of vectors takes all.
+    np.testing.assert_allclose(knn_votes(known * 7, labels, queries, 4, k=6), votes, rtol=1e-4)
     assert knn_votes(known, labels, queries, 4, k=99).shape == (11, 4)
 
 

@@ -8,7 +8,8 @@ REFERENCES = ["the cat sat on the mat .", "a dog runs very fast today"]
 
 def test_scores_by_hand():
     scores = dict(translation_scores(HYPOTHESES, REFERENCES, bleu_tokenize="none"))
-    # 7 + 5 of 12 unigrams, 6 + 3 of 10 bigrams, 5 + 1 of 8 trigrams, 4 + 0 of 6 4-grams; 13 words expected.
+    # Matches are 7 + 5 of 12 unigrams, 6 + 3 of 10 bigrams, 5 + 1 of 8 trigrams and 4 + 0 of 6 4-grams; the
+    # references have 13 words.
     import math
 
     precision = math.exp(sum(map(math.log, (12 / 12, 9 / 10, 6 / 8, 4 / 6))) / 4)
@@ -22,7 +23,7 @@ def test_perfect_and_empty():
     assert dict(translation_scores(["", ""], REFERENCES))["bleu"] == 0
 
 
-def test_signature_names_the_tokenizer():
+def test_the_signature_names_the_tokenizer():
     assert "tok:none" in bleu_signature(REFERENCES, "none")
     assert "tok:13a" in bleu_signature(REFERENCES, "13a")
 

@@ -1,4 +1,4 @@
-"""Small translation runs by their flags."""
+"""Flags of small translation runs."""
 
 from tests.runs import write_pairs
 
@@ -11,6 +11,6 @@ SMALL = (
 
 
 def pair_flags(folder, test=5):
-    """The flags of small files of pairs, which it writes."""
+    """Write small files of pairs, and return the flags that name them."""
     files = write_pairs(folder, train=80, valid=5, test=test)
     return [part for split, paths in files.items() for part in (f"--{split}", *paths)]

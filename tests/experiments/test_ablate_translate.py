@@ -1,4 +1,4 @@
-"""The ablation trains each row with its one change and scores the splits that it names."""
+"""The ablation trains each row with one change and scores it on the validation and test splits."""
 
 import json
 
@@ -12,7 +12,7 @@ from transformer_jax.tasks.translators.recipes import RECIPES
 from transformer_jax.training.run_folder import read_config
 
 
-def test_the_base_is_the_recipe_without_two_values():
+def test_the_base_is_the_recipe_without_two_regularizers():
     recipe = RECIPES["multi30k"]().values()
     base = BASE_ENTRY.configure("multi30k").values()
     differ = {name for name, value in recipe.items() if base[name] != value}
@@ -21,7 +21,7 @@ def test_the_base_is_the_recipe_without_two_values():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_row_changes_what_it_names(name):
+def test_a_row_changes_only_its_own_fields(name):
     base = BASE_ENTRY.configure("multi30k")
     before, after = base.values(), base.with_values(**VARIANTS[name]).values()
     assert {field for field, value in before.items() if after[field] != value} == set(VARIANTS[name])
@@ -42,7 +42,7 @@ def test_wrong_flags(flags, message, tmp_path):
 
 
 @pytest.mark.long
-def test_rows_are_trained_scored_and_kept(tmp_path, capsys):
+def test_rows_are_trained_scored_and_saved(tmp_path, capsys):
     folder, rows = tmp_path / "ablation", ["base", "no average", "post-norm"]
     command = [*pair_flags(tmp_path), *SMALL, "--runs-dir", str(folder), "--only"]
     ablate_translate.main([*command, *rows])

@@ -1,4 +1,4 @@
-"""The experiment on positions, on a text just long enough for its longest windows."""
+"""The experiment on positions, with a text that is just long enough for the longest window."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_each_scheme_is_trained_and_measured(tmp_path, capsys):
     printed = capsys.readouterr().out
     table = json.loads((folder / "table.json").read_text())
     learned, alibi = table
-    # 512 positions of width 128 are the parameters of a table.
+    # The table of learned positions has 512 rows of width 128.
     assert learned["parameters"] - alibi["parameters"] == 512 * 128
     for row in table:
         assert list(row["losses"]) == [str(n) for n in LENGTHS]
@@ -28,9 +28,9 @@ def test_each_scheme_is_trained_and_measured(tmp_path, capsys):
         assert f"| {row['positions']} | {row['parameters']:,} |" in printed
     assert (folder / "positions.png").stat().st_size > 5_000
     compare_positions.main([*command, "learned"])
-    alibi_again, again = json.loads((folder / "table.json").read_text())
-    assert alibi_again == alibi, "a row that was not made again is kept"
-    assert again["losses"] == learned["losses"], "a finished run is read, not trained"
+    saved_alibi, saved_learned = json.loads((folder / "table.json").read_text())
+    assert saved_alibi == alibi, "a row that is not computed again is kept"
+    assert saved_learned["losses"] == learned["losses"], "a finished run is read, not trained"
 
 
 def test_an_unknown_scheme(tmp_path):
@@ -48,5 +48,5 @@ def test_a_text_that_is_too_short(tmp_path):
 
 def test_the_picture(tmp_path):
     curves = {"alibi": {64: 2.0, 128: 1.9}, "learned": {64: 2.0, 128: 3.5}}
-    plot_extrapolation(curves, tmp_path / "positions.png", trained=64)
+    plot_extrapolation(curves, tmp_path / "positions.png", training_length=64)
     assert (tmp_path / "positions.png").stat().st_size > 5_000

@@ -1,4 +1,4 @@
-"""Soft and hard attention side by side."""
+"""The comparison of soft and hard attention."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_both_are_trained_and_drawn(tmp_path, capsys):
     hard_attention.main([*flags, "--runs-dir", str(folder)])
     soft, hard = json.loads((folder / "table.json").read_text())
     assert (soft["attention"], hard["attention"]) == ("soft", "hard")
-    assert hard["parameters"] > soft["parameters"], "the baseline"
+    assert hard["parameters"] > soft["parameters"], "the baseline has parameters"
     assert 0 <= soft["agreement"] == hard["agreement"] <= 100
     assert [read_config(folder / name)["run"]["model"]["hidden"] for name in ("soft", "hard")] == [32, 32]
     assert "| hard |" in capsys.readouterr().out

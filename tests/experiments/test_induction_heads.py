@@ -1,4 +1,4 @@
-"""The worked example of an ablation."""
+"""The experiment that ablates heads to find induction heads."""
 
 import json
 
@@ -27,16 +27,16 @@ def test_heads_are_measured_and_ablated(rng):
     kernel = model.blocks.attention.output.kernel
     kernel[...] = 20 * kernel[...].at[0].set(0.0)
     tokens = jnp.asarray(repeated_tokens(rng, 3, 8, 26))
-    found = measure(model, tokens, 8)
-    assert found["induction"].shape == found["previous"].shape == found["ablated"].shape == (2, 4)
-    np.testing.assert_allclose(found["ablated"][0], found["loss"], atol=1e-5)
-    assert np.abs(found["ablated"][1] - found["loss"]).min() > 1e-4
+    scores = measure(model, tokens, 8)
+    assert scores["induction"].shape == scores["previous"].shape == scores["ablated"].shape == (2, 4)
+    np.testing.assert_allclose(scores["ablated"][0], scores["loss"], atol=1e-5)
+    assert np.abs(scores["ablated"][1] - scores["loss"]).min() > 1e-4
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--period", "40"], "`period` 40: two copies must fit 64 tokens, from 2 to 31"),
+        (["--period", "40"], "`period` 40 is not between 2 and 31: two copies must fit 64 tokens"),
         (["--rows", "0"], "`rows` 0 is below 1"),
         (["--seed", "-1"], "`seed` -1 is below 0"),
         (["--run-dir", "."], "`run_dir` .: give the run a folder of its own"),
@@ -50,14 +50,14 @@ def test_wrong_flags(flags, message, tmp_path):
 
 @pytest.mark.soak
 def test_the_command_finds_the_head(tmp_path, capsys):
-    """Half of its training is enough to tell the heads apart."""
+    """Half of the default steps suffice to distinguish the heads."""
     folder = tmp_path / "run"
     induction_heads.main(["--run-dir", str(folder), "--steps", "600", "--rows", "16"])
-    found = json.loads((folder / "heads.json").read_text())
-    assert np.max(found["induction"]) > 0.2, "a head that attends to the token after the earlier copy"
-    assert np.argmax(np.max(found["induction"], axis=1)) == 1, "in layer 1, counted from 0"
-    assert found["loss"] < 1.5
-    assert np.max(found["ablated"]) > found["loss"] + 0.2
+    scores = json.loads((folder / "heads.json").read_text())
+    assert np.max(scores["induction"]) > 0.2, "a head that attends to the token after the earlier copy"
+    assert np.argmax(np.max(scores["induction"], axis=1)) == 1, "in layer 1, counted from 0"
+    assert scores["loss"] < 1.5
+    assert np.max(scores["ablated"]) > scores["loss"] + 0.2
     printed = capsys.readouterr().out
     assert "\n| 0 | 0 |" in printed
     assert "\n| 1 | 3 |" in printed

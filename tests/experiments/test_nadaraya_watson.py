@@ -1,4 +1,4 @@
-"""Kernel regression as its command runs it."""
+"""Kernel regression as the experiment runs it."""
 
 import json
 
@@ -23,7 +23,7 @@ def examples(rng):
 
 
 def loss_at(config, examples, width):
-    """The leave-one-out error, one example at a time."""
+    """Compute the leave-one-out error, one example at a time."""
     key, value = (np.asarray(a, np.float64)[:, 0] for a in examples)
     errors = []
     for n in range(len(key)):
@@ -38,28 +38,28 @@ def test_the_learned_width_has_the_lowest_leave_one_out_error(examples):
     model, losses = learn_width(KernelRegression(config), *examples, steps=300)
     np.testing.assert_allclose(losses[0], loss_at(config, examples, 0.8), rtol=1e-4)
     assert losses[-1] < 0.7 * losses[0]
-    found = float(model.width)
-    for other in (0.8 * found, 1.25 * found):
-        assert loss_at(config, examples, found) < loss_at(config, examples, other)
+    width = float(model.width)
+    for other_width in (0.8 * width, 1.25 * width):
+        assert loss_at(config, examples, width) < loss_at(config, examples, other_width)
 
 
-def test_a_search_finds_it_too(examples):
+def test_a_search_finds_the_best_width(examples):
     config = KernelRegressionConfig("gaussian")
     widths = np.geomspace(0.05, 3, 30)
     expected = widths[np.argmin([loss_at(config, examples, width) for width in widths])]
     assert best_width(config, *examples, widths.tolist()) == pytest.approx(expected)
 
 
-def test_a_width_for_each_coordinate_learns_which_matters(rng):
+def test_widths_per_coordinate_learn_which_coordinate_matters(rng):
     key = rng.uniform(0, 5, (80, 2))
     examples = jnp.asarray(key, jnp.float32), jnp.asarray(curve(key[:, :1]), jnp.float32)
     config = KernelRegressionConfig("gaussian", inputs=2, each_coordinate=True)
     model, _ = learn_width(KernelRegression(config), *examples, steps=200)
     first, second = np.asarray(model.width)
-    assert second > 3 * first, "the second coordinate says nothing"
+    assert second > 3 * first, "the second coordinate has no effect"
 
 
-def test_its_parameter_has_a_rule():
+def test_its_parameter_has_a_sharding_rule():
     assert rule_of(next(iter(named_leaves(KernelRegression(KernelRegressionConfig("boxcar"))))))
 
 

@@ -1,4 +1,4 @@
-"""Named values returned and replaced, for every model of the zoo."""
+"""Named values are returned and replaced, for every translator and decoder."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ MODELS = [*((name, TRANSLATORS) for name in TRANSLATORS), *((name, DECODERS) for
 def make(name, models, compute=ComputeOptions(), **changes):
     entry = models[name]
     model = entry.module(entry.preset("mini", V, **changes), rngs=nnx.Rngs(0), compute=compute)
-    # Zeros at the beginning hide what a head does.
+    # Initial zeros would hide the effect of a head.
     return jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(x.size), x.shape), model)
 
 
@@ -33,10 +33,10 @@ def inputs(models):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "models"), MODELS)
-def test_every_model_tells_its_values_and_the_same_output(name, models):
-    model, given = make(name, models), inputs(models)
-    output, seen = activations(model, *given)
-    np.testing.assert_allclose(output, model(*given), atol=1e-5)
+def test_every_model_returns_its_named_values_and_the_same_output(name, models):
+    model, tokens = make(name, models), inputs(models)
+    output, seen = activations(model, *tokens)
+    np.testing.assert_allclose(output, model(*tokens), atol=1e-5)
     assert not any(np.isnan(np.asarray(x, np.float32)).any() for x in seen.values())
     layers = getattr(model.config, "layers", None)
     if name == "transformer":
@@ -58,7 +58,7 @@ def test_every_model_tells_its_values_and_the_same_output(name, models):
                 "decoder/cross_attention/weights": (layers, B, heads, T, S),
             }
         assert {key: seen[key].shape for key in shapes} == shapes
-        assert list(seen)[-1] == "decoder/residual", "in the order of their computation"
+        assert list(seen)[-1] == "decoder/residual", "in the order of computation"
     if name in ("bahdanau", "hard_attention"):
         assert seen["decoder/cross_attention/weights"].shape == (T, B, 1, S)
     if name in ("lstm", "gru"):
@@ -66,21 +66,21 @@ def test_every_model_tells_its_values_and_the_same_output(name, models):
 
 
 @pytest.mark.parametrize("name", others_long(["transformer", "luong", "bahdanau", "gpt"], "transformer"))
-def test_weights_are_those_that_the_model_returns(name):
+def test_weights_equal_those_that_the_model_returns(name):
     models = TRANSLATORS if name in TRANSLATORS else DECODERS
-    model, given = make(name, models), inputs(models)
-    _, weights = model(*given, return_weights=True)  # (B, L, H, T, S)
-    kind = "self" if models is DECODERS else "cross"
-    _, seen = activations(model, *given, only=f"decoder/{kind}_attention/weights")
-    (found,) = seen.values()
-    if name in ("luong", "bahdanau"):  # time in front, one query at a time
-        found = found[:, :, 0].swapaxes(0, 1)[None, :, None]
-    np.testing.assert_allclose(found.swapaxes(0, 1), weights, atol=1e-6)
+    model, tokens = make(name, models), inputs(models)
+    _, weights = model(*tokens, return_weights=True)  # (B, L, H, T, S)
+    attention = "self" if models is DECODERS else "cross"
+    _, seen = activations(model, *tokens, only=f"decoder/{attention}_attention/weights")
+    (seen_weights,) = seen.values()
+    if name in ("luong", "bahdanau"):  # these compute one query at a time, and time is the first axis
+        seen_weights = seen_weights[:, :, 0].swapaxes(0, 1)[None, :, None]
+    np.testing.assert_allclose(seen_weights.swapaxes(0, 1), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["plain", "chunked", "fused"])
-def test_weights_and_heads_equal_the_oracle_whatever_the_form(implementation):
-    """From each layer's input and its parameters, in NumPy; chunked and fused models are looked at exactly."""
+def test_weights_and_heads_equal_the_oracle_in_every_implementation(implementation):
+    """The oracle uses each layer's input and parameters; all models are inspected with plain attention."""
     model = make("gpt", DECODERS, ComputeOptions(attention=implementation))
     (tokens,) = inputs(DECODERS)
     _, seen = activations(model, tokens)
@@ -100,15 +100,15 @@ def test_weights_and_heads_equal_the_oracle_whatever_the_form(implementation):
         np.testing.assert_allclose(seen["decoder/self_attention/weights"][layer], weights, atol=1e-5)
         np.testing.assert_allclose(seen["decoder/self_attention/heads"][layer], output, atol=1e-5)
     np.testing.assert_allclose(exact(model)(tokens), model(tokens), atol=1e-5)
-    assert model.blocks.attention.implementation == implementation, "the model itself is as it was"
+    assert model.blocks.attention.implementation == implementation, "the model itself is unchanged"
 
 
-def test_names_cost_nothing(monkeypatch):
-    """The program of a model with names is the one of a model without."""
+def test_names_do_not_change_the_program(monkeypatch):
+    """A model compiles to the same program with and without names."""
 
     def program():
         model = make("transformer", TRANSLATORS)
-        return jax.jit(lambda model, *given: model(*given)).lower(model, *inputs(TRANSLATORS)).as_text()
+        return jax.jit(lambda model, *tokens: model(*tokens)).lower(model, *inputs(TRANSLATORS)).as_text()
 
     with_names = program()
     for module in ("attention.plain", "attention.multi_head", "blocks", "stack"):
@@ -120,24 +120,24 @@ def test_names_cost_nothing(monkeypatch):
 @pytest.mark.parametrize(
     "compute", [ComputeOptions(unroll=1), ComputeOptions(unroll=2), ComputeOptions(remat="blocks")]
 )
-def test_loops_and_rematerialisation_are_looked_into(compute):
-    given = inputs(TRANSLATORS)
-    _, expected = activations(make("transformer", TRANSLATORS), *given)
-    _, found = activations(make("transformer", TRANSLATORS, compute), *given)
-    assert list(found) == list(expected)
+def test_values_inside_loops_and_rematerialisation(compute):
+    tokens = inputs(TRANSLATORS)
+    _, expected = activations(make("transformer", TRANSLATORS), *tokens)
+    _, seen = activations(make("transformer", TRANSLATORS, compute), *tokens)
+    assert list(seen) == list(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-5)
+        np.testing.assert_allclose(seen[name], value, atol=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "models"), MODELS)
 def test_values_replaced_by_themselves_change_nothing(name, models):
-    model, given = make(name, models), inputs(models)
-    same = replaced(model, {"*": lambda value, layer: value})
-    np.testing.assert_allclose(same(*given), model(*given), atol=1e-5)
+    model, tokens = make(name, models), inputs(models)
+    replacing = replaced(model, {"*": lambda value, layer: value})
+    np.testing.assert_allclose(replacing(*tokens), model(*tokens), atol=1e-5)
 
 
-def test_an_ablated_head_is_one_whose_output_matrix_is_zero():
+def test_ablating_a_head_equals_a_zero_output_matrix():
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
     without = replaced(model, {"decoder/self_attention/heads": ablate_head(1, 2)})
@@ -146,25 +146,25 @@ def test_an_ablated_head_is_one_whose_output_matrix_is_zero():
     kernel[...] = kernel[...].at[1, 2].set(0.0)
     np.testing.assert_allclose(without(tokens), expected(tokens), atol=1e-5)
     assert np.abs(np.asarray(without(tokens) - model(tokens))).max() > 1e-4
-    # The rest follows from the new value, and is seen.
+    # Returned values include the replacement.
     _, seen = activations(without, tokens)
     assert not np.asarray(seen["decoder/self_attention/heads"])[1, :, :, 2].any()
 
 
-def test_a_patched_stream_gives_the_other_texts_logits():
+def test_patching_the_stream_of_another_text_gives_its_logits():
     model = make("llama", DECODERS)
     (tokens,) = inputs(DECODERS)
-    other = tokens[::-1]
-    _, seen = activations(model, other, only="decoder/residual")
+    other_tokens = tokens[::-1]
+    _, seen = activations(model, other_tokens, only="decoder/residual")
     last = model.config.layers - 1
-    where = [0, 3]
-    patched = replaced(model, {"decoder/residual": patch(last, seen["decoder/residual"], positions=where)})
-    found, expected = patched(tokens), np.array(model(tokens))
-    expected[:, where] = np.asarray(model(other))[:, where]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    positions = [0, 3]
+    patched = replaced(model, {"decoder/residual": patch(last, seen["decoder/residual"], positions=positions)})
+    logits, expected = patched(tokens), np.array(model(tokens))
+    expected[:, positions] = np.asarray(model(other_tokens))[:, positions]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-def test_gradients_and_compilation_go_through():
+def test_replacement_works_with_jit_grad_and_vmap():
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
 
@@ -181,8 +181,8 @@ def test_gradients_and_compilation_go_through():
     assert len(np.unique(losses)) == 4
 
 
-def test_functions_of_models_and_values_in_a_row():
-    """A decoder's step runs its blocks one by one: the same name again and again."""
+def test_a_function_of_a_model_that_uses_a_name_repeatedly():
+    """A decoder's step runs its blocks in turn, so that every block uses the same names."""
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
 
@@ -192,60 +192,58 @@ def test_functions_of_models_and_values_in_a_row():
     logits, seen = activations(first_step, model, tokens)
     np.testing.assert_allclose(logits, model(tokens), atol=1e-5)
     assert seen["decoder/residual"].shape == (model.config.layers, B, T, model.config.width)
-    numbers = []
-    look = {"decoder/residual": lambda value, layer: (numbers.append(layer), value)[1]}
-    replaced(first_step, look)(model, tokens)
-    assert numbers == list(range(model.config.layers))
-    # Compiled on its own, each call goes on counting.
+    call_numbers = []
+    record = {"decoder/residual": lambda value, layer: (call_numbers.append(layer), value)[1]}
+    replaced(first_step, record)(model, tokens)
+    assert call_numbers == list(range(model.config.layers))
+    # Calls of a separately compiled function continue the count.
     block = jax.jit(lambda x: named_points.named(jnp.sin(x), "wave"))
-    numbers.clear()
-    replaced(lambda x: block(block(x)), {"wave": lambda value, n: (numbers.append(n), value)[1]})(1.0)
-    assert numbers == [0, 1]
+    call_numbers.clear()
+    replaced(lambda x: block(block(x)), {"wave": lambda value, n: (call_numbers.append(n), value)[1]})(1.0)
+    assert call_numbers == [0, 1]
 
 
-def test_a_name_with_two_shapes_hinders_only_who_wants_it():
-    """Decoding has them: a prompt, then a token."""
+def test_a_name_with_two_shapes_is_an_error_only_if_it_is_returned():
+    """Decoding uses a name with two shapes, for the prompt and for each token."""
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
 
-    def two(model, tokens):
+    def two_lengths(model, tokens):
         return model(tokens), model(tokens[:, :3])
 
     with pytest.raises(ValueError, match="no value is named 'encoder"):
-        activations(two, model, tokens, only="encoder/*")
-    (long, short) = replaced(two, {"*/heads": ablate_head(0, 1)})(model, tokens)
+        activations(two_lengths, model, tokens, only="encoder/*")
+    (long, short) = replaced(two_lengths, {"*/heads": ablate_head(0, 1)})(model, tokens)
     assert long.shape[1] == T
     assert short.shape[1] == 3
-    with pytest.raises(
-        ValueError, match=r"decoder/embedding is named 2 times, with shapes \(2, 5, 128\), \(2, 3"
-    ):
-        activations(two, model, tokens, only="decoder/embedding")
+    with pytest.raises(ValueError, match=r"decoder/embedding names 2 values with shapes \(2, 5, 128\), \(2, 3"):
+        activations(two_lengths, model, tokens, only="decoder/embedding")
 
 
-def test_models_are_found_wherever_they_are_given():
+def test_models_are_found_in_any_argument():
     chunked = make("gpt", DECODERS, ComputeOptions(attention="chunked"))
     (tokens,) = inputs(DECODERS)
-    for function, given, options in (
+    for function, arguments, options in (
         (lambda x, model: model(x), (tokens,), {"model": chunked}),
         (lambda x, models: models["it"](x), (tokens, {"it": chunked}), {}),
         (chunked.__call__, (tokens,), {}),
         (jax.tree_util.Partial(lambda model, x: model(x), chunked), (tokens,), {}),
     ):
-        output, seen = activations(function, *given, only="*/weights", **options)
+        output, seen = activations(function, *arguments, only="*/weights", **options)
         assert seen["decoder/self_attention/weights"].shape[-1] == T
         np.testing.assert_allclose(output, chunked(tokens), atol=1e-5)
 
 
-def test_who_wants_no_weights_does_not_pay_for_them():
-    """A long text's stream from chunked attention: nothing of T x T entries."""
+def test_returning_no_weights_saves_their_memory():
+    """Returning the residual stream of a long text from chunked attention needs no array of (T, T)."""
     model = make("gpt", DECODERS, ComputeOptions(attention="chunked"), max_length=4_096)
     tokens = jax.ShapeDtypeStruct((1, 4_096), jnp.int32)
 
-    def needed(only):
+    def memory(only):
         program = jax.jit(lambda x: activations(model, x, only=only)[1]).lower(tokens).compile()
         return program.memory_analysis().temp_size_in_bytes
 
-    assert needed("decoder/residual") < needed("*/weights") / 4
+    assert memory("decoder/residual") < memory("*/weights") / 4
 
 
 def test_gradients_of_rematerialised_models_keep_the_replacement():
@@ -254,18 +252,18 @@ def test_gradients_of_rematerialised_models_keep_the_replacement():
     def gradient(model, tokens):
         return jax.grad(lambda model: jax.nn.logsumexp(model(tokens), axis=-1).mean())(model)
 
-    found = [
+    gradients = [
         replaced(gradient, {"decoder/self_attention/heads": ablate_head(1, 2)})(
             make("gpt", DECODERS, ComputeOptions(remat=remat)), tokens
         )
         for remat in ("none", "blocks")
     ]
-    for plain, again in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(again, plain, atol=1e-6)
-    assert not np.asarray(found[1].blocks.attention.output.kernel[...])[1, 2].any()
+    for plain, rematerialised in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(rematerialised, plain, atol=1e-6)
+    assert not np.asarray(gradients[1].blocks.attention.output.kernel[...])[1, 2].any()
 
 
-def test_what_is_not_there_is_not_silently_left_alone():
+def test_a_missing_layer_or_head_is_an_error():
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
     heads = "decoder/self_attention/heads"
@@ -281,20 +279,20 @@ def test_what_is_not_there_is_not_silently_left_alone():
         patch(3, np.zeros((3, B, T, 128)))
 
 
-def test_errors_name_what_there_is():
+def test_errors_list_the_names():
     model = make("gpt", DECODERS)
     (tokens,) = inputs(DECODERS)
-    with pytest.raises(ValueError, match=r"no value is named 'encoder/\*'; there are decoder/embedding, "):
+    with pytest.raises(ValueError, match=r"no value is named 'encoder/\*': choose from decoder/embedding, "):
         activations(model, tokens, only="encoder/*")
     with pytest.raises(ValueError, match="no value is named 'heads'"):
         replaced(model, {"heads": ablate_head(0, 0)})(tokens)
-    with pytest.raises(ValueError, match=r"decoder/residual has shape \(2, 5, 128\), and .* \(5, 128\)"):
+    with pytest.raises(ValueError, match=r"decoder/residual has shape \(5, 128\): return shape \(2, 5, 128\)"):
         replaced(model, {"decoder/residual": lambda value, layer: value[0]})(tokens)
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="the function names none"):
         activations(jnp.sin, 1.0)
 
 
-def test_points_have_names_of_their_own():
+def test_names_of_points_are_unique():
     values = [
         v for k, v in vars(named_points).items() if k.isupper() and not k.startswith("_") and isinstance(v, str)
     ]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.layers.dropout import bits_at, dropout, numbers_of, random_words
+from transformer_jax.layers.dropout import dropout, flat_indices, random_bits, random_words
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -23,10 +23,10 @@ def test_no_key_or_no_rate_leaves_the_input():
 
 def test_the_mask_is_a_function_of_the_key():
     x = jnp.ones((50, 50))
-    first, again, other = (dropout(x, 0.5, jax.random.key(k)) for k in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    # Two independent fair masks agree in half the places, within 4 deviations.
-    assert abs((np.asarray(first) == np.asarray(other)).mean() - 0.5) < 4 * 0.5 / 50
+    first, repeated, different = (dropout(x, 0.5, jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, repeated)
+    # Two independent fair masks agree in half of the elements, within 4 standard deviations.
+    assert abs((np.asarray(first) == np.asarray(different)).mean() - 0.5) < 4 * 0.5 / 50
 
 
 def test_neighbours_and_successive_keys_are_uncorrelated():
@@ -44,7 +44,7 @@ def test_neighbours_and_successive_keys_are_uncorrelated():
 
 
 def test_bits_are_uniform():
-    bits = np.asarray(bits_at(random_words(jax.random.key(0)), jnp.arange(1 << 18, dtype=jnp.uint32)))
+    bits = np.asarray(random_bits(random_words(jax.random.key(0)), jnp.arange(1 << 18, dtype=jnp.uint32)))
     for bit in range(32):
         share = ((bits >> bit) & 1).mean()
         assert abs(share - 0.5) < 4 * 0.5 / 512, bit
@@ -52,9 +52,9 @@ def test_bits_are_uniform():
 
 def test_numbers_count_the_elements_of_an_array():
     shape = (3, 5, 7)
-    places = jnp.array([1, 2])[:, None, None], jnp.array([0, 4])[:, None], jnp.arange(2, 7)
+    indices = jnp.array([1, 2])[:, None, None], jnp.array([0, 4])[:, None], jnp.arange(2, 7)
     expected = np.arange(np.prod(shape)).reshape(shape)[1:3, [0, 4], 2:7]
-    np.testing.assert_array_equal(numbers_of(places, shape), expected)
+    np.testing.assert_array_equal(flat_indices(indices, shape), expected)
     # Modulo 2^32 in arrays that are larger.
-    far = numbers_of([jnp.array(70_000), jnp.array(3)], (100_000, 100_000))
+    far = flat_indices([jnp.array(70_000), jnp.array(3)], (100_000, 100_000))
     assert int(far) == (70_000 * 100_000 + 3) % 2**32

@@ -31,12 +31,12 @@ def test_low_precision_has_a_float32_result_and_products_of_low_precision(rng, s
         assert output.dtype == jnp.float32
         return (output * cotangent).sum()
 
-    found = jax.grad(total, argnums=(0, 1))(x, y)
+    gradients = jax.grad(total, argnums=(0, 1))(x, y)
     rounded = cotangent.astype(jnp.bfloat16).astype(jnp.float32)
     expected = rounded @ y.astype(jnp.float32), rounded.T @ x.astype(jnp.float32)
-    for own, other in zip(found, expected, strict=True):
-        assert own.dtype == jnp.bfloat16
-        np.testing.assert_allclose(own.astype(jnp.float32), other, rtol=2**-7, atol=1e-6)
+    for ours, reference in zip(gradients, expected, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(ours.astype(jnp.float32), reference, rtol=2**-7, atol=1e-6)
     operands = dict(operands_of_products(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(x, y).jaxpr))
     assert len(operands) == 3
     assert {x.dtype for pair in operands.values() for x in pair} == {jnp.dtype(jnp.bfloat16)}

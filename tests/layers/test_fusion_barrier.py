@@ -7,25 +7,25 @@ import pytest
 
 from transformer_jax.distributed.mesh import make_mesh
 from transformer_jax.layers.dense import dense_dot_general
-from transformer_jax.layers.fusion_barrier import materialised, with_materialised_cotangent
+from transformer_jax.layers.fusion_barrier import materialize, materialize_cotangent
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_is_the_identity_and_so_is_its_gradient(rng, dtype):
     x = jnp.asarray(rng.normal(size=(3, 5)), dtype)
-    np.testing.assert_array_equal(jax.jit(materialised)(x), x)
-    gradient = jax.jit(jax.grad(lambda x: (materialised(x) ** 2).astype(jnp.float32).sum()))(x)
+    np.testing.assert_array_equal(jax.jit(materialize)(x), x)
+    gradient = jax.jit(jax.grad(lambda x: (materialize(x) ** 2).astype(jnp.float32).sum()))(x)
     np.testing.assert_allclose(np.asarray(gradient, np.float32), np.asarray(2 * x, np.float32), rtol=1e-2)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
 def test_special_values_pass(special):
     x = jnp.array([[special, 1.0]])
-    np.testing.assert_array_equal(jax.jit(materialised)(x), x)
+    np.testing.assert_array_equal(jax.jit(materialize)(x), x)
 
 
 def test_empty_arrays_pass():
-    assert materialised(jnp.zeros((0, 3))).shape == (0, 3)
+    assert materialize(jnp.zeros((0, 3))).shape == (0, 3)
 
 
 def test_dense_equals_dot_general_with_gradients(rng):
@@ -43,7 +43,7 @@ def test_dense_equals_dot_general_with_gradients(rng):
 
 
 def branches(function, *arguments, platform="cpu"):
-    """The number of barriers in what a platform compiles."""
+    """Return the number of barriers in the program of a platform."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,))
     return lowered.as_text().count("stablehlo.case")
 
@@ -55,21 +55,21 @@ def both_modes(function):
     return derivatives
 
 
-def test_a_barrier_stands_at_values_tangents_and_cotangents():
+def test_barriers_at_values_tangents_and_cotangents():
     x = jnp.ones((3, 5))
 
     def loss(barrier, x):
         return jnp.sin(barrier(jnp.sin(x))).sum()
 
-    def found(barrier):
+    def counts(barrier):
         value = functools.partial(loss, barrier)
         tangent = functools.partial(jax.jvp, value, (x,))
         return [branches(value, x), branches(jax.grad(value), x), branches(lambda t: tangent((t,)), x)]
 
-    assert found(materialised) == [1, 2, 2]
-    assert found(with_materialised_cotangent) == [0, 1, 0]
-    assert branches(jax.vmap(lambda x: materialised(jnp.sin(x))), x) == 1
-    assert branches(jax.checkpoint(lambda x: materialised(jnp.sin(x))), x) == 1
+    assert counts(materialize) == [1, 2, 2]
+    assert counts(materialize_cotangent) == [0, 1, 0]
+    assert branches(jax.vmap(lambda x: materialize(jnp.sin(x))), x) == 1
+    assert branches(jax.checkpoint(lambda x: materialize(jnp.sin(x))), x) == 1
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -80,11 +80,11 @@ def test_accelerators_compile_no_trace_of_it(platform):
         def loss(x):
             return (product(x, jnp.ones((7, 5)), (((2,), (0,)), ((), ()))) ** 3).sum()
 
-        # As one: of the same name, and without locations.
+        # Both programs need the same name and no source locations to be equal as text.
         derivatives = jax.jit(both_modes(loss))
         return derivatives.trace(x).lower(lowering_platforms=(platform,)).as_text()
 
-    assert branches(both_modes(lambda x: materialised(x).sum()), x, platform=platform) == 0
+    assert branches(both_modes(lambda x: materialize(x).sum()), x, platform=platform) == 0
     assert lowered(dense_dot_general) == lowered(jax.lax.dot_general)
 
 
@@ -92,7 +92,7 @@ def test_second_derivatives_in_every_order(rng):
     x = jnp.asarray(rng.normal(size=5), jnp.float32)
 
     def loss(x):
-        return jnp.sin(with_materialised_cotangent(materialised(x) ** 3)).sum()
+        return jnp.sin(materialize_cotangent(materialize(x) ** 3)).sum()
 
     expected = jnp.diag(6 * x * jnp.cos(x**3) - 9 * x**4 * jnp.sin(x**3))
     for outer in (jax.jacfwd, jax.jacrev):
@@ -103,11 +103,11 @@ def test_second_derivatives_in_every_order(rng):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_batch_equals_its_rows(rng, axis):
     x = jnp.asarray(rng.normal(size=(4, 4)), jnp.float32)
-    function = both_modes(lambda x: (materialised(x) ** 3).sum())
-    found = jax.jit(jax.vmap(function, in_axes=axis))(x)
+    function = both_modes(lambda x: (materialize(x) ** 3).sum())
+    results = jax.jit(jax.vmap(function, in_axes=axis))(x)
     expected = [function(row) for row in (x.T if axis else x)]
     for n, each in enumerate(expected):
-        jax.tree.map(lambda a, b, n=n: np.testing.assert_allclose(a[n], b, rtol=1e-5), found, each)
+        jax.tree.map(lambda a, b, n=n: np.testing.assert_allclose(a[n], b, rtol=1e-5), results, each)
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -124,17 +124,17 @@ def test_in_a_loop_that_is_rematerialised_on_each_device(rng, checked):
 
     def loss(x):
         mesh = make_mesh("data=8")
-        local = functools.partial(total, materialised)
+        local = functools.partial(total, materialize)
         mapped = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=checked)
         return mapped(x).sum()
 
-    found = jax.jit(both_modes(loss))(x)
+    results = jax.jit(both_modes(loss))(x)
     expected = both_modes(lambda x: total(lambda x: x, x).sum())(x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, expected)
 
 
 @pytest.mark.parametrize("x", [jnp.arange(3), jnp.array([True, False]), np.float32(2.0)])
 def test_integers_masks_and_numbers_pass(x):
-    np.testing.assert_array_equal(materialised(x), x)
-    np.testing.assert_array_equal(jax.jit(materialised)(x), x)
-    assert jax.grad(lambda y: y * materialised(x).sum())(1.0) == x.sum()
+    np.testing.assert_array_equal(materialize(x), x)
+    np.testing.assert_array_equal(jax.jit(materialize)(x), x)
+    assert jax.grad(lambda y: y * materialize(x).sum())(1.0) == x.sum()

@@ -11,10 +11,10 @@ from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.losses import (
     cross_entropy_in_parts,
-    drawn_tokens,
-    keys_of_tokens,
+    sample_tokens,
     smoothed_cross_entropy,
     symmetric_divergence,
+    token_keys,
     tokens_in_parts,
 )
 
@@ -101,36 +101,34 @@ def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, len
 
         return cross_entropy_in_parts(logits_of, states, labels, weights, smoothing, parts=parts)
 
-    def of(parts):
+    def in_parts(parts):
         def loss(states, table):
             sums = total(states, table, parts)
             return sums[0], sums
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(states, table)
 
-    (_, expected), theirs = of(1)
+    (_, expected), expected_gradients = in_parts(1)
     with on_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
-        if mesh:  # the rows of the vocabulary and the states in parts, as in a run
+        if mesh:  # the vocabulary and the states are sharded as in a run
             table = jax.device_put(table, jax.NamedSharding(make_mesh(mesh), jax.P("tensor", None)))
-            places = jax.NamedSharding(make_mesh(mesh), jax.P("data", "sequence", None))
-            states = jax.device_put(states, places)
-        (_, found), gradients = of(3)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for own, other in zip(gradients, theirs, strict=True):
-        tolerance = 1e-5 if dtype == jnp.float32 else 0.02
-        np.testing.assert_allclose(
-            own.astype(jnp.float32), other.astype(jnp.float32), atol=tolerance * float(jnp.abs(other).max())
-        )
+            sharding = jax.NamedSharding(make_mesh(mesh), jax.P("data", "sequence", None))
+            states = jax.device_put(states, sharding)
+        (_, sums), gradients = in_parts(3)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    for ours, reference in zip(gradients, expected_gradients, strict=True):
+        tolerance = (1e-5 if dtype == jnp.float32 else 0.02) * float(jnp.abs(reference).max())
+        np.testing.assert_allclose(ours.astype(jnp.float32), reference.astype(jnp.float32), atol=tolerance)
 
 
 def test_what_is_drawn_does_not_depend_on_the_parts(rng):
     logits = jnp.asarray(rng.normal(size=(400, 7, 3)), jnp.float32)
-    keys = keys_of_tokens(jax.random.key(0), (400, 7))
-    whole, cut = (tokens_in_parts(drawn_tokens, (keys, logits), parts) for parts in (1, 3))
-    np.testing.assert_array_equal(whole, cut)
-    # As often as the softmax says: 2,800 draws of each token, by more than four standard errors otherwise.
+    keys = token_keys(jax.random.key(0), (400, 7))
+    at_once, in_parts = (tokens_in_parts(sample_tokens, (keys, logits), parts) for parts in (1, 3))
+    np.testing.assert_array_equal(at_once, in_parts)
+    # 2,800 draws of each token follow the softmax within four standard errors.
     expected = np.asarray(jax.nn.softmax(logits))
-    shares = np.eye(3)[np.asarray(whole)].mean(axis=(0, 1))
+    shares = np.eye(3)[np.asarray(at_once)].mean(axis=(0, 1))
     np.testing.assert_allclose(shares, expected.mean(axis=(0, 1)), atol=4 * np.sqrt(0.25 / 2_800))
 
 
@@ -143,22 +141,22 @@ def test_in_parts_it_holds_a_part_of_the_logits():
         return cross_entropy_in_parts(logits_of, states, labels, labels == 0, parts=parts)[0]
 
     def temporaries(parts):
-        given = (
+        shapes = (
             jax.ShapeDtypeStruct((rows, length, width), jnp.float32),
             jax.ShapeDtypeStruct((vocab, width), jnp.float32),
         )
         step = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
-        return step.lower(*given, parts).compile().memory_analysis().temp_size_in_bytes
+        return step.lower(*shapes, parts).compile().memory_analysis().temp_size_in_bytes
 
     logits = 4 * rows * length * vocab
     assert temporaries(1) > logits
     assert temporaries(16) < logits / 4
 
 
-def test_parts_are_near_the_number_that_is_wanted():
+def test_the_number_of_parts_is_near_the_requested_one():
     assert ComputeOptions(loss_parts=6).loss_parts_of(1, 24, V) == 6
     assert ComputeOptions(loss_parts=5).loss_parts_of(1, 24, V) == 6
-    # A prime number of tokens: one part of each would be a loop of 1,021.
+    # For a prime number of tokens, the next divisor would make 1,021 parts of one token.
     assert ComputeOptions(loss_parts=6).loss_parts_of(1, 1_021, V) == 6
     for value in (0, -3):
         with pytest.raises(ValueError, match=f"loss_parts={value} is below 1"):

@@ -1,4 +1,4 @@
-"""Initial values with which an encoder's heads attend to neighbouring tokens."""
+"""Initial values that make an encoder's heads attend to neighbouring tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ def test_each_head_attends_to_its_neighbour():
     model = BertMaskedLM(BertConfig(width=256, heads=4, feed_forward=96, **SIZES), rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(1), (3, 40), 0, 500)
     _, weights = jax.jit(lambda m, t: m(t, return_weights=True))(model, tokens)
-    of_first = np.asarray(weights)[:, 0]
+    first_layer = np.asarray(weights)[:, 0]
     for head, offset in enumerate(OFFSETS):
-        inner = of_first[:, head, 2:-2]
+        inner = first_layer[:, head, 2:-2]
         at_offset = np.stack([inner[:, i - 2, i + offset] for i in range(2, 38)], axis=1)
         assert at_offset.mean() > 0.3
         assert (inner.argmax(-1) == np.arange(2, 38) + offset).mean() > 0.7
@@ -36,12 +36,12 @@ def test_heads_take_the_offsets_in_turn_over_the_layers():
     for layer, offset in enumerate(OFFSETS[:2]):
         inner = np.asarray(weights)[:, layer, 0, 2:-2]
         means = {o: np.mean([inner[:, i - 2, i + o] for i in range(2, 38)]) for o in range(-2, 3)}
-        # Deeper states are mixtures of neighbours, whose places are told apart less sharply.
+        # Deeper states are mixtures of neighbours, whose positions are less distinct.
         assert max(means, key=means.get) == offset
         assert means[offset] > (0.3, 0.08)[layer]
 
 
-def test_a_discriminator_begins_with_the_share_of_replaced_tokens():
+def test_a_discriminator_starts_with_the_share_of_replaced_tokens():
     config = ElectraConfig(width=64, heads=4, feed_forward=96, embedding_width=64, **SIZES)
     model = ElectraPretraining(config, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(1), (3, 40), 0, 500)
@@ -50,12 +50,12 @@ def test_a_discriminator_begins_with_the_share_of_replaced_tokens():
 
 
 @pytest.mark.parametrize("width", [64, 24])
-def test_what_heads_read_is_handed_on(width):
+def test_heads_copy_the_values_that_they_read(width):
     config = BertConfig(width=width, heads=4, feed_forward=96, **SIZES)
     attention = BertMaskedLM(config, rngs=nnx.Rngs(0)).encoder.blocks.self_attention
     value, output = attention.value.kernel[...], attention.output.kernel[...]
     product = jnp.einsum("ldhk,lhke->lde", value, output)
-    # Two random parts of standard deviation 0.02 are in each factor.
+    # Each factor contains two random terms with standard deviation 0.02.
     np.testing.assert_allclose(product, jnp.broadcast_to(jnp.eye(width), product.shape), atol=0.15)
 
 

@@ -19,7 +19,7 @@ LENGTHS = np.array([11, 4, 1, 7, 2])
 
 
 def random(module, seed=0):
-    """The module with all values drawn: initial zeros and ones would hide an error."""
+    """Return the module with random values, since initial zeros and ones could hide an error."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(scale=0.4, size=x.shape), jnp.float32), module)
 
@@ -58,8 +58,8 @@ def test_flax_steps_its_own_cell_to_the_same(cell, x, reverse):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_padding_is_passed_over(kind, cell, x, reverse):
-    """The reverse pass begins at each sentence's true end."""
+def test_padding_is_skipped(kind, cell, x, reverse):
+    """The reverse pass starts at each sentence's true end."""
     valid = jnp.arange(T) < LENGTHS[:, None]
     states, last = run_cell(cell, x, zero_state(cell, B), valid=valid, reverse=reverse)
     for b, length in enumerate(LENGTHS):
@@ -68,7 +68,7 @@ def test_padding_is_passed_over(kind, cell, x, reverse):
         np.testing.assert_allclose(hidden_of(last)[b], expected[0 if reverse else -1], atol=1e-5)
 
 
-def test_sentences_of_a_packed_row_begin_anew(kind, cell, x):
+def test_the_state_restarts_for_each_sentence_of_a_packed_row(kind, cell, x):
     """Three sentences of 4, 2 and 5 steps in one row, forwards and backwards."""
     begins = jnp.zeros((B, T), bool).at[:, jnp.array([0, 4, 6])].set(True)
     ends = jnp.zeros((B, T), bool).at[:, jnp.array([3, 5, 10])].set(True)
@@ -82,12 +82,12 @@ def test_sentences_of_a_packed_row_begin_anew(kind, cell, x):
 
 
 def test_a_restart_takes_the_state_that_it_is_given(cell, x):
-    other = jax.tree.map(lambda s: s + 0.5, zero_state(cell, B))
-    fresh = jax.tree.map(lambda s: jnp.repeat(s[:, None], T, axis=1), other)
+    start = jax.tree.map(lambda s: s + 0.5, zero_state(cell, B))
+    fresh = jax.tree.map(lambda s: jnp.repeat(s[:, None], T, axis=1), start)
     restart = jnp.zeros((B, T), bool).at[:, 3].set(True)
     states, _ = run_cell(cell, x, zero_state(cell, B), restart=restart, fresh=fresh)
-    alone, _ = run_cell(cell, x[:, 3:], other)
-    np.testing.assert_allclose(hidden_of(states)[:, 3:], hidden_of(alone), atol=1e-6)
+    expected, _ = run_cell(cell, x[:, 3:], start)
+    np.testing.assert_allclose(hidden_of(states)[:, 3:], hidden_of(expected), atol=1e-6)
 
 
 def test_gradients_of_one_step_are_finite(cell, x):
@@ -106,16 +106,16 @@ def test_unrolling_changes_no_result(cell, x):
     np.testing.assert_allclose(hidden_of(states), hidden_of(unrolled), atol=1e-6)
 
 
-def test_dropout_stands_between_layers_only(x):
-    """With a rate near 1 the second layer hears nothing; a stack of one layer is as without dropout."""
+def test_dropout_is_between_layers_only(x):
+    """Dropout changes a stack of two layers, but not a stack of one."""
     for layers, same in ((1, True), (2, False)):
         stack = random(RecurrentStack("gru", D, H, layers, dropout=0.5, dtype="float32", rngs=nnx.Rngs(0)))
-        quiet, _, _ = stack(x, stack.zero_states(B))
-        loud, _, _ = stack(x, stack.zero_states(B), dropout_key=jax.random.key(0))
-        assert (quiet == loud).all() == same
+        expected, _, _ = stack(x, stack.zero_states(B))
+        dropped, _, _ = stack(x, stack.zero_states(B), dropout_key=jax.random.key(0))
+        assert (expected == dropped).all() == same
 
 
-def test_forget_gates_begin_open():
+def test_forget_gates_start_open():
     cell = make_cell("lstm", D, H, dtype="float32", rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(np.split(np.asarray(cell.dense_h.bias[...]), 4)[1], np.ones(H))
     assert np.asarray(cell.dense_h.bias[...]).sum() == H

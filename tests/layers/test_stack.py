@@ -1,4 +1,4 @@
-"""A stack as it is compiled for accelerators computes what it computes on a CPU, bit for bit."""
+"""A stack that is compiled as for accelerators equals that of a CPU bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -50,14 +50,14 @@ def test_results_and_derivatives_are_those_of_a_cpu(monkeypatch, dtype, remat):
 
     expected = everything()
     monkeypatch.setattr(stack, "platform", lambda: "tpu")
-    for own, other in zip(jax.tree.leaves(everything()), jax.tree.leaves(expected), strict=True):
-        assert own.dtype == other.dtype
-        np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
+    for ours, reference in zip(jax.tree.leaves(everything()), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == reference.dtype
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(reference))
 
 
 @pytest.mark.parametrize(("dtype", "products"), [(jnp.float32, 0), (jnp.bfloat16, 1)])
 def test_only_matrices_that_are_cast_are_multiplied(monkeypatch, dtype, products):
-    """Multiplied by the number that the loop carries: not integers, vectors or what is of the dtype already."""
+    """Integers, vectors and matrices of the compute dtype are not multiplied by the number in the loop."""
     monkeypatch.setattr(stack, "platform", lambda: "gpu")
     x = jnp.ones((1, 2, WIDTH), dtype)
     program = jax.make_jaxpr(function_of("none"))(blocks()["kernel"], x)

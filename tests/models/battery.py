@@ -1,4 +1,4 @@
-"""What every encoder-decoder of the zoo must do; a model's test file inherits the class."""
+"""The tests of every encoder-decoder; a model's test file inherits the class."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from transformer_jax.parameter_names import named_leaves
 
 @functools.cache
 def make(module, config, compute):
-    """A model, made once for all tests that ask for it."""
+    """Create a model once for all tests that use it."""
     return jax.jit(lambda: module(config, rngs=nnx.Rngs(0), compute=compute))()
 
 
@@ -38,7 +38,7 @@ def step(model, cache, tokens, return_weights=False):
 
 @functools.cache
 def loss_and_gradient(battery, compute):
-    """Of a battery's model under compute, with dropout; what all compute are compared with is compiled once."""
+    """Compute loss and gradient with dropout; the cache compiles the reference of all options only once."""
     source, target, mask = battery().draw()
 
     def loss(model):
@@ -49,23 +49,26 @@ def loss_and_gradient(battery, compute):
 
 
 class TranslatorBattery:
-    """Inherit, and set `module`, `config` (small, sizes distinct) and `changes`: for each field of the
-    config, another value under which something must change."""
+    """Tests of an encoder-decoder.
+
+    A subclass sets `module`, `config` (small, with distinct sizes) and `changes`: for each field of the config,
+    another value that must change something.
+    """
 
     module: type
     config = None
     changes: dict = {}  # noqa: RUF012
-    # Whether it has weights to return.
+    # True if the model has attention weights to return.
     attends = True
-    # What other compute are compared with.
+    # The reference for other options.
     default_compute = ComputeOptions(unroll=8)
 
-    # Not smaller: XLA's CPU backend writes out tiny matrix products as loops and compiles twice as long.
+    # Smaller sizes would compile twice as long, because XLA's CPU backend unrolls tiny matrix products.
     B, S, T = 7, 13, 11
     source_lengths = (13, 4, 1, 9, 13, 2, 6)
 
     def forward(self, model, source, target, **arguments):
-        """Logits, and the weights or None."""
+        """Return the logits, and the weights or None."""
         if self.attends:
             return forward(model, source, target, return_weights=True, **arguments)
         return forward(model, source, target, **arguments), None
@@ -78,7 +81,7 @@ class TranslatorBattery:
         return self.draw()
 
     def draw(self):
-        """Source (B, S), target (B, T) and the source's mask."""
+        """Draw source (B, S), target (B, T) and the source's mask."""
         rng = np.random.default_rng(1)
         source = rng.integers(3, self.config.vocab_size, (self.B, self.S)).astype(np.int32)
         target = rng.integers(3, self.config.vocab_size, (self.B, self.T)).astype(np.int32)
@@ -109,14 +112,14 @@ class TranslatorBattery:
     def test_padding_changes_nothing(self, inputs):
         source, target, mask = inputs
         model = self.make()
-        other = jnp.where(mask, source, 3 + (source + 5) % 7)
-        before, after = (forward(model, s, target, source_mask=mask) for s in (source, other))
+        changed = jnp.where(mask, source, 3 + (source + 5) % 7)
+        before, after = (forward(model, s, target, source_mask=mask) for s in (source, changed))
         np.testing.assert_array_equal(before, after)
-        alone = forward(model, source[1:2, :4], target[1:2])
-        np.testing.assert_allclose(before[1:2], alone, atol=2e-5)
+        unpadded = forward(model, source[1:2, :4], target[1:2])
+        np.testing.assert_allclose(before[1:2], unpadded, atol=2e-5)
 
-    def test_packed_rows_equal_sentences_alone(self, inputs):
-        """Two rows: sentences 0 and 1, and sentence 2 with padding behind it."""
+    def test_packed_rows_equal_single_sentences(self, inputs):
+        """Pack sentences 0 and 1 in a row, and sentence 2 with padding in another."""
         source, target, mask = inputs
         sizes, lengths = self.source_lengths, (11, 3, 2)
         packed_source = jnp.zeros((2, 19), jnp.int32).at[0, :13].set(source[0]).at[0, 13:17].set(source[1, :4])
@@ -135,14 +138,16 @@ class TranslatorBattery:
             T, S = lengths[sentence], sizes[sentence]
             np.testing.assert_allclose(logits[row, t : t + T], expected[sentence, :T], atol=2e-5)
             if weights is not None:
-                there = weights[row, :, :, t : t + T, s : s + S]
-                np.testing.assert_allclose(there, expected_weights[sentence, :, :, :T, :S], atol=1e-5)
+                sentence_weights = weights[row, :, :, t : t + T, s : s + S]
+                np.testing.assert_allclose(
+                    sentence_weights, expected_weights[sentence, :, :, :T, :S], atol=1e-5
+                )
 
     def test_segments_need_both_sides_and_no_mask(self, inputs):
         source, target, mask = inputs
         with pytest.raises(ValueError, match="source_segments and target_segments, or neither"):
             self.make()(source, target, source_segments=mask)
-        with pytest.raises(ValueError, match="segments say where padding is"):
+        with pytest.raises(ValueError, match="segments mark padding already"):
             self.make()(source, target, source_mask=mask, source_segments=mask, target_segments=target)
 
     def test_a_source_of_padding_alone_is_finite(self, inputs):
@@ -180,13 +185,13 @@ class TranslatorBattery:
         expected = forward(model, sources, both[rows], source_mask=masks)
         np.testing.assert_allclose(output.logits, expected[:, 3:], atol=2e-5)
 
-    def test_cache_follows_beams_that_part_and_die(self, inputs, rng):
+    def test_cache_follows_beams(self, inputs, rng):
         """After a shared prefix, each step keeps random parents: some beams double, some are dropped."""
         source, target, mask = inputs
         model, beams = self.make(), 6
         cache = start(model, source, source_mask=mask, max_length=self.T + 1)
         _, cache = step(model, cache, target[:, :2])
-        # In two goes, which come to six beams.
+        # Repeating twice gives six beams.
         cache, history = cache.repeat(2).repeat(3), jnp.repeat(target[:, :2], beams, axis=0)
         for length in range(2, self.T):
             tokens = jnp.asarray(rng.integers(3, self.config.vocab_size, (self.B * beams, 1)), jnp.int32)
@@ -230,34 +235,34 @@ class TranslatorBattery:
         model = self.make(dropout=0.3)
         quiet = forward(self.make(dropout=0.0), source, target, source_mask=mask)
         np.testing.assert_array_equal(forward(model, source, target, source_mask=mask), quiet)
-        first, again, other = (
+        first, repeated, second = (
             forward(model, source, target, source_mask=mask, dropout_key=jax.random.key(k)) for k in (1, 1, 2)
         )
-        np.testing.assert_array_equal(first, again)
-        assert (first != other).any()
+        np.testing.assert_array_equal(first, repeated)
+        assert (first != second).any()
         assert (first != quiet).any()
 
     def test_every_config_field_matters(self, inputs):
         source, target, mask = inputs
 
         def outcome(**changes):
-            """The whole computation as text: initial values and forward pass, dropout on."""
+            """Return the initial values and the forward pass with dropout as text."""
 
-            def whole(key):
+            def init_and_apply(key):
                 model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
                 return model(source, target, source_mask=mask, dropout_key=key)
 
             try:
-                return str(jax.make_jaxpr(whole)(jax.random.key(1)))
+                return str(jax.make_jaxpr(init_and_apply)(jax.random.key(1)))
             except ValueError as error:
                 return str(error)
 
         fields = {field.name for field in dataclasses.fields(self.config)}
         assert fields == set(self.changes), "a field without a test"
-        usual = outcome()
-        assert outcome() == usual
-        same = [name for name, value in self.changes.items() if outcome(**{name: value}) == usual]
-        assert not same, f"fields that nothing reads: {same}"
+        expected = outcome()
+        assert outcome() == expected
+        unread = [name for name, value in self.changes.items() if outcome(**{name: value}) == expected]
+        assert not unread, f"fields that nothing reads: {unread}"
 
     def test_too_long_is_refused(self, inputs):
         source, target, _ = inputs
@@ -281,9 +286,9 @@ class TranslatorBattery:
         expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(model, source, target, mask)
         mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         sharded = [jax.device_put(x, rows) for x in (source, target, mask)]
-        value, gradient = jax.jit(jax.value_and_grad(loss))(jax.device_put(model, whole), *sharded)
+        value, gradient = jax.jit(jax.value_and_grad(loss))(jax.device_put(model, replicated), *sharded)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The whole model against PyTorch's own Transformer with copied weights."""
+"""The Transformer against PyTorch's Transformer with copied weights."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ from flax import nnx
 
 from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 
-torch = pytest.importorskip("torch", reason="parity needs torch, which is no dependency")
+torch = pytest.importorskip("torch", reason="parity needs torch, which is not a dependency")
 
 pytestmark = [
     pytest.mark.long,
-    # torch's own advice about its nested tensors
+    # torch warns about its nested tensors
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]
 

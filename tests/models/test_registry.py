@@ -28,7 +28,7 @@ def test_presets_of_every_model(kind, name):
         entry.preset("huge", 101 if texts else None)
 
 
-def test_a_name_is_its_changes_unless_others_are_given():
+def test_a_name_sets_its_changes_unless_they_are_overridden():
     assert (DECODERS["gru"].preset("mini", 101).cell, TRANSLATORS["gru"].preset("mini", 101).cell) == (
         "gru",
         "gru",

@@ -53,12 +53,12 @@ def tokens(kind):
 
 
 def loss(model, inputs):
-    """Smooth, with a second derivative of its own."""
+    """Return a smooth loss with a nonzero second derivative."""
     return -jax.nn.log_softmax(model(*inputs))[..., 3].mean()
 
 
 def direction(model, seed):
-    """A tangent of every parameter: normal numbers, of a standard deviation that keeps the loss smooth."""
+    """Draw a normal tangent for every parameter, small enough that the loss stays smooth along it."""
 
     def drawn(path, leaf):
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(jax.tree_util.keystr(path).encode()))
@@ -68,17 +68,17 @@ def direction(model, seed):
 
 
 def inner(first, second):
-    """(inner product of two trees, sum of the magnitudes of its terms)."""
+    """Return (the inner product of two trees, the sum of the magnitudes of its terms)."""
     products = [a * b for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]
     return sum(x.sum() for x in products), sum(jnp.abs(x).sum() for x in products)
 
 
 def on_plane(model, inputs):
-    """The loss as a function of two numbers, which move the parameters along two directions."""
+    """Return the loss as a function of two numbers, which move the parameters along two directions."""
     along = direction(model, 2), direction(model, 3)
 
-    def moved(place):
-        return loss(jax.tree.map(lambda x, a, b: x + place[0] * a + place[1] * b, model, *along), inputs)
+    def moved(point):
+        return loss(jax.tree.map(lambda x, a, b: x + point[0] * a + point[1] * b, model, *along), inputs)
 
     return moved
 
@@ -102,17 +102,17 @@ def test_forward_mode_equals_reverse_mode(kind, name):
 
     value, (primal, tangent), (linear_primal, linear_tangent), (expected, magnitude) = derivatives(model)
     np.testing.assert_allclose([primal, linear_primal], value, rtol=1e-6)
-    # Float32 has 1.2e-7. What rounds is each term of a sum, on a path of tens of operations: the bound
-    # follows the terms' magnitudes, not that of their sum, which may nearly vanish.
+    # Each term of a sum is rounded (1.2e-7 in float32) in tens of operations, so the bound follows the
+    # magnitudes of the terms instead of that of their sum, which may nearly vanish.
     np.testing.assert_allclose([tangent, linear_tangent], expected, rtol=0, atol=1e-5 * magnitude)
-    # Recurrent models have none.
+    # Recurrent models have no fusion barrier.
     assert ("fusion_barrier" in str(jax.make_jaxpr(loss)(model, inputs))) == ("heads" in SIZES[name])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "name"), MODELS)
 def test_hessians_in_forward_and_reverse_mode(kind, name):
-    """Forward over reverse, as `jax.hessian` is, against forward over forward."""
+    """Compare forward over reverse mode (`jax.hessian`) with forward over forward mode."""
     model, inputs = make(kind, name), tokens(kind)
 
     @jit
@@ -120,11 +120,11 @@ def test_hessians_in_forward_and_reverse_mode(kind, name):
         value = on_plane(model, inputs)
         return jax.hessian(value)(jnp.zeros(2)), jax.jacfwd(jax.jacfwd(value))(jnp.zeros(2))
 
-    found, expected = hessians(model)
-    largest = np.abs(found).max()
+    hessian, expected = hessians(model)
+    largest = np.abs(hessian).max()
     assert largest > 1e-6
-    # Entries are sums over all parameters: see above.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * largest)
+    # Entries are sums over all parameters, see `test_forward_mode_equals_reverse_mode`.
+    np.testing.assert_allclose(hessian, expected, rtol=0, atol=1e-4 * largest)
 
 
 @every_model
@@ -136,14 +136,14 @@ def test_an_ensemble_equals_its_models(kind, name):
     def logits(model):
         return model(*inputs)
 
-    found, one = jit(jax.vmap(logits))(ensemble), jit(logits)
-    for ours, model in zip(found, models, strict=True):
-        np.testing.assert_allclose(ours, one(model), rtol=1e-5, atol=2e-6)
+    outputs, single = jit(jax.vmap(logits))(ensemble), jit(logits)
+    for output, model in zip(outputs, models, strict=True):
+        np.testing.assert_allclose(output, single(model), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.long
 def test_a_jacobian_of_a_chunked_model():
-    """Forward mode column by column equals reverse mode row by row, and both the plain form."""
+    """Forward mode by columns and reverse mode by rows both equal the Jacobian of the plain model."""
     kind, name = "decoders", "gpt"
     entry, (text,) = DECODERS[name], tokens(kind)
     config = dataclasses.replace(
@@ -156,8 +156,8 @@ def test_a_jacobian_of_a_chunked_model():
         )
         along = direction(model, 2), direction(model, 3)
 
-        def moved(place):
-            return jax.tree.map(lambda x, a, b: x + place[0] * a + place[1] * b, model, *along)(text[:1])
+        def moved(point):
+            return jax.tree.map(lambda x, a, b: x + point[0] * a + point[1] * b, model, *along)(text[:1])
 
         return jit(transformation(moved))(jnp.zeros(2))
 

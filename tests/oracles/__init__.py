@@ -1,1 +1,1 @@
-"""Slow references in NumPy float64, written from the formulas and from nothing else."""
+"""Slow references in NumPy float64, written from the formulas only."""

@@ -8,14 +8,14 @@ def sigmoid(x):
 
 
 def lstm_step(x, c, h, W, U, b):
-    """Gates in the order i, f, g, o; W (D, 4H), U (H, 4H), b (4H,)."""
+    """Compute (c, h) after a step, with gates in the order i, f, g, o; W (D, 4H), U (H, 4H), b (4H,)."""
     i, f, g, o = np.split(x @ W + h @ U + b, 4)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     return c, sigmoid(o) * np.tanh(c)
 
 
 def gru_step(x, h, W, U, b, hidden_bias):
-    """Gates in the order r, z, n."""
+    """Compute h after a step, with gates in the order r, z, n."""
     x_r, x_z, x_n = np.split(x @ W + b, 3)
     h_r, h_z, h_n = np.split(h @ U + hidden_bias, 3)
     r, z = sigmoid(x_r + h_r), sigmoid(x_z + h_z)
@@ -24,14 +24,14 @@ def gru_step(x, h, W, U, b, hidden_bias):
 
 
 def cell_parameters(cell):
-    """(W, U, b of the inputs or None, b of the state) of one of Flax's cells in float64."""
+    """Return (W, U, input bias or None, hidden bias) of one of Flax's cells in float64."""
     as64 = lambda p: None if p is None else np.asarray(p[...], np.float64)  # noqa: E731
     inputs, hidden = cell.dense_i, cell.dense_h
     return as64(inputs.kernel), as64(hidden.kernel), as64(inputs.bias), as64(hidden.bias)
 
 
 def run(kind, cell, x, *, reverse=False):
-    """x (T, D), no padding, from a zero state -> h after each step (T, H), at the place of its input."""
+    """Run a cell from a zero state over x (T, D) without padding; return h after each step (T, H)."""
     W, U, b, hidden_bias = cell_parameters(cell)
     c = h = np.zeros(U.shape[0])
     outputs = np.zeros((len(x), len(h)))

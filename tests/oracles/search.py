@@ -1,4 +1,4 @@
-"""Beam search in plain Python, and the best sequence by trying all of them."""
+"""Beam search in plain Python, and the best sequence by exhaustive search."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ def penalty(length, alpha):
 
 
 def beam_search(log_probabilities, *, begin, end, max_length, beam_size, alpha):
-    """`log_probabilities(prefix) -> list over V`. Returns the best (score, tokens)."""
+    """Return the best (score, tokens); `log_probabilities` maps a prefix to a list over V."""
     open_beams = [(0.0, ())]
     finished = []
     for _ in range(max_length):
@@ -30,11 +30,11 @@ def beam_search(log_probabilities, *, begin, end, max_length, beam_size, alpha):
 
 
 def best_of_all(log_probabilities, *, begin, end, vocabulary, max_length, alpha):
-    """The best (score, tokens) among all sequences that end within `max_length` tokens."""
+    """Return the best (score, tokens) among all sequences that end within `max_length` tokens."""
     best = (-math.inf, ())
-    others = [v for v in range(vocabulary) if v != end]
+    words = [v for v in range(vocabulary) if v != end]
     for length in range(max_length):
-        for body in itertools.product(others, repeat=length):
+        for body in itertools.product(words, repeat=length):
             tokens = (*body, end)
             total = sum(float(log_probabilities((begin, *tokens[:i]))[token]) for i, token in enumerate(tokens))
             best = max(best, (total / penalty(len(tokens), alpha), tokens))

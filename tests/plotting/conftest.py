@@ -1,4 +1,4 @@
-"""A real browser for the interactive pages."""
+"""Start a real browser for the tests of the interactive pages."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""The page of an image in a real browser, and its pictures."""
+"""The interactive page of an image in a real browser, and pictures of attention maps."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from transformer_jax.plotting.image_page import ImagePage
 
 @pytest.fixture
 def maps(rng):
-    """Two layers with three heads over a class token, a register and 2 x 3 patches."""
+    """Return maps of two layers with three heads over a class token, a register and 2 x 3 patches."""
     weights = rng.dirichlet(np.full(8, 0.3), (2, 3, 8)).astype(np.float32)
     pixels = rng.integers(256, size=(8, 12, 3), dtype=np.uint8)
     return AttentionMaps(pixels, weights, 2, (2, 3), rng.normal(size=(8, 5)).astype(np.float32))
 
 
 @pytest.mark.long
-def test_hovering_a_patch_names_what_it_attends_to(browser, maps, tmp_path):
+def test_hovering_a_patch_names_the_patch_with_the_largest_weight(browser, maps, tmp_path):
     ImagePage(maps, title="</script> a cat").save(tmp_path / "page.html")
     context = browser.new_context(viewport={"width": 900, "height": 800}, offline=True)
     tab, errors = context.new_page(), []
@@ -27,7 +27,7 @@ def test_hovering_a_patch_names_what_it_attends_to(browser, maps, tmp_path):
     tab.goto((tmp_path / "page.html").as_uri())
     assert tab.locator("h1").inner_text() == "</script> a cat"
 
-    def said():
+    def status():
         return tab.locator("#said").inner_text()
 
     def best(layer, head, token):
@@ -35,28 +35,28 @@ def test_hovering_a_patch_names_what_it_attends_to(browser, maps, tmp_path):
         patch = int(row[2:].argmax())
         return f"row {patch // 3}, column {patch % 3} ({100 * row[2:].max():.1f} %)"
 
-    assert said().startswith("class token, layer 1, mean of the heads: most to " + best(1, None, 0))
+    assert status().startswith("class token, layer 1, mean of the heads: most to " + best(1, None, 0))
     image = tab.locator("#image")
     box = image.bounding_box()
-    # The middle of the patch in row 1, column 2: token 2 + 5.
+    # The mouse moves to the center of the patch in row 1, column 2, which is token 2 + 5.
     tab.mouse.move(box["x"] + box["width"] * 5 / 6, box["y"] + box["height"] * 3 / 4)
-    assert said().startswith(
+    assert status().startswith(
         "patch in row 1, column 2, layer 1, mean of the heads: most to " + best(1, None, 7)
     )
     tab.mouse.click(box["x"] + box["width"] * 5 / 6, box["y"] + box["height"] * 3 / 4)
     tab.locator("#heads button").nth(3).click()
     tab.locator("#layers button").nth(0).click()
-    assert said().startswith("patch in row 1, column 2, layer 0, head 2: most to " + best(0, 2, 7))
+    assert status().startswith("patch in row 1, column 2, layer 0, head 2: most to " + best(0, 2, 7))
     image.press("ArrowLeft")
-    assert said().startswith("patch in row 1, column 1, layer 0, head 2")
+    assert status().startswith("patch in row 1, column 1, layer 0, head 2")
     tab.locator("#tokens button").nth(1).click()
-    assert said().startswith("token 1 in front of the patches")
+    assert status().startswith("token 1 in front of the patches")
     tab.screenshot(path=tmp_path / "page.png")
     assert errors == []
     context.close()
 
 
-def test_pictures_of_what_does_not_fit(maps, tmp_path):
+def test_images_and_titles_that_do_not_fit_are_refused(maps, tmp_path):
     with pytest.raises(ValueError, match="1 images with 2 titles"):
         plot_attention_maps([maps], titles=["a", "b"])
     with pytest.raises(ValueError, match="no image to show"):

@@ -1,3 +1,5 @@
+"""Pictures of attention, losses, scores and similarities."""
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,12 +22,12 @@ def test_alignment_is_drawn(tmp_path):
     assert [axes.get_title() for axes in figure.axes[:2]] == ["head 0", "head 1"]
     with Image.open(tmp_path / "a.png") as image:
         picture = np.asarray(image.convert("RGB")).reshape(-1, 3)
-    # viridis at 0 and at 1: both ends of the weights are in the picture.
+    # The picture contains the colours of weights 0 and 1 in viridis.
     for colour in ((68, 1, 84), (253, 231, 37)):
         assert (np.abs(picture.astype(int) - colour).max(axis=1) < 6).sum() > 100
 
 
-def test_money_is_no_formula(tmp_path):
+def test_dollar_signs_are_not_parsed_as_formulas(tmp_path):
     labels = ["$5", "_", "a_b_c$"]
     plot_alignment(np.eye(3)[None], labels, labels, tmp_path / "a.png", title="$5_a_b and $6")
     assert (tmp_path / "a.png").exists()
@@ -35,7 +37,7 @@ def test_panels_need_a_name_each(tmp_path):
     weights = np.eye(2)[None].repeat(2, 0)
     plot_alignment(weights, ["a", "b"], ["x", "y"], tmp_path / "a.png", names=["soft", "hard"])
     assert (tmp_path / "a.png").exists()
-    with pytest.raises(ValueError, match="1 name for 2 heads"):
+    with pytest.raises(ValueError, match=r"1 name\(s\) for 2 heads"):
         plot_alignment(weights, ["a", "b"], ["x", "y"], tmp_path / "b.png", names=["soft"])
     assert not (tmp_path / "b.png").exists()
 
@@ -64,13 +66,13 @@ def test_a_figure_needs_no_file(tmp_path):
     figures = [
         plot_alignment(weights[None], ["a", "b", "c"], ["x", "y", "z"], title="T"),
         plot_losses([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], title="T"),
-        plot_extrapolation({"rotary": {8: 1.0, 16: 2.0}}, trained=8, title="T"),
+        plot_extrapolation({"rotary": {8: 1.0, 16: 2.0}}, training_length=8, title="T"),
         plot_scores_by_length({"gru": [9.0, 5.0]}, bins=["1", "2"], counts=[20, 30], score="BLEU", title="T"),
         plot_regression(fits, query=query, truth=query, key=key, value=key, title="T"),
         plot_classification(
             plane,
-            across=np.arange(3.0),
-            up=np.arange(2.0),
+            x=np.arange(3.0),
+            y=np.arange(2.0),
             key=np.eye(3, 2),
             label=np.array([0, 1, 1]),
             title="T",
@@ -83,7 +85,7 @@ def test_a_figure_needs_no_file(tmp_path):
             assert picture.size[0] > 100
 
 
-def test_smoothed_labels_are_named_where_there_are_some():
+def test_the_legend_names_smoothed_labels_only_if_they_are_used():
     def first_label(loss):
         axes = plot_losses([{"step": 1, "loss": loss, "nll": 2.0}]).axes[0]
         return axes.get_legend_handles_labels()[1][0]
@@ -91,11 +93,11 @@ def test_smoothed_labels_are_named_where_there_are_some():
     assert [first_label(2.0), first_label(2.1)] == ["training", "training, smoothed labels"]
 
 
-def test_numbered_cells_have_whole_numbers():
-    figure = plot_matrices(np.eye(5), xlabel="key", ylabel="query", colours="weight", title="T")
+def test_ticks_of_unlabelled_cells_are_integers():
+    figure = plot_matrices(np.eye(5), xlabel="key", ylabel="query", colorbar_label="weight", title="T")
     figure.draw_without_rendering()
     for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        assert all(place == int(place) for place in axis.get_ticklocs())
+        assert all(tick == int(tick) for tick in axis.get_ticklocs())
     assert (figure.get_supxlabel(), figure.get_suptitle()) == ("key", "T")
 
 
@@ -106,8 +108,8 @@ def test_every_head_of_every_layer_is_drawn(rng, tmp_path):
     assert titles == [f"layer {n}, head {h}" for n in range(2) for h in range(3)]
     for axes, (layer, head) in zip(figure.axes, np.ndindex(2, 3), strict=False):
         np.testing.assert_array_equal(axes.images[0].get_array(), weights[layer, head])
-    many = plot_heads(rng.dirichlet(np.ones(4), (4, 8, 4)), list("abcd"), list("abcd"))
-    assert "position of the key" in [text.get_text() for text in many.texts]
+    crowded = plot_heads(rng.dirichlet(np.ones(4), (4, 8, 4)), list("abcd"), list("abcd"))
+    assert "position of the key" in [text.get_text() for text in crowded.texts]
     with pytest.raises(ValueError, match=r"are not \(L, H, 4, 2\)"):
         plot_heads(weights, list("abcd"), list("xy"))
 
@@ -115,35 +117,35 @@ def test_every_head_of_every_layer_is_drawn(rng, tmp_path):
 def test_head_scores_are_written_into_their_cells(rng, tmp_path):
     scores = rng.random((2, 3))
     figure = plot_head_scores(scores, tmp_path / "scores.png", score="entropy (nats)")
-    written = [text.get_text() for text in figure.axes[0].texts]
-    assert written == [f"{number:.2f}" for number in scores.ravel()]
+    cell_texts = [text.get_text() for text in figure.axes[0].texts]
+    assert cell_texts == [f"{number:.2f}" for number in scores.ravel()]
     assert figure.axes[1].get_ylabel() == "entropy (nats)"
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"], "layers"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"], "heads"
 
 
-def test_colours_of_signed_scores_part_at_zero():
+def test_colours_of_signed_scores_are_centered_at_zero():
     scores = np.array([[-0.1, 0.4, 0.0]])
     image = plot_head_scores(scores, score="loss added").axes[0].images[0]
     assert image.get_clim() == (-0.4, 0.4)
-    # Of one sign, they use the whole scale.
+    # Scores of one sign use the full scale.
     assert plot_head_scores(scores + 0.1, score="entropy").axes[0].images[0].get_clim() == (0.0, 0.5)
 
 
 def test_masks_have_two_colours():
     figure = plot_matrices(
-        {"causal": np.tril(np.ones((5, 5), bool))}, xlabel="key", ylabel="query", colours="may attend"
+        {"causal": np.tril(np.ones((5, 5), bool))}, xlabel="key", ylabel="query", colorbar_label="may attend"
     )
     assert figure.axes[0].images[0].cmap.N == 2
     assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == ["no", "yes"]
 
 
-def test_the_lens_shows_the_likeliest_token(rng, tmp_path):
+def test_the_lens_shows_the_most_probable_token(rng, tmp_path):
     logits = rng.normal(size=(3, 2, 5))
     figure = plot_logit_lens(logits, ["a", "b"], list("vwxyz"), tmp_path / "lens.png", title="lens")
-    written = [text.get_text() for text in figure.axes[0].texts]
-    assert written == ["vwxyz"[i] for i in logits[::-1].argmax(-1).ravel()], "the last layer on top"
+    cell_texts = [text.get_text() for text in figure.axes[0].texts]
+    assert cell_texts == ["vwxyz"[i] for i in logits[::-1].argmax(-1).ravel()], "the last layer on top"
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert rows == ["after layer 1", "after layer 0", "embeddings"]
     with pytest.raises(ValueError, match=r"are not \(L \+ 1, 1, 5\)"):
@@ -154,11 +156,11 @@ def test_similarity_is_the_cosine(rng):
     vectors = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, -3.0], [-1.0, 0.0], [0.0, 0.0]])
     expected = [[1, 1, 0, -1, 0], [1, 1, 0, -1, 0], [0, 0, 1, 0, 0], [-1, -1, 0, 1, 0], [0, 0, 0, 0, 0]]
     np.testing.assert_allclose(cosine_similarity(vectors), expected, atol=1e-12)
-    figure = plot_similarity(vectors, list("abcde"), what="token", title="five")
+    figure = plot_similarity(vectors, list("abcde"), axis_label="token", title="five")
     assert figure.axes[0].images[0].get_clim() == (-1.0, 1.0)
 
 
-def test_several_runs_stand_side_by_side(tmp_path):
+def test_several_runs_are_drawn_in_one_figure(tmp_path):
     runs = {
         "one": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "valid_loss": 1.5}],
         "two": [{"step": 1, "loss": 3.0}],
@@ -175,6 +177,6 @@ def test_several_runs_stand_side_by_side(tmp_path):
 
 def test_matrices_need_one_shape_and_labels_that_fit():
     with pytest.raises(ValueError, match="matrices of one shape"):
-        plot_matrices({"a": np.ones((2, 2)), "b": np.ones((2, 3))}, xlabel="", ylabel="", colours="")
+        plot_matrices({"a": np.ones((2, 2)), "b": np.ones((2, 3))}, xlabel="", ylabel="", colorbar_label="")
     with pytest.raises(ValueError, match="3 labels for 2 rows"):
-        plot_matrices(np.ones((2, 2)), rows=list("abc"), xlabel="", ylabel="", colours="")
+        plot_matrices(np.ones((2, 2)), rows=list("abc"), xlabel="", ylabel="", colorbar_label="")

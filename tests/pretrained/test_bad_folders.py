@@ -189,7 +189,7 @@ def test_models_and_folders_that_save_refuses(tokenizer, good, tmp_path):
         (None, False),
     ],
 )
-def test_published_folders_and_runs_are_told_apart(tmp_path, content, published):
+def test_published_folders_and_runs_are_distinguished(tmp_path, content, published):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     assert pretrained.is_published(tmp_path) is published

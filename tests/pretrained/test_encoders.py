@@ -16,14 +16,14 @@ from transformer_jax.data.corpora.tables import read_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import number_scores
-from transformer_jax.models.encoders.bert import BertClassifier, BertConfig, BertMaskedLM, BertTagger
+from transformer_jax.models.encoders.bert import Bert, BertClassifier, BertConfig, BertMaskedLM, BertTagger
 from transformer_jax.models.encoders.distilbert import DistilBertClassifier, DistilBertConfig, DistilBertReader
 from transformer_jax.models.encoders.electra import ElectraConfig, ElectraDiscriminator
 from transformer_jax.models.encoders.roberta import RobertaConfig, RobertaMaskedLM, RobertaTagger
 from transformer_jax.models.registry import MODELS, module_of
 from transformer_jax.parameter_names import named_leaves
-from transformer_jax.pretrained.encoder_tables import sentence_settings
 from transformer_jax.pretrained.families import FAMILIES
+from transformer_jax.pretrained.sentence_modules import dense_layers, sentence_settings
 
 V, T = 97, 11
 LENGTHS = (11, 4, 7)
@@ -153,7 +153,7 @@ def test_electra_small_has_the_published_number_of_parameters():
     assert model.parameter_count == 13_548_800 + 257
 
 
-@pytest.mark.filterwarnings("default:.* were cut")  # one text exceeds the folder's limit
+@pytest.mark.filterwarnings("default:.* were truncated")  # one text exceeds the folder's limit
 def test_vectors_of_a_real_sentence_encoder(shared):
     """The embeddings of eight texts by all-MiniLM-L6-v2 equal torch's."""
     record = json.loads((shared / "weights/minilm-l6-v2/expected.json").read_text())
@@ -374,3 +374,61 @@ def test_pooling_of_every_version_of_sentence_transformers(module_config, expect
     assert sentence_settings(tmp_path) == {"normalise": False, "pooling": expected, "max_length": 99}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
     assert sentence_settings(tmp_path)["max_length"] == 64
+
+
+def write_dense(folder, rng, sizes, module="activation.Tanh", *, bias=True):
+    """Write a Dense module of sentence-transformers, and return its weight and bias."""
+    inputs, outputs = sizes
+    folder.mkdir()
+    tensors = {"linear.weight": rng.normal(size=(outputs, inputs)).astype(np.float32)}
+    if bias:
+        tensors["linear.bias"] = rng.normal(size=outputs).astype(np.float32)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    fields = dict(in_features=inputs, out_features=outputs, bias=bias)
+    fields["activation_function"] = f"torch.nn.modules.{module}"
+    (folder / "config.json").write_text(json.dumps(fields))
+    return tensors["linear.weight"], tensors.get("linear.bias", 0.0)
+
+
+def test_dense_modules_of_a_sentence_encoder(tmp_path, tokenizer, rng):
+    folder, texts = tmp_path / "folder", ["aa ab", "ac ad ae af"]
+    sizes = dict(layers=1, width=24, heads=3, feed_forward=8, max_length=19)
+    config = BertConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    plain = EncoderTokenizer.from_files(tokenizer.files())
+    plain.settings |= dict(pooling="mean", normalise=False)
+    pretrained.save(folder, Bert(config, rngs=nnx.Rngs(0)), plain)
+    pooled = transformer_jax.load(folder).embed(texts)
+    types = ("Transformer", "Pooling", "Dense", "Dense", "Normalize")
+    paths = ("", "1_Pooling", "2_Dense", "3_Dense", "4_Normalize")
+    modules = [{"type": f"x.{t}", "path": path} for t, path in zip(types, paths, strict=True)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    first, first_bias = write_dense(folder / "2_Dense", rng, (24, 7))
+    second, _ = write_dense(folder / "3_Dense", rng, (7, 5), "linear.Identity", bias=False)
+    expected = np.tanh(pooled.astype(np.float64) @ first.T + first_bias) @ second.T
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    run = transformer_jax.load(folder)
+    np.testing.assert_allclose(run.embed(texts), expected, atol=1e-5)
+    assert run.embed([]).shape == (0, 5)
+    pretrained.save(tmp_path / "saved", run.model, run.processor)
+    np.testing.assert_array_equal(transformer_jax.load(tmp_path / "saved").embed(texts), run.embed(texts))
+    with pytest.raises(UserError, match="Dense modules cannot be trained: start from another folder"):
+        transformer_jax.configure("sentence_embedding", "fine_tune", start=str(folder), train=("pairs.tsv",))
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes", "order", "message"),
+    [
+        ("activation.Softmax", (24, 7), (0, 1, 2), "the activation Softmax is none of Identity, Tanh"),
+        ("activation.Tanh", (24, 8), (0, 1, 2), r"expected linear.weight with shape \(7, 24\)"),
+        ("activation.Tanh", (24, 7), (0, 2, 1), "the order Transformer, Dense, Pooling is not supported"),
+    ],
+)
+def test_bad_dense_modules(tmp_path, rng, module, sizes, order, message):
+    write_dense(tmp_path / "2_Dense", rng, sizes, module)
+    config = json.loads((tmp_path / "2_Dense/config.json").read_text()) | {"out_features": 7}
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps(config))
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+    types_and_paths = [modules[n] for n in order]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": t, "path": p} for t, p in types_and_paths]))
+    with pytest.raises(UserError, match=message):
+        dense_layers(tmp_path)

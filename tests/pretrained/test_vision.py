@@ -16,12 +16,12 @@ from transformer_jax.data.corpora.images import open_images
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
-from transformer_jax.layers.positions.images import resized_grid
+from transformer_jax.layers.positions.images import resize_grid
 from transformer_jax.models.vision.dino import Dino, DinoConfig
 from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
 from transformer_jax.parameter_names import with_leaves
 from transformer_jax.pretrained.folder import read_config
-from transformer_jax.tasks.vision.data import normalised_images
+from transformer_jax.tasks.vision.data import normalize_images
 
 SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=28, patch_size=4)
 
@@ -282,7 +282,7 @@ def test_positions_of_timm_are_antialiased_for_smaller_images(tmp_path):
     table = np.random.default_rng(0).normal(size=(14 * 14, 5)).astype(np.float32)
     grid = torch.tensor(table.reshape(1, 14, 14, 5).transpose(0, 3, 1, 2))
     expected = torch.nn.functional.interpolate(grid, size=(6, 9), mode="bicubic", antialias=True)
-    positions = resized_grid(jnp.asarray(table), (14, 14), (6, 9), antialias=config.antialias)
+    positions = resize_grid(jnp.asarray(table), (14, 14), (6, 9), antialias=config.antialias)
     np.testing.assert_allclose(positions, expected.numpy()[0].reshape(5, -1).T, atol=1e-5)
 
 
@@ -321,9 +321,9 @@ def test_real_post_norm_weights(shared):
     with np.load(folder / "expected.npz") as expected:
         images, logits = expected["images"], expected["logits"]
     mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    np.testing.assert_allclose(model(normalised_images(images, mean, std)), logits, atol=1e-4)
+    np.testing.assert_allclose(model(normalize_images(images, mean, std)), logits, atol=1e-4)
     test = open_images(str(shared / "data" / "cifar10" / "test_true.tar.xz"))
-    runner = ImageRunner(lambda m, x: m(normalised_images(x, mean, std)))
+    runner = ImageRunner(lambda m, x: m(normalize_images(x, mean, std)))
     predictions = runner(runner.prepared(model), test).argmax(axis=1)
     assert round(100 * float((predictions == test.labels).mean()), 2) == 73.72
 

@@ -1,6 +1,6 @@
-"""A task of its own in one file, as a user would add it: whether the last token of a row is odd.
+"""A task in one file, as a user would add it: classify rows by the parity of the last token.
 
-Its model is made of an existing stack under a prefix (`encoder/...`) and a head.
+Its model combines an existing stack under a prefix (`encoder/...`) and a head.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ LENGTH, WORDS = 5, 11
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-    classes: int = 0  # the data says
+    classes: int = 0  # set from the data
     width: int = 8
 
     @property

@@ -1,4 +1,4 @@
-"""Plans: what a run would need on devices that are not here."""
+"""Plans of runs for devices that are not available."""
 
 import re
 
@@ -15,32 +15,29 @@ from transformer_jax.training.plan import compiled_step, describe
 LANGUAGE = TASKS["language_modeling"]
 
 
-def temporary(program):
+def temporary_bytes(program):
     return program.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.long
-def test_what_lowers_the_need_of_a_step():
+def test_remat_and_accumulation_lower_the_memory_of_a_step():
     config = configure("language_modeling", "text", batch_size=16)
     mesh = make_mesh("data=2,fsdp=4")
-    need = temporary(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1), mesh))
-    assert (
-        temporary(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1, remat="blocks"), mesh)) < 0.7 * need
-    )
-    parts = config.with_values(accumulation=2)
-    assert temporary(compiled_step(LANGUAGE, parts, ComputeOptions(unroll=1), mesh)) < 0.7 * need
+
+    def memory(config, **options):
+        return temporary_bytes(compiled_step(LANGUAGE, config, ComputeOptions(unroll=1, **options), mesh))
+
+    plain = memory(config)
+    assert memory(config, remat="blocks") < 0.7 * plain
+    assert memory(config.with_values(accumulation=2)) < 0.7 * plain
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [dict(accumulation=3, ema=0.9), dict(model="bahdanau")])
-def test_every_kind_of_translator_has_a_plan(changes):
+def test_plans_of_translators(changes):
     config = configure("translation", "phrases", phrases=1_300, batch_tokens=1_024, **changes)
-    assert (
-        temporary(
-            compiled_step(TASKS["translation"], config, ComputeOptions(unroll=1), make_mesh("data=2,tensor=2"))
-        )
-        > 0
-    )
+    mesh = make_mesh("data=2,tensor=2")
+    assert temporary_bytes(compiled_step(TASKS["translation"], config, ComputeOptions(unroll=1), mesh)) > 0
 
 
 @pytest.mark.long
@@ -51,11 +48,11 @@ def test_every_kind_of_translator_has_a_plan(changes):
         ("language_model", "gpt mini, 940,800 parameters"),
     ],
 )
-def test_the_command_plans_for_devices_that_are_not_here(command, words, tmp_path):
-    rows = ("--batch-size", "12") if command == "language_model" else ()
-    running = start(command, "--dry-run", "--mesh", "data=3,fsdp=4", "--run-dir", tmp_path / "run", *rows)
-    out, errors = running.communicate(timeout=500)
-    assert running.returncode == 0, errors
+def test_a_dry_run_on_more_devices_than_available(command, words, tmp_path):
+    flags = ("--batch-size", "12") if command == "language_model" else ()
+    process = start(command, "--dry-run", "--mesh", "data=3,fsdp=4", "--run-dir", tmp_path / "run", *flags)
+    out, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
     assert words in out
     assert "mesh of 12 device(s): data 3, fsdp 4" in out
     assert re.search(r"compiled +0\.0\d+ GiB per device: 0\.0\d+ arguments", out)
@@ -63,7 +60,7 @@ def test_the_command_plans_for_devices_that_are_not_here(command, words, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_plans_that_cannot_be():
+def test_impossible_plans():
     config = configure("language_modeling", "text", batch_size=12)
     for mesh, message in (
         ("data=8", "does not divide its 12 rows"),

@@ -10,7 +10,7 @@ from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.schedules import extends, growing_weight_decay, inverse_sqrt, make_schedule
 
 
-def test_inverse_sqrt_is_the_papers_schedule():
+def test_inverse_sqrt_equals_the_schedule_of_the_paper():
     D, warmup = 512, 4000
     schedule = inverse_sqrt((D * warmup) ** -0.5, warmup)
     for step in (1, 100, 4000, 4001, 100_000):
@@ -20,7 +20,7 @@ def test_inverse_sqrt_is_the_papers_schedule():
 
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "constant"])
 @pytest.mark.parametrize("warmup", [0, 1, 10])
-def test_warm_up_rises_to_the_peak(name, warmup):
+def test_warmup_rises_to_the_peak(name, warmup):
     schedule = make_schedule(name, peak=0.5, warmup=warmup, steps=100)
     values = [float(schedule(step)) for step in range(100)]
     assert max(values) == pytest.approx(0.5)
@@ -36,7 +36,7 @@ def test_cosine_ends_low():
 
 @pytest.mark.parametrize("name", ["adam", "muon"])
 def test_weight_decay_grows_along_a_cosine(name):
-    """A step without a gradient moves a matrix by what decays of it."""
+    """A step with a gradient of zero changes a matrix only by weight decay."""
     decay, steps = growing_weight_decay(0.04, 10.0, 8), 8
     weights = {"query/kernel": jnp.full((3, 5), 2.0)}
     optimizer = make_optimizer(
@@ -50,7 +50,7 @@ def test_weight_decay_grows_along_a_cosine(name):
     assert growing_weight_decay(0.04, 1.0, 8) == 0.04
 
 
-def test_which_schedules_extend():
+def test_schedules_that_can_be_extended():
     assert extends("inverse_sqrt")
     assert extends("constant")
     assert not extends("cosine")

@@ -1,4 +1,4 @@
-"""What a start brings: the head of the same classes, by their names where it has some, and its encoder."""
+"""Parameters that a start copies: the encoder, and the head if the classes have the same names."""
 
 import types
 
@@ -17,14 +17,14 @@ from transformer_jax.models.encoders.electra import (
 )
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.training.config import Start
-from transformer_jax.training.starts import OpenedStart, started
+from transformer_jax.training.starts import OpenedStart, start_model
 
 
-def test_starts_of_every_form():
-    one, other = Start("a", into="encoder"), Start("b")
-    for given in (("a,into=encoder", "b"), [one, "b"], (one, other)):
-        assert Start.every(given) == (one, other)
-    assert Start.every("b") == Start.every(other) == (other,)
+def test_forms_of_starts():
+    first, second = Start("a", into="encoder"), Start("b")
+    for starts in (("a,into=encoder", "b"), [first, "b"], (first, second)):
+        assert Start.parse_all(starts) == (first, second)
+    assert Start.parse_all("b") == Start.parse_all(second) == (second,)
 
 
 def classifier(classes, seed):
@@ -33,46 +33,46 @@ def classifier(classes, seed):
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "copied"),
+    ("source_labels", "labels", "copied"),
     [
         (("no", "yes"), ("no", "yes"), True),
         (("yes", "no"), ("no", "yes"), False),
         (("0", "1"), ("no", "yes"), False),
-        (("LABEL_0", "LABEL_1"), ("no", "yes"), True),  # a published folder that names none
+        (("LABEL_0", "LABEL_1"), ("no", "yes"), True),  # a published folder without names
         ((), ("no", "yes"), True),
         (("a", "b", "c"), ("no", "yes"), False),
         (("0", "1"), (), True),
     ],
 )
-def test_a_head_goes_on_for_the_same_classes(there, here, copied):
-    old, new = classifier(max(2, len(there)), 1), classifier(2, 2)
-    opened = OpenedStart(Start("folder"), old, types.SimpleNamespace(labels=there), "")
-    model = started(new, [opened], here)
-    assert opened.of_other_classes(new, here) == (not copied)
-    encoder, expected = (x.encoder.blocks.self_attention.query.kernel[...] for x in (model, old))
+def test_a_head_is_copied_for_the_same_classes(source_labels, labels, copied):
+    source, target = classifier(max(2, len(source_labels)), 1), classifier(2, 2)
+    opened = OpenedStart(Start("folder"), source, types.SimpleNamespace(labels=source_labels), "")
+    model = start_model(target, [opened], labels)
+    assert opened.has_other_classes(target, labels) == (not copied)
+    encoder, expected = (x.encoder.blocks.self_attention.query.kernel[...] for x in (model, source))
     np.testing.assert_array_equal(encoder, expected)
-    np.testing.assert_array_equal(model.head.kernel[...], (old if copied else new).head.kernel[...])
+    np.testing.assert_array_equal(model.head.kernel[...], (source if copied else target).head.kernel[...])
 
 
-def test_a_pooler_that_the_start_lacks_begins_fresh():
+def test_a_pooler_that_the_start_lacks_keeps_its_initialization():
     sizes = dict(vocab_size=20, width=8, layers=1, heads=1, feed_forward=8)
-    old, new = (BertMaskedLM(BertConfig(**sizes, pooler=own), rngs=nnx.Rngs(0)) for own in (False, True))
-    model = started(new, [OpenedStart(Start("folder"), old, types.SimpleNamespace(), "")])
+    source, target = (BertMaskedLM(BertConfig(**sizes, pooler=p), rngs=nnx.Rngs(0)) for p in (False, True))
+    model = start_model(target, [OpenedStart(Start("folder"), source, types.SimpleNamespace(), "")])
     for name, leaf in named_leaves(model).items():
-        expected = named_leaves(old).get(name, named_leaves(new)[name])
+        expected = named_leaves(source).get(name, named_leaves(target)[name])
         np.testing.assert_array_equal(leaf, expected, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", [Electra, ElectraDiscriminator, ElectraTagger])
-def test_one_network_of_electra_begins_the_discriminator(kind):
+@pytest.mark.parametrize("module", [Electra, ElectraDiscriminator, ElectraTagger])
+def test_an_electra_encoder_initializes_the_discriminator(module):
     sizes = dict(vocab_size=20, width=8, embedding_width=8, layers=1, heads=2, feed_forward=8)
-    old = kind(ElectraConfig(**sizes, generator_size=1.0, classes=3), rngs=nnx.Rngs(0))
-    new = ElectraPretraining(ElectraConfig(**sizes, generator_size=0.5), rngs=nnx.Rngs(1))
-    found = named_leaves(started(new, [OpenedStart(Start("folder"), old, types.SimpleNamespace(), "")]))
-    body = named_leaves(getattr(old, "encoder", old))
-    for name, leaf in body.items():
-        np.testing.assert_array_equal(found[f"discriminator/encoder/{name}"], leaf, err_msg=name)
-    expected = old.head.kernel if kind is ElectraDiscriminator else new.discriminator.head.kernel
-    np.testing.assert_array_equal(found["discriminator/head/kernel"], expected[...])
-    for name, leaf in named_leaves(new.generator).items():
-        np.testing.assert_array_equal(found[f"generator/{name}"], leaf, err_msg=name)
+    source = module(ElectraConfig(**sizes, generator_size=1.0, classes=3), rngs=nnx.Rngs(0))
+    target = ElectraPretraining(ElectraConfig(**sizes, generator_size=0.5), rngs=nnx.Rngs(1))
+    opened = OpenedStart(Start("folder"), source, types.SimpleNamespace(), "")
+    leaves = named_leaves(start_model(target, [opened]))
+    for name, leaf in named_leaves(getattr(source, "encoder", source)).items():
+        np.testing.assert_array_equal(leaves[f"discriminator/encoder/{name}"], leaf, err_msg=name)
+    expected = source.head.kernel if module is ElectraDiscriminator else target.discriminator.head.kernel
+    np.testing.assert_array_equal(leaves["discriminator/head/kernel"], expected[...])
+    for name, leaf in named_leaves(target.generator).items():
+        np.testing.assert_array_equal(leaves[f"generator/{name}"], leaf, err_msg=name)

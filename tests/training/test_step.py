@@ -1,4 +1,4 @@
-"""The training step: accumulation, EMA, optimizers by the name table, compilations."""
+"""The training step: accumulation, moving average, optimizers by the name table, and compilations."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def model():
 
 
 def batch(rng, rows=6, length=9):
-    """Rows of very different lengths: averaging per micro-batch would weigh them wrongly."""
+    """Return rows of very different lengths, which an average per micro-batch would weight wrongly."""
     sizes = [length - 1, 1, 1, 1, length - 1, 2][:rows]
     tokens = np.zeros((rows, length), np.int32)
     for row, size in zip(tokens, sizes, strict=True):
@@ -35,7 +35,7 @@ def batch(rng, rows=6, length=9):
 
 
 @pytest.mark.long
-def test_accumulation_equals_the_whole_batch(rng):
+def test_accumulation_equals_the_complete_batch(rng):
     data = batch(rng)
     results = []
     for accumulation in (1, 2, 3):
@@ -63,7 +63,7 @@ def test_ema_follows_the_model(rng):
         np.testing.assert_allclose(leaf, expected[name], atol=1e-6)
 
 
-def test_dropout_differs_from_step_to_step_and_comes_back(rng):
+def test_dropout_differs_between_steps_and_is_reproducible(rng):
     import dataclasses
 
     config = dataclasses.replace(CONFIG, dropout=0.5)
@@ -98,15 +98,14 @@ def test_optimizers_take_parameters_by_name(rng, name):
         np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=parameter)
 
 
-def test_muon_orthogonalises_each_layers_matrix(rng):
-    """The update of a stacked kernel has singular values near one another in every layer."""
+def test_muon_orthogonalizes_the_matrix_of_each_layer(rng):
+    """The update of a stacked kernel has similar singular values in every layer."""
     optimizer = make_optimizer(
         "muon", optax.constant_schedule(1.0), model(), weight_decay=0.0, clip=0.0, b1=0.9, b2=0.98, epsilon=1e-9
     )
     before = named_leaves(model())
     gradient = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), before)
     updates, _ = optimizer.update(gradient, optimizer.init(before), before)
-    leaves = updates
     raw = np.linalg.svd(np.asarray(gradient["encoder/self_attention/query/kernel"][0]).reshape(16, 16))[1]
     assert np.quantile(raw, 0.1) / raw.max() < 0.3
     for parameter, inputs in (
@@ -114,13 +113,13 @@ def test_muon_orthogonalises_each_layers_matrix(rng):
         ("decoder/cross_attention/output/kernel", 16),
         ("decoder/feed_forward/expand/kernel", 16),
     ):
-        for layer in np.asarray(leaves[parameter]):
-            singular = np.linalg.svd(layer.reshape(inputs, -1), compute_uv=False)
-            # Five Newton-Schulz steps lift all but the very smallest.
-            assert np.quantile(singular, 0.1) / singular.max() > 0.5, parameter
+        for layer in np.asarray(updates[parameter]):
+            singular_values = np.linalg.svd(layer.reshape(inputs, -1), compute_uv=False)
+            # Five Newton-Schulz steps raise all except the smallest singular values.
+            assert np.quantile(singular_values, 0.1) / singular_values.max() > 0.5, parameter
 
 
-def test_adam_is_the_published_one(rng):
+def test_adam_equals_the_published_algorithm(rng):
     optimizer = make_optimizer(
         "adam", optax.constant_schedule(0.1), model(), weight_decay=0.0, clip=0.0, b1=0.9, b2=0.98, epsilon=1e-9
     )

@@ -1,6 +1,7 @@
-"""SIGTERM, which a preemption sends, in every phase of a run."""
+"""SIGTERM, the signal of a preemption, in every phase of a run."""
 
 import contextlib
+import itertools
 import os
 import signal
 
@@ -24,32 +25,31 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def trained(folder, asked=None):
-    """The state after a run or after its resumption; SIGTERM comes in the phase `asked`."""
+def train(folder, phase=None):
+    """Start or resume a run, send SIGTERM in the phase, and return the final state."""
     optimizer = optax.adam(0.1)
     state = create_state({"w": jnp.ones(3)}, optimizer, jax.random.key(0))
     compiled = make_train_step(loss, optimizer)
-    calls = {"compilation": 0, "step": 0}
+    calls = itertools.count(1)
 
     def train_step(state, batch):
-        calls["step"] += 1
-        if (asked, calls["step"]) in (("compilation", 1), ("step", 4)):
+        if (phase, next(calls)) in (("compilation", 1), ("step", 4)):
             terminate()
         return compiled(state, batch)
 
     def evaluate(state):
-        if asked == "evaluation":
+        if phase == "evaluation":
             terminate()
         return [("score", 1.0)]
 
-    class Asked(Checkpoints):
+    class InterruptedCheckpoints(Checkpoints):
         def _check_room(self, parts):
-            if asked == "save":
+            if phase == "save":
                 terminate()
             super()._check_room(parts)
 
     folder.mkdir(exist_ok=True)
-    with Asked(folder / "checkpoints", save_every=5) as checkpoints:
+    with InterruptedCheckpoints(folder / "checkpoints", save_every=5) as checkpoints:
         state, totals = checkpoints.restore(state) or (state, Totals())
         step = int(state.step)
         with contextlib.closing(MetricsLog(folder, step)) as log:
@@ -70,15 +70,19 @@ def trained(folder, asked=None):
     return state
 
 
-@pytest.mark.parametrize(("asked", "saved"), [("compilation", 1), ("step", 4), ("evaluation", 7), ("save", 6)])
-def test_sigterm_ends_with_a_checkpoint_within_one_step(tmp_path, asked, saved):
-    expected = trained(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("uninterrupted") / "run")
+
+
+@pytest.mark.parametrize(("phase", "saved"), [("compilation", 1), ("step", 4), ("evaluation", 7), ("save", 6)])
+def test_sigterm_ends_with_a_checkpoint_within_one_step(tmp_path, uninterrupted, phase, saved):
     with pytest.raises(Stopped, match=f"stopped after step {saved}, which is saved"):
-        trained(tmp_path / "parts", asked)
-    with Checkpoints(tmp_path / "parts" / "checkpoints") as checkpoints:
+        train(tmp_path / "run", phase)
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
         assert checkpoints.steps()[-1] == saved
         assert checkpoints.is_complete(saved)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    found = trained(tmp_path / "parts")
-    jax.tree.map(np.testing.assert_array_equal, found.trained, expected.trained)
-    jax.tree.map(np.testing.assert_array_equal, found.optimizer_state, expected.optimizer_state)
+    resumed = train(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, resumed.trained, uninterrupted.trained)
+    jax.tree.map(np.testing.assert_array_equal, resumed.optimizer_state, uninterrupted.optimizer_state)

@@ -2,7 +2,7 @@ import numpy as np
 
 
 class ListedExamples:
-    """Examples whose ids stand in two lists."""
+    """Translation examples from two lists of token ids."""
 
     def __init__(self, sources, targets):
         self.pairs = list(zip(sources, targets, strict=True))

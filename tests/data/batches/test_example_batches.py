@@ -1,9 +1,9 @@
-"""Batches of labelled examples."""
+"""Batches of labeled examples."""
 
 import numpy as np
 import pytest
 
-from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths, stacked
+from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths, stack
 
 
 @pytest.fixture(scope="module")
@@ -19,54 +19,54 @@ def examples():
     ]
 
 
-def made(examples, **options):
+def batches_of(examples, **options):
     lengths = bucket_lengths([len(e.tokens) for e in examples], 64)
     return ExampleBatches(examples, 8, lengths, 5, pad=0, ignored={"tags": -1}, **options)
 
 
 def test_an_epoch_holds_every_example_once(examples):
-    batches = made(examples)
+    batches = batches_of(examples)
     assert batches.batches_per_epoch == 13
     epochs = []
     for epoch in range(2):
-        own = [batches[13 * epoch + n] for n in range(13)]
-        labels = [int(b["label"][row]) for b in own for row in np.flatnonzero(b["weight"])]
+        epoch_batches = [batches[13 * epoch + n] for n in range(13)]
+        labels = [int(b["label"][row]) for b in epoch_batches for row in np.flatnonzero(b["weight"])]
         assert sorted(labels) == list(range(101))
         epochs.append(labels)
-        for batch in own:
-            real = batch["segments"] > 0
-            expected = np.where(real, batch["label"][:, None], -1)
+        for batch in epoch_batches:
+            is_token = batch["segments"] > 0
+            expected = np.where(is_token, batch["label"][:, None], -1)
             np.testing.assert_array_equal(batch["tags"], expected)
-            np.testing.assert_array_equal(batch["tokens"], np.where(real, batch["label"][:, None] + 1, 0))
-            np.testing.assert_array_equal(real.any(axis=1), batch["weight"] > 0)
+            np.testing.assert_array_equal(batch["tokens"], np.where(is_token, batch["label"][:, None] + 1, 0))
+            np.testing.assert_array_equal(is_token.any(axis=1), batch["weight"] > 0)
     assert epochs[0] != epochs[1]
 
 
 def test_few_shapes_and_little_padding(examples):
-    batches = made(examples)
-    own = [batches[n]["segments"] for n in range(13)]
-    assert {x.shape for x in own} <= {(8, n) for n in batches.lengths}
+    batches = batches_of(examples)
+    segments = [batches[n]["segments"] for n in range(13)]
+    assert {x.shape for x in segments} <= {(8, n) for n in batches.lengths}
     assert len(batches.lengths) <= 6
-    filled = sum(x.sum() for x in own) / sum(x.size for x in own)
-    in_any_order = sum(len(e.tokens) for e in examples) / (101 * max(len(e.tokens) for e in examples))
-    assert filled > 0.75 > in_any_order + 0.1
+    filled = sum(x.sum() for x in segments) / sum(x.size for x in segments)
+    unbucketed = sum(len(e.tokens) for e in examples) / (101 * max(len(e.tokens) for e in examples))
+    assert filled > 0.75 > unbucketed + 0.1
 
 
 def test_shares_make_up_the_batch(examples):
-    whole, rows = made(examples), np.arange(8) < 3
-    parts = [made(examples).share(here) for here in (rows, ~rows)]
+    batches, rows = batches_of(examples), np.arange(8) < 3
+    shares = [batches_of(examples).share(mask) for mask in (rows, ~rows)]
     for step in (0, 9, 30):
-        halves = [part[step] for part in parts]
-        for name, values in whole[step].items():
-            np.testing.assert_array_equal(values[rows], halves[0][name][rows])
-            np.testing.assert_array_equal(values[~rows], halves[1][name][~rows])
-            assert not halves[0][name][~rows].any()
-    np.testing.assert_array_equal(next(whole.from_step(30))["tokens"], whole[30]["tokens"])
+        first, second = (share[step] for share in shares)
+        for name, values in batches[step].items():
+            np.testing.assert_array_equal(values[rows], first[name][rows])
+            np.testing.assert_array_equal(values[~rows], second[name][~rows])
+            assert not first[name][~rows].any()
+    np.testing.assert_array_equal(next(batches.from_step(30))["tokens"], batches[30]["tokens"])
 
 
-def test_a_target_of_each_class_is_no_target_of_each_token():
-    """Several labels at once have one number a class, however long the text is."""
+def test_a_target_per_class_is_not_padded_to_the_tokens():
+    """A multi-label target has one number per class, whatever the length of the text."""
     example = Example(np.arange(3), np.zeros(3), {"labels": np.array([0.0, 1.0, 1.0], np.float32)})
-    batch = stacked([example], 2, 5, 0)
+    batch = stack([example], 2, 5, 0)
     assert batch["labels"].tolist() == [[0, 1, 1], [0, 0, 0]]
     assert batch["labels"].dtype == np.float32

@@ -1,4 +1,4 @@
-"""Rows of pretraining and their masks, against counting by hand."""
+"""Rows of masked language modeling and their masks against counts by hand."""
 
 import numpy as np
 import pytest
@@ -33,78 +33,77 @@ def encoded(documents, tokenizer):
 
 
 def unmasked(batch):
-    """The rows before words were masked."""
+    """Return the rows before masking."""
     tokens = batch["tokens"].copy()
-    row, place = np.nonzero(batch["weights"])
-    tokens[row, batch["positions"][row, place]] = batch["labels"][row, place]
+    row, slot = np.nonzero(batch["weights"])
+    tokens[row, batch["positions"][row, slot]] = batch["labels"][row, slot]
     return tokens
 
 
-def whole_epoch(rows, tokenizer, **masking):
+def epoch_of(rows, tokenizer, **masking):
     return list(MaskedBatches(rows, 4, 0, tokenizer=tokenizer, masking=Masking(**masking)).once())
 
 
 def test_packed_rows_hold_every_document_once(documents, tokenizer, encoded):
     T = 32
     rows = PackedPieces(encoded, T, 0, tokenizer)
-    pieces, filled, places = [], 0, 0
-    for batch in whole_epoch(rows, tokenizer):
+    pieces, filled, size = [], 0, 0
+    for batch in epoch_of(rows, tokenizer):
         for tokens, segments in zip(unmasked(batch), batch["segments"], strict=True):
             if not segments.any():
-                continue  # what fills the last batch up
-            filled, places = filled + (segments > 0).sum(), places + T
+                continue  # an empty row of the last batch
+            filled, size = filled + (segments > 0).sum(), size + T
             for number in range(1, segments.max() + 1):
-                own = tokens[segments == number]
-                assert own[0] == tokenizer.begin
-                assert own[-1] == tokenizer.separator
-                pieces.append(tuple(own[1:-1]))
+                piece = tokens[segments == number]
+                assert piece[0] == tokenizer.begin
+                assert piece[-1] == tokenizer.separator
+                pieces.append(tuple(piece[1:-1]))
             assert (tokens[segments == 0] == tokenizer.pad).all()
     expected = [
         tuple(ids[n : n + T - 2]) for ids in tokenizer.encode(documents) for n in range(0, len(ids), T - 2)
     ]
     assert sorted(pieces) == sorted(expected)
-    assert filled / places == pytest.approx(rows.filled)
+    assert filled / size == pytest.approx(rows.filled)
     assert rows.filled > 0.95
 
 
 def test_masks(tokenizer, encoded):
-    """15 % of the words, of which 80 % masked, 10 % drawn from the vocabulary, 10 % as they were."""
+    """15 % of the tokens are predicted: 80 % are masked, 10 % drawn from the vocabulary, 10 % unchanged."""
     rows = PackedPieces(encoded, 64, 0, tokenizer)
     batches = MaskedBatches(rows, 8, 1, tokenizer=tokenizer, masking=Masking())
-    chosen = masked = same = words = 0
+    chosen = masked = unchanged = words = 0
     special = np.isin(np.arange(tokenizer.vocab_size), tokenizer.special_ids())
     for step in range(60):
         batch = batches[step]
-        row, place = np.nonzero(batch["weights"])
-        at, labels = batch["positions"][row, place], batch["labels"][row, place]
-        assert len(set(zip(row.tolist(), at.tolist(), strict=True))) == len(row)
-        now = batch["tokens"][row, at]
+        row, slot = np.nonzero(batch["weights"])
+        positions, labels = batch["positions"][row, slot], batch["labels"][row, slot]
+        assert len(set(zip(row.tolist(), positions.tolist(), strict=True))) == len(row)
+        inputs = batch["tokens"][row, positions]
         assert not special[labels].any()
-        assert not special[now[now != tokenizer.mask]].any()
-        chosen, masked, same = (
-            chosen + len(row),
-            masked + (now == tokenizer.mask).sum(),
-            same + (now == labels).sum(),
-        )
+        assert not special[inputs[inputs != tokenizer.mask]].any()
+        chosen += len(row)
+        masked += (inputs == tokenizer.mask).sum()
+        unchanged += (inputs == labels).sum()
         words += (~special[unmasked(batch)]).sum()
     assert chosen / words == pytest.approx(0.15, abs=0.005)
     assert masked / chosen == pytest.approx(0.8, abs=0.03)
-    # A tenth is left as it was; of the drawn ones one in a hundred or so is drawn right.
-    assert same / chosen == pytest.approx(0.1, abs=0.03)
+    # About 1 % of the drawn tokens equal the label by chance.
+    assert unchanged / chosen == pytest.approx(0.1, abs=0.03)
 
 
 def test_a_step_is_a_function_of_its_number(tokenizer, encoded):
-    def made():
+    def open_batches():
         rows = PackedPieces(encoded, 32, 0, tokenizer)
         return MaskedBatches(rows, 4, 3, tokenizer=tokenizer, masking=Masking())
 
-    one, other = made(), made()
+    batches, reopened = open_batches(), open_batches()
     for step in (0, 7, 41):
-        expected = one[step]
-        for name, values in next(other.from_step(step)).items():
+        expected = batches[step]
+        for name, values in next(reopened.from_step(step)).items():
             np.testing.assert_array_equal(values, expected[name], err_msg=name)
-    # The same rows come again in the next epoch, with other masks.
-    epochs = [[one[n] for n in range(at, at + one.batches_per_epoch)] for at in (0, one.batches_per_epoch)]
+    # The next epoch repeats the rows with other masks.
+    size = batches.batches_per_epoch
+    epochs = [[batches[n] for n in range(first, first + size)] for first in (0, size)]
     rows = [{tuple(r): p for b in e for r, p in zip(unmasked(b), b["positions"], strict=True)} for e in epochs]
     shared = set(rows[0]) & set(rows[1])
     assert len(shared) > 0.8 * len(rows[0])
@@ -112,31 +111,32 @@ def test_a_step_is_a_function_of_its_number(tokenizer, encoded):
 
 
 def test_whole_words(tokenizer, encoded):
-    """A word has all of its pieces chosen, or none."""
+    """Either all pieces of a word are chosen or none."""
     continues = np.array(tokenizer.continues_word())
     assert continues.any()
-    partly = {}
-    for whole in (True, False):
-        found = []
-        for batch in whole_epoch(PackedPieces(encoded, 64, 0, tokenizer), tokenizer, whole_words=whole):
-            for tokens, places, weights in zip(
+    partial_shares = {}
+    for whole_words in (True, False):
+        is_partial = []
+        for batch in epoch_of(
+            PackedPieces(encoded, 64, 0, tokenizer), tokenizer, whole_word_masking=whole_words
+        ):
+            for tokens, positions, weights in zip(
                 unmasked(batch), batch["positions"], batch["weights"], strict=True
             ):
-                begun = np.isin(
-                    np.roll(tokens, 1), tokenizer.special_ids()
-                )  # a piece of a document begins a word
-                word = np.cumsum(~continues[tokens] | begun)
-                chosen = np.isin(np.arange(len(tokens)), places[weights > 0])
+                # The first token of a piece of a document starts a word.
+                follows_special = np.isin(np.roll(tokens, 1), tokenizer.special_ids())
+                word = np.cumsum(~continues[tokens] | follows_special)
+                chosen = np.isin(np.arange(len(tokens)), positions[weights > 0])
                 counts = np.bincount(word, chosen)[word]
-                found += (counts != np.bincount(word)[word])[chosen].tolist()
-        partly[whole] = np.mean(found)
-    assert partly[True] == 0
-    assert partly[False] > 0.2
+                is_partial += (counts != np.bincount(word)[word])[chosen].tolist()
+        partial_shares[whole_words] = np.mean(is_partial)
+    assert partial_shares[True] == 0
+    assert partial_shares[False] > 0.2
 
 
-def test_a_row_of_padding_alone_has_no_words(tokenizer, encoded):
+def test_rows_of_padding_have_no_masked_tokens(tokenizer, encoded):
     rows = PackedPieces(encoded, 64, 0, tokenizer)
-    last = whole_epoch(rows, tokenizer)[-1]
+    last = epoch_of(rows, tokenizer)[-1]
     empty = ~last["segments"].any(axis=1)
     assert empty.any()
     assert not last["weights"][empty].any()
@@ -144,7 +144,7 @@ def test_a_row_of_padding_alone_has_no_words(tokenizer, encoded):
 
 
 def test_pairs(documents, tokenizer, encoded):
-    """Half of the second texts follow the first in their document; the others are of another one."""
+    """Half of the second texts follow the first in its document; the others come from another document."""
     T = 24
     half = (T - 3) // 2
     pieces = {}
@@ -160,15 +160,15 @@ def test_pairs(documents, tokenizer, encoded):
         for tokens, types, segments, label in zip(
             unmasked(batch), batch["types"], batch["segments"], batch["next_label"], strict=True
         ):
-            own, kinds = tokens[segments > 0], types[segments > 0]
-            end = int(np.flatnonzero(own == tokenizer.separator)[0])
-            assert own[0] == tokenizer.begin
-            assert kinds.tolist() == [0] * (end + 1) + [1] * (len(own) - end - 1)
-            first, second = pieces[tuple(own[1:end])], pieces[tuple(own[end + 1 : -1])]
+            tokens, types = tokens[segments > 0], types[segments > 0]
+            end = int(np.flatnonzero(tokens == tokenizer.separator)[0])
+            assert tokens[0] == tokenizer.begin
+            assert types.tolist() == [0] * (end + 1) + [1] * (len(tokens) - end - 1)
+            first, second = pieces[tuple(tokens[1:end])], pieces[tuple(tokens[end + 1 : -1])]
             follows = any((d, n + 1) in second for d, n in first)
-            others = any(d != e for d, _ in first for e, _ in second)
-            assert others if label else follows
-            assert any(n > 0 for _, n in second), "a beginning would show that it follows nothing"
+            from_another = any(d != e for d, _ in first for e, _ in second)
+            assert from_another if label else follows
+            assert any(n > 0 for _, n in second), "the start of a document would reveal that it follows nothing"
             labels.append(int(label))
     assert np.mean(labels) == pytest.approx(0.5, abs=0.1)
 
@@ -181,23 +181,23 @@ def test_too_little_text(tokenizer):
 
 
 def test_pairs_of_little_text(tokenizer):
-    """Pieces are as short as the documents ask for; of one document the random ones are from another place."""
+    """Short documents give short pieces; in one document, a random pair joins pieces that are not adjacent."""
     words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
-    one = SentencePairs(EncodedDocuments(["".join(words)], tokenizer), 15, tokenizer)
-    rows = one.epoch(np.random.default_rng(0))
-    firsts, seconds = np.divmod(rows // 2, len(one._pieces))
+    pairs = SentencePairs(EncodedDocuments(["".join(words)], tokenizer), 15, tokenizer)
+    rows = pairs.epoch(np.random.default_rng(0))
+    firsts, seconds = np.divmod(rows // 2, len(pairs._pieces))
     assert ((seconds == firsts + 1) == (rows % 2 == 0)).all()
     assert {0, 1} == set((rows % 2).tolist())
-    short = ["".join(words[n : n + 6]) for n in (0, 6, 12)]
-    several = SentencePairs(EncodedDocuments([*short, "ba"], tokenizer), 64, tokenizer)
-    assert several.left_out == 1
-    batch = several.batch(several.epoch(np.random.default_rng(0)))
+    texts = ["".join(words[n : n + 6]) for n in (0, 6, 12)]
+    pairs = SentencePairs(EncodedDocuments([*texts, "ba"], tokenizer), 64, tokenizer)
+    assert pairs.left_out == 1
+    batch = pairs.batch(pairs.epoch(np.random.default_rng(0)))
     assert batch["tokens"].shape[1] == 64
     assert batch["segments"].sum() > 0
 
 
-def test_short_documents_are_learned_beside_long_ones(tokenizer):
-    """Cut in two each, where a piece of half a row would be all of it."""
+def test_short_documents_among_long_ones_are_split_in_two(tokenizer):
+    """A document that fits into half a row would otherwise be a single piece without a pair."""
     words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
     texts = ["".join(words * 8)] * 2 + ["".join(words[n : n + 5]) for n in range(20)] + ["ba"]
     documents = EncodedDocuments(texts, tokenizer)
@@ -214,8 +214,8 @@ def test_short_documents_are_learned_beside_long_ones(tokenizer):
     assert rows.filled == pytest.approx((first[:, 2] + second[:, 2] + 3).mean() / 64)
 
 
-def test_one_long_document_beside_short_ones(tokenizer):
-    """A piece of the rest would tell by itself that it follows nothing: it is as rare as it is in the text."""
+def test_one_long_document_among_short_ones(tokenizer):
+    """Short documents are not overrepresented among random second texts, which would reveal the label."""
     words = [f"b{a}{b} " for a in "aeiou" for b in "aeiou"]
     texts = ["".join(words * 400), "".join(words), "".join(words)]
     rows = SentencePairs(EncodedDocuments(texts, tokenizer), 33, tokenizer)
@@ -224,36 +224,36 @@ def test_one_long_document_beside_short_ones(tokenizer):
     random = drawn % 2 == 1
     assert random.mean() == pytest.approx(0.5, abs=0.05)
     np.testing.assert_array_equal(seconds == firsts + 1, ~random)
-    own, other = rows._pieces[firsts, 0], rows._pieces[seconds, 0]
+    first_text, second_text = rows._pieces[firsts, 0], rows._pieces[seconds, 0]
     share = (rows._pieces[rows._firsts, 0] > 0).mean()
-    assert (other[random & (own == 0)] > 0).mean() == pytest.approx(share, abs=0.01)
-    assert (other[random & (own > 0)] != own[random & (own > 0)]).all()
-    assert (random & (own > 0)).any()
+    assert (second_text[random & (first_text == 0)] > 0).mean() == pytest.approx(share, abs=0.01)
+    assert (second_text[random & (first_text > 0)] != first_text[random & (first_text > 0)]).all()
+    assert (random & (first_text > 0)).any()
 
 
-def test_what_is_validated_of_pairs_is_from_every_document(encoded, tokenizer):
-    """A part of them, as of a long text, and all of them once; the same pairs each time."""
+def test_validation_pairs_come_from_every_document(encoded, tokenizer):
+    """Validation reads each pair once, or a fixed sample from the complete text."""
     rows = SentencePairs(encoded, 24, tokenizer)
     batches = MaskedBatches(rows, 8, 0, tokenizer=tokenizer, masking=Masking())
     order = rows.once()
     firsts = order // 2 // len(rows._pieces)
     assert sorted(firsts) == sorted(rows._firsts)
     documents = rows._pieces[firsts, 0]
-    part = list(batches.once(len(order) // 16))
-    read = len(part) * 8
-    assert len(order) / 3 < read < 2 * len(order) / 3
-    # In the order of the text none would be of the last third of the documents.
-    assert np.mean(documents[:read] >= 40) == pytest.approx(np.mean(documents >= 40), abs=0.1)
-    for number, (one, other) in enumerate(zip(part, batches.once(), strict=False)):
+    sample = list(batches.once(len(order) // 16))
+    sample_size = len(sample) * 8
+    assert len(order) / 3 < sample_size < 2 * len(order) / 3
+    # A sample in the order of the text would miss the last third of the documents.
+    assert np.mean(documents[:sample_size] >= 40) == pytest.approx(np.mean(documents >= 40), abs=0.1)
+    for number, (batch, again) in enumerate(zip(sample, batches.once(), strict=False)):
         expected = rows.batch(order[8 * number : 8 * number + 8])
-        np.testing.assert_array_equal(unmasked(one), expected["tokens"])
-        np.testing.assert_array_equal(one["next_label"], expected["next_label"])
-        for name, values in one.items():
-            np.testing.assert_array_equal(values, other[name], err_msg=name)
+        np.testing.assert_array_equal(unmasked(batch), expected["tokens"])
+        np.testing.assert_array_equal(batch["next_label"], expected["next_label"])
+        for name, values in batch.items():
+            np.testing.assert_array_equal(values, again[name], err_msg=name)
 
 
 @pytest.mark.parametrize("texts", [[], ["\u4f60 \u597d"]])
-def test_a_text_without_a_word_to_predict_is_refused(tokenizer, texts):
-    """None, or none that the vocabulary has: its loss would be 0."""
-    with pytest.raises(UserError, match="the validation text has no token that could be predicted"):
+def test_a_text_without_a_token_to_predict_is_refused(tokenizer, texts):
+    """An empty text and one of unknown words would have a loss of 0."""
+    with pytest.raises(UserError, match="the validation text has no token to predict"):
         EncodedDocuments(texts, tokenizer, "validation text")

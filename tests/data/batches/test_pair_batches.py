@@ -13,7 +13,7 @@ from transformer_jax.errors import UserError
 
 @pytest.fixture
 def examples(rng):
-    """Each example's tokens are its own number, so that batches tell what they hold."""
+    """Return examples whose tokens repeat their number, so that a batch identifies its members."""
     sizes = rng.integers(1, 30, size=(211, 2))
     return [[100 + i] * n for i, (n, _) in enumerate(sizes)], [[100 + i] * n for i, (_, n) in enumerate(sizes)]
 
@@ -42,16 +42,16 @@ def test_an_epoch_holds_every_example_once(batches, examples):
 
 def test_epochs_differ_and_a_step_is_a_function_of_the_seed(batches, examples):
     again = TranslationBatches(ListedExamples(*examples), batches.buckets, seed=5)
-    other = TranslationBatches(ListedExamples(*examples), batches.buckets, seed=6)
+    other_seed = TranslationBatches(ListedExamples(*examples), batches.buckets, seed=6)
     n = batches.batches_per_epoch
     for step in (n + 3, 0, 2 * n - 1, 1):  # in any order
         for name, array in batches[step].items():
             np.testing.assert_array_equal(array, again[step][name])
     assert [members(batches[i]) for i in range(n)] != [members(batches[n + i]) for i in range(n)]
-    assert [members(batches[i]) for i in range(n)] != [members(other[i]) for i in range(n)]
+    assert [members(batches[i]) for i in range(n)] != [members(other_seed[i]) for i in range(n)]
 
 
-def test_shapes_are_those_of_the_buckets(batches):
+def test_shapes_equal_the_buckets(batches):
     shapes = {batches[i]["source"].shape for i in range(batches.batches_per_epoch)}
     assert shapes == {(b.rows, b.length) for b in batches.buckets}
     assert all(b.rows * b.length <= 128 for b in batches.buckets)
@@ -67,7 +67,7 @@ def test_begin_and_end(batches, examples):
         assert (batch["target_out"][row][len(target) + 1 :] == PAD).all()
 
 
-def test_grain_starts_at_any_step(batches):
+def test_a_stream_starts_at_any_step(batches):
     stream = batches.from_step(17)
     for step in range(17, 25):
         np.testing.assert_array_equal(next(stream)["source"], batches[step]["source"])
@@ -100,23 +100,23 @@ def packed(examples):
 
 def test_a_packed_epoch_holds_every_example_once_in_one_shape(packed, examples):
     for epoch in range(2):
-        found = []
+        numbers = []
         for step in range(epoch * packed.batches_per_epoch, (epoch + 1) * packed.batches_per_epoch):
             batch = packed[step]
             assert {array.shape for array in batch.values()} == {(4, 32)}
             for row in range(4):
                 for segment in range(1, batch["source_segments"][row].max() + 1):
-                    here = batch["source_segments"][row] == segment
-                    there = batch["target_segments"][row] == segment
-                    source = batch["source"][row][here].tolist()
+                    source_mask = batch["source_segments"][row] == segment
+                    target_mask = batch["target_segments"][row] == segment
+                    source = batch["source"][row][source_mask].tolist()
                     number = source[0] - 100
                     assert source == [*examples[0][number], END]
-                    assert batch["target_in"][row][there].tolist() == [BEGIN, *examples[1][number]]
-                    assert batch["target_out"][row][there].tolist() == [*examples[1][number], END]
-                    found.append(number)
+                    assert batch["target_in"][row][target_mask].tolist() == [BEGIN, *examples[1][number]]
+                    assert batch["target_out"][row][target_mask].tolist() == [*examples[1][number], END]
+                    numbers.append(number)
             for side, tokens in (("source", "source"), ("target", "target_out")):
                 np.testing.assert_array_equal(batch[f"{side}_segments"] == 0, batch[tokens] == PAD)
-        assert sorted(found) == list(range(211))
+        assert sorted(numbers) == list(range(211))
 
 
 def test_packed_rows_are_full(rng):
@@ -126,9 +126,9 @@ def test_packed_rows_are_full(rng):
     assert sorted(members) == list(range(3000))
     assert all(len(row) and (lengths[row].sum(axis=0) <= 48).all() for row in rows)
     assert lengths.sum() / (len(rows) * 48 * 2) > 0.9
-    again, other = pack_rows(lengths, 48, seed=0)[0], pack_rows(lengths, 48, seed=1)[0]
-    np.testing.assert_array_equal(members, again)
-    assert (members != other).any()
+    same_seed, other_seed = pack_rows(lengths, 48, seed=0)[0], pack_rows(lengths, 48, seed=1)[0]
+    np.testing.assert_array_equal(members, same_seed)
+    assert (members != other_seed).any()
 
 
 def test_many_pairs_are_packed_in_little_memory(rng):
@@ -137,7 +137,7 @@ def test_many_pairs_are_packed_in_little_memory(rng):
     pack_rows(lengths, 256, seed=0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # A fixed share for the chunk at hand, and a few numbers a pair.
+    # A fixed amount for one chunk, and a few numbers per pair.
     assert peak < 30 * 2**20 + 40 * len(lengths)
 
 

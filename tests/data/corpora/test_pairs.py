@@ -7,8 +7,8 @@ from transformer_jax.errors import UserError
 
 
 def write(path, text):
-    data = text if isinstance(text, bytes) else text.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    content = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return str(path)
 
 
@@ -41,7 +41,7 @@ def test_bad_files_are_named(tmp_path, first, second, message):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere.txt: no such file; give the path"):
+    with pytest.raises(UserError, match=r"nowhere.txt: no such file; name a text file"):
         read_pairs([tmp_path / "nowhere.txt", tmp_path / "b.txt"])
 
 
@@ -50,7 +50,7 @@ def test_no_tab(tmp_path):
         read_pairs([write(tmp_path / "pairs.tsv", "a\tb\nc d\n")])
 
 
-def test_a_torn_gz_file(tmp_path):
+def test_a_truncated_gzip_file(tmp_path):
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(b"a\tb\n" * 100)[:-12])
     with pytest.raises(UserError, match=r"a.tsv.gz: cannot be read"):

@@ -1,11 +1,11 @@
-"""Tables and questions from files, and the lines that bad ones are answered with."""
+"""Tables and questions from files, and the errors of invalid ones."""
 
 import gzip
 import json
 
 import pytest
 
-from transformer_jax.data.corpora.tables import fingerprint, joined, read_questions, read_table
+from transformer_jax.data.corpora.tables import concatenate, fingerprint, read_questions, read_table
 from transformer_jax.errors import UserError
 
 KNOWN = ("sentence", "label")
@@ -23,17 +23,17 @@ def test_a_table(tmp_path, name):
     path = write(tmp_path, "\ufeffid\tsentence\tlabel\n1\ta \"b\t0\r\n2\tc's d\t1\n", name)
     table = read_table(path, KNOWN)
     assert table.columns == {"sentence": ['a "b', "c's d"], "label": ["0", "1"]}
-    assert table.place(1) == f"{path}, line 3"
-    assert joined([table, table]).rows == 4
-    assert fingerprint([table.columns]) != fingerprint([joined([table, table]).columns])
+    assert table.location(1) == f"{path}, line 3"
+    assert concatenate([table, table]).rows == 4
+    assert fingerprint([table.columns]) != fingerprint([concatenate([table, table]).columns])
 
 
-def test_lines_are_those_of_the_file_and_fields_have_any_length(tmp_path):
+def test_rows_keep_their_line_numbers_and_fields_have_any_length(tmp_path):
     long = "x" * 200_000
     path = write(tmp_path, f"sentence\tlabel\n\na\t0\n\n{long}\t1\n")
-    table = joined([read_table(path, KNOWN)])
+    table = concatenate([read_table(path, KNOWN)])
     assert table.columns == {"sentence": ["a", long], "label": ["0", "1"]}
-    assert [table.place(row) for row in range(2)] == [f"{path}, line 3", f"{path}, line 5"]
+    assert [table.location(row) for row in range(2)] == [f"{path}, line 3", f"{path}, line 5"]
     with pytest.raises(UserError, match=r"line 4: 1 column\(s\)"):
         read_table(write(tmp_path, "sentence\tlabel\na\t0\n\nb\n"), KNOWN)
 
@@ -41,10 +41,10 @@ def test_lines_are_those_of_the_file_and_fields_have_any_length(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "nothing in it"),
+        ("", "the file is empty"),
         ("sentence\tlabel\n", "a header and no rows"),
-        ("good film\t1\nbad film\t0\n", r"no header in the first line \(good film, 1\)"),
-        ("sentence\tlabel\na\t0\nb\n", r"line 3: 1 column\(s\) where the header has 2"),
+        ("good film\t1\nbad film\t0\n", r"none of the columns \(good film, 1\) is known"),
+        ("sentence\tlabel\na\t0\nb\n", r"line 3: 1 column\(s\), but the header has 2"),
         ("sentence\tlabel\tlabel\na\t0\t1\n", "two columns are called label"),
     ],
 )
@@ -53,53 +53,53 @@ def test_bad_tables(tmp_path, text, message):
         read_table(write(tmp_path, text), KNOWN)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files(tmp_path):
     (tmp_path / "latin.tsv").write_bytes(b"sentence\tlabel\ncaf\xe9\t1\n")
     (tmp_path / "torn.tsv.gz").write_bytes(gzip.compress(b"sentence\tlabel\n" * 99)[:30])
     for name, message in (
         ("latin.tsv", "not UTF-8 at byte 19"),
         ("torn.tsv.gz", "cannot be read"),
-        ("none.tsv", "No such file"),
+        ("none.tsv", "no such file"),
     ):
         with pytest.raises(UserError, match=message):
             read_table(str(tmp_path / name), KNOWN)
-    one = read_table(write(tmp_path, "sentence\tlabel\na\t0\n"), KNOWN)
-    other = read_table(write(tmp_path, "sentence\na\n", "b.tsv"), KNOWN)
+    first = read_table(write(tmp_path, "sentence\tlabel\na\t0\n"), KNOWN)
+    second = read_table(write(tmp_path, "sentence\na\n", "b.tsv"), KNOWN)
     with pytest.raises(UserError, match=r"b\.tsv has the columns sentence, .*a\.tsv sentence, label"):
-        joined([one, other])
+        concatenate([first, second])
 
 
 def squad(*questions, context="Rome was built in years."):
     return {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(questions)}]}]}
 
 
-def asked(text, start, **more):
-    return {"id": "q1", "question": "What?", "answers": [{"text": text, "answer_start": start}], **more}
+def question(text, start, **fields):
+    return {"id": "q1", "question": "What?", "answers": [{"text": text, "answer_start": start}], **fields}
 
 
 def test_questions(tmp_path):
-    none = {"id": "q2", "question": "Who?", "answers": []}
-    content = squad(asked("Rome", 0), asked("x", 9, is_impossible=True), none)
-    found = read_questions(write(tmp_path, json.dumps(content), "a.json.gz"))
-    assert [one.answers for one in found] == [(("Rome", 0),), (), ()]
+    unanswered = {"id": "q2", "question": "Who?", "answers": []}
+    content = squad(question("Rome", 0), question("x", 9, is_impossible=True), unanswered)
+    questions = read_questions(write(tmp_path, json.dumps(content), "a.json.gz"))
+    assert [question.answers for question in questions] == [(("Rome", 0),), (), ()]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (squad(asked("Rome", 1)), "question q1: the answer 'Rome' is not at character 1"),
-        (squad(asked("years.", -6)), "question q1: the answer 'years.' is not at character -6"),
-        (squad(asked("", 0)), "question q1: an answer without text"),
-        (squad(asked(" ", 4)), "question q1: an answer without text"),
-        (squad(), "no questions in it"),
+        (squad(question("Rome", 1)), "question q1: the answer 'Rome' is not at character 1"),
+        (squad(question("years.", -6)), "question q1: the answer 'years.' is not at character -6"),
+        (squad(question("", 0)), "question q1: an answer without text"),
+        (squad(question(" ", 4)), "question q1: an answer without text"),
+        (squad(), "it contains no questions"),
         ({"data": 1}, "not SQuAD's JSON"),
         ([], "not SQuAD's JSON"),
         (squad({"id": 1}), "not SQuAD's JSON .*'question'"),
         (squad("What?"), "not SQuAD's JSON"),
         (squad({"id": 8, "question": "What?"}), "question 8: no answers; "),
-        (squad(asked(7, 0)), "not SQuAD's JSON .*7 is no text"),
-        (squad(asked("Rome", 0), context=None), "not SQuAD's JSON .*None is no text"),
-        (squad(asked("Rome", 0, question=None)), "not SQuAD's JSON .*None is no text"),
+        (squad(question(7, 0)), "not SQuAD's JSON .*7 is not a text"),
+        (squad(question("Rome", 0), context=None), "not SQuAD's JSON .*None is not a text"),
+        (squad(question("Rome", 0, question=None)), "not SQuAD's JSON .*None is not a text"),
     ],
 )
 def test_bad_questions(tmp_path, content, message):
@@ -107,11 +107,11 @@ def test_bad_questions(tmp_path, content, message):
         read_questions(write(tmp_path, json.dumps(content), "a.json"))
 
 
-def test_a_row_of_several_files_is_named_by_its_own(tmp_path):
+def test_a_row_of_joined_tables_is_named_by_its_file(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\none\t1\n\ntwo\t0\n")
-    table = joined([read_table(str(tmp_path / f"{name}.tsv"), KNOWN) for name in ("a", "b")])
-    assert [table.place(row).rpartition("/")[2] for row in range(4)] == [
+    table = concatenate([read_table(str(tmp_path / f"{name}.tsv"), KNOWN) for name in ("a", "b")])
+    assert [table.location(row).rpartition("/")[2] for row in range(4)] == [
         "a.tsv, line 2", "a.tsv, line 4", "b.tsv, line 2", "b.tsv, line 4",
     ]  # fmt: skip
-    assert table.taken([3]).place(0).endswith("b.tsv, line 4")
+    assert table.select([3]).location(0).endswith("b.tsv, line 4")

@@ -5,10 +5,10 @@ import pytest
 
 from transformer_jax.data.corpora.texts import (
     files_corpus,
-    parted,
-    parted_corpus,
+    paragraphs_corpus,
     python_reference,
     read_documents,
+    split_at_empty_lines,
     split_documents,
 )
 from transformer_jax.errors import UserError
@@ -23,7 +23,7 @@ def test_the_python_reference_holds_out_whole_topics():
     assert python_reference().fingerprint() == corpus.fingerprint()
 
 
-def test_one_document_is_cut_where_nanogpt_cuts():
+def test_one_document_is_split_like_nanogpt():
     corpus = split_documents(["0123456789" * 10 + "abc"])
     assert corpus.train == [("0123456789" * 10)[:92]]
     assert corpus.valid == ["23456789abc"]
@@ -38,18 +38,18 @@ def test_files_and_folders(tmp_path):
     assert read_documents([str(tmp_path)]) == ["two\r\n", "één"]
     corpus = files_corpus([str(tmp_path)], [str(tmp_path / "notes.md")])
     assert corpus.valid == ["not text"]
-    other = files_corpus([str(tmp_path / "b.txt")], [str(tmp_path / "notes.md")])
-    assert corpus.fingerprint() != other.fingerprint()
+    smaller_corpus = files_corpus([str(tmp_path / "b.txt")], [str(tmp_path / "notes.md")])
+    assert corpus.fingerprint() != smaller_corpus.fingerprint()
 
 
 def test_an_empty_line_ends_a_document(tmp_path):
-    """Of a compressed file, one with carriage returns, and lines of any length."""
+    """Documents are split in compressed files, with carriage returns, and with lines of any length."""
     long = "word " * 200_000
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"one\ntwo\n\nthree\n \t\n\n four\n"))
     (tmp_path / "b.txt").write_text(f"\r\n\r\nfive\r\n\r\n{long}\n\n\n", newline="")
-    found = parted(read_documents([str(tmp_path)]))
-    assert found == ["one\ntwo", "three", " four", "five\r", long]
-    corpus = parted_corpus([str(tmp_path / "a.txt.xz")], [str(tmp_path / "b.txt")])
+    documents = split_at_empty_lines(read_documents([str(tmp_path)]))
+    assert documents == ["one\ntwo", "three", " four", "five\r", long]
+    corpus = paragraphs_corpus([str(tmp_path / "a.txt.xz")], [str(tmp_path / "b.txt")])
     assert (len(corpus.train), len(corpus.valid)) == (3, 2)
 
 
@@ -65,9 +65,9 @@ def test_bad_files(tmp_path):
         ("latin.txt", "not UTF-8 at byte 3"),
         ("torn.txt.gz", "cannot be read"),
         ("damaged.txt.gz", "cannot be read"),
-        ("blank.txt", "no text in it"),
+        ("blank.txt", "there is no text"),
         ("folder", r"no \.txt, \.txt\.gz or \.txt\.xz file"),
-        ("none.txt", "cannot be read"),
+        ("none.txt", "no such file"),
     ):
         with pytest.raises(UserError, match=message):
             read_documents([str(tmp_path / name)])

@@ -1,4 +1,4 @@
-"""Translation sets of TFDS: real ArrayRecord shards, read and broken."""
+"""Translation sets of TFDS, read from intact and damaged ArrayRecord shards."""
 
 import pathlib
 import shutil
@@ -30,52 +30,53 @@ def corpus(folder, name="toy_pairs", direction="en-de", splits=SPLITS):
 
 def test_pairs_of_each_split_in_either_direction(sets):
     assert "tensorflow" not in sys.modules
-    there, back = corpus(sets), corpus(sets, direction="de-en")
-    assert [len(split) for split in (there.train, there.valid, there.test)] == [300, 12, 12]
-    for pair, mirrored in zip(there.train, back.train, strict=True):
+    forward, backward = corpus(sets), corpus(sets, direction="de-en")
+    assert [len(split) for split in (forward.train, forward.valid, forward.test)] == [300, 12, 12]
+    for pair, mirrored in zip(forward.train, backward.train, strict=True):
         assert pair == Pair(*reversed(mirrored))
         number = int(pair.source.rsplit(" ", 1)[1])
-        assert number == 7 or pair == Pair(*tfds_sets._pair(number))
-    assert {int(pair.source.split()[-1]) for pair in there.test} == set(range(2000, 2012))
-    assert there.train[-1] == list(there.train)[-1] == there.train[290:][-1]
+        assert number == 7 or pair == Pair(*tfds_sets.numbered_pair(number))
+    assert {int(pair.source.split()[-1]) for pair in forward.test} == set(range(2000, 2012))
+    assert forward.train[-1] == list(forward.train)[-1] == forward.train[290:][-1]
     with pytest.raises(IndexError):
-        there.train[300]
-    # The set's own order of languages, and its own name, when nothing is said.
-    assert corpus(sets, direction=None).train[0] == back.train[0]
-    assert len({c.fingerprint() for c in (there, back, corpus(sets, splits=("train[:50%]", *SPLITS[1:])))}) == 3
-    assert corpus(sets).fingerprint() == there.fingerprint()
+        forward.train[300]
+    # By default, the direction is the set's order of languages.
+    assert corpus(sets, direction=None).train[0] == backward.train[0]
+    half = corpus(sets, splits=("train[:50%]", *SPLITS[1:]))
+    assert len({c.fingerprint() for c in (forward, backward, half)}) == 3
+    assert corpus(sets).fingerprint() == forward.fingerprint()
 
 
-def test_only_the_pairs_asked_for_are_read(sets, monkeypatch):
+def test_only_the_requested_pairs_are_read(sets, monkeypatch):
     pairs = corpus(sets).train
     tokenizer = BytePairTokenizer.train((text for pair in pairs for text in pair), 300)
     examples = EncodedPairs(pairs, tokenizer, max_length=40)
     assert (len(examples), examples.empty) == (299, 1)
-    read, source = [], pairs._source
+    numbers_read, source = [], pairs._source
 
     class Counting:
         def __len__(self):
             return len(source)
 
         def __getitem__(self, number):
-            read.append(number)
+            numbers_read.append(number)
             return source[number]
 
     monkeypatch.setattr(pairs, "_source", Counting())
     rows = examples.read([[250, 3], [8]], 100, [(0,), (1,)])
-    assert read == [int(examples.numbers[i]) for i in (250, 3, 8)]
-    assert [tokenizer.decode(both) for row in rows for both in row] == [
+    assert numbers_read == [int(examples.numbers[i]) for i in (250, 3, 8)]
+    assert [tokenizer.decode(ids) for row in rows for ids in row] == [
         list(pairs[int(examples.numbers[i])]) for i in (250, 3, 8)
     ]
 
 
 def test_examples_of_varying_languages(sets):
-    there = corpus(sets, "toy_talks")
-    assert len(there.train) == 300
-    both = [pair for pair in there.train if pair.target]
-    assert len(both) == 150
-    assert all(pair == Pair(*tfds_sets._pair(int(pair.source.split()[-1]))) for pair in both)
-    assert (len(there.test), there.empty) == (6, (0, 6, 6))
+    talks = corpus(sets, "toy_talks")
+    assert len(talks.train) == 300
+    complete = [pair for pair in talks.train if pair.target]
+    assert len(complete) == 150
+    assert all(pair == Pair(*tfds_sets.numbered_pair(int(pair.source.split()[-1]))) for pair in complete)
+    assert (len(talks.test), talks.empty) == (6, (0, 6, 6))
     assert {pair.target for pair in corpus(sets, "toy_talks", "en-pt-br").test} == {"olá"}
 
 
@@ -95,9 +96,9 @@ def test_part_of_a_split(sets):
             "unknown data set 'toy_pears': neither TFDS nor .* has it; did you mean toy_pairs",
         ),
         ("toy_labels", None, SPLITS, "toy_labels/1.0.0 is not a translation set: it holds label, text"),
-        ("toy_pairs", "en-fr", SPLITS, "toy_pairs/1.0.0 does not hold en-fr: its languages are de, en"),
-        ("toy_pairs", "en", SPLITS, "does not hold en: "),
-        ("toy_talks", None, SPLITS, r"holds 3 languages \(de, en, pt-br\): choose two with `direction`"),
+        ("toy_pairs", "en-fr", SPLITS, "toy_pairs/1.0.0 does not have en-fr: its languages are de, en"),
+        ("toy_pairs", "en", SPLITS, "does not have en: "),
+        ("toy_talks", None, SPLITS, r"has 3 languages \(de, en, pt-br\): choose two with `direction`"),
         (
             "toy_pairs",
             None,
@@ -114,7 +115,7 @@ def test_part_of_a_split(sets):
         ("toy_pairs", None, ("train[:0]", "test", "test"), r"the split 'train\[:0\]' is empty"),
         ("toy_pairs", None, ("train[5:2]", "test", "test"), r"the split 'train\[5:2\]' is empty"),
         ("toy_pairs", None, ("train[", "test", "test"), r"has no split 'train\['"),
-        ("huggingface:wmt14/de-en", None, SPLITS, "of another collection"),
+        ("huggingface:wmt14/de-en", None, SPLITS, "belongs to another collection"),
     ],
 )
 def test_bad_input_is_one_line(sets, name, direction, splits, message):
@@ -124,19 +125,19 @@ def test_bad_input_is_one_line(sets, name, direction, splits, message):
 
 
 @pytest.fixture
-def refused(monkeypatch):
-    """The (host, port) of every connection that was tried, none of which came about."""
-    asked = []
+def refused_connections(monkeypatch):
+    """Refuse all connections and return the (host, port) of each attempt."""
+    attempts = []
 
     def refuse(address, timeout):
-        asked.append(address)
+        attempts.append(address)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
     for name in ("http_proxy", "https_proxy", "no_proxy"):
         for spelling in (name, name.upper()):
             monkeypatch.delenv(spelling, raising=False)
-    return asked
+    return attempts
 
 
 @pytest.mark.parametrize(
@@ -151,51 +152,49 @@ def refused(monkeypatch):
         ),
     ],
 )
-def test_not_on_disk_and_no_network(tmp_path, monkeypatch, refused, proxies, hosts):
-    """Where the set is to be had is asked once, and the folder looked in is named."""
+def test_not_on_disk_and_no_network(tmp_path, monkeypatch, refused_connections, proxies, hosts):
+    """Each source of the set is tried once, and the error names the local folder."""
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with pytest.raises(UserError, match=r"is not on disk.* cannot be reached") as error:
         corpus(tmp_path / "sets", "wmt14_translate/de-en")
-    assert time.perf_counter() - began < 30
+    assert time.perf_counter() - start_time < 30
     assert str(tmp_path / "sets" / "wmt14_translate" / "de-en") in str(error.value)
-    assert {host for host, _ in refused} <= hosts
-    assert 1 <= len(refused) == len(set(refused)) <= 3
+    assert {host for host, _ in refused_connections} <= hosts
+    assert 1 <= len(refused_connections) == len(set(refused_connections)) <= 3
     assert "\n" not in str(error.value)
     assert not (tmp_path / "sets").exists()
 
 
-def test_the_page_is_asked_where_a_set_lists_no_files(tmp_path, refused):
+def test_the_homepage_is_tried_if_a_set_lists_no_files(tmp_path, refused_connections):
     with pytest.raises(UserError, match=r"toy_pairs/1.0.0 is not on disk.* toy.invalid cannot be reached"):
         corpus(tmp_path)
-    assert refused == [("toy.invalid", 80)]
+    assert refused_connections == [("toy.invalid", 80)]
 
 
-def test_a_set_that_is_prepared_when_asked_for(tmp_path):
-    """No homepage to ask: the builder does what it does, here without a network."""
+def test_a_set_is_prepared_when_it_is_opened(tmp_path):
+    """A set without a homepage is built by its builder, here without a network."""
     talks = corpus(tmp_path, "toy_talks")
     assert len(talks.train) == 300
     assert (tmp_path / "toy_talks" / "1.0.0" / "dataset_info.json").exists()
 
 
-def test_a_set_in_another_format_is_not_called_torn(copied):
+def test_a_set_in_another_format_is_not_reported_as_damaged(copied):
     folder, shard = copied
-    described = shard.parent / "dataset_info.json"
-    described.write_text(described.read_text().replace("array_record", "tfrecord"))
+    info = shard.parent / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
     for path in shard.parent.glob("*array_record*"):
         path.rename(path.with_name(path.name.replace("array_record", "tfrecord")))
-    with pytest.raises(
-        UserError, match="holds tfrecord files, which have no random access: name another folder"
-    ):
+    with pytest.raises(UserError, match="has tfrecord files, which have no random access: name a folder"):
         corpus(folder)
 
 
-def test_a_torn_description(copied):
+def test_a_truncated_description(copied):
     folder, shard = copied
-    described = shard.parent / "dataset_info.json"
-    described.write_text(described.read_text()[:100])
-    with pytest.raises(UserError, match="tfds:toy_pairs cannot be had") as error:
+    info = shard.parent / "dataset_info.json"
+    info.write_text(info.read_text()[:100])
+    with pytest.raises(UserError, match="tfds:toy_pairs cannot be opened") as error:
         corpus(folder)
     assert "\n" not in str(error.value)
 
@@ -207,22 +206,20 @@ def copied(sets, tmp_path):
     return tmp_path / "sets", shard
 
 
-@pytest.mark.parametrize("damage", ["cut in half", "cut at the end", "emptied", "missing"])
-def test_a_torn_shard_is_found_when_it_is_opened(copied, damage):
+@pytest.mark.parametrize("damage", ["halved", "truncated", "empty", "missing"])
+def test_a_damaged_shard_is_detected_when_it_is_opened(copied, damage):
     folder, shard = copied
     data = shard.read_bytes()
     if damage == "missing":
         shard.unlink()
     else:
-        shard.write_bytes(
-            {"cut in half": data[: len(data) // 2], "cut at the end": data[:-10], "emptied": b""}[damage]
-        )
+        shard.write_bytes({"halved": data[: len(data) // 2], "truncated": data[:-10], "empty": b""}[damage])
     with pytest.raises(UserError, match="0 of 100 records can be read; the shard is damaged") as error:
         corpus(folder)
     assert str(shard) in str(error.value)
 
 
-def test_a_flipped_byte_is_found_when_it_is_read(copied):
+def test_a_flipped_byte_is_detected_when_it_is_read(copied):
     folder, shard = copied
     data = bytearray(shard.read_bytes())
     data[3000] ^= 255
@@ -245,5 +242,5 @@ def test_texts_of_a_set(sets):
         texts[300]
     talks = tfds_sources.prepared_builder("toy_talks", str(sets), check=tfds_sources.text_feature)
     assert tfds_sources.text_feature(talks) == "name"
-    with pytest.raises(UserError, match="holds several"):
+    with pytest.raises(UserError, match="has several"):
         tfds_sources.prepared_builder("toy_pairs", str(sets), check=tfds_sources.text_feature)

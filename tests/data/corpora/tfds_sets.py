@@ -1,4 +1,4 @@
-"""Real TFDS sets, written to a folder by real builders, without TensorFlow."""
+"""Small TFDS sets, written to a folder by real builders without TensorFlow."""
 
 import contextlib
 import io
@@ -15,7 +15,8 @@ GERMAN = {
 SENTENCES = list(GERMAN)
 
 
-def _pair(number):
+def numbered_pair(number):
+    """Return the English and the German sentence of a number."""
     english = f"{SENTENCES[number % 4]} {number}"
     return english, f"{GERMAN[SENTENCES[number % 4]]} {number}"
 
@@ -34,7 +35,7 @@ class _Toy(tfds.core.GeneratorBasedBuilder):
 
 
 class ToyPairs(_Toy):
-    """German and English; training pair 7 lacks its German."""
+    """German and English pairs; training pair 7 lacks its German."""
 
     def _info(self):
         features = tfds.features.Translation(languages=("de", "en"))
@@ -43,12 +44,12 @@ class ToyPairs(_Toy):
         )
 
     def _example(self, number):
-        english, german = _pair(number)
+        english, german = numbered_pair(number)
         return {"en": english, "de": "" if number == 7 else german}
 
 
 class ToyTalks(_Toy):
-    """Examples of a talk in up to three languages, beside its name."""
+    """Sentences of a talk in up to three languages, with the name of the talk."""
 
     def _info(self):
         languages = ("de", "en", "pt-br")
@@ -59,13 +60,13 @@ class ToyTalks(_Toy):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _example(self, number):
-        english, german = _pair(number)
+        english, german = numbered_pair(number)
         translations = {"en": english, "de": german} if number % 2 else {"en": english, "pt-br": "olá"}
         return {"name": str(number), "translations": translations}
 
 
 class ToyLabels(_Toy):
-    """English texts with a label, and no translation."""
+    """English texts with a label and without a translation."""
 
     def _info(self):
         features = tfds.features.FeaturesDict(
@@ -74,11 +75,11 @@ class ToyLabels(_Toy):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _example(self, number):
-        return {"text": _pair(number)[0], "label": number}
+        return {"text": numbered_pair(number)[0], "label": number}
 
 
 class ToyReviews(_Toy):
-    """Texts with a class; the first of each split has a line break in it."""
+    """Texts with a class; each contains a line break."""
 
     SIZES = (("train", 24), ("validation", 8))
 
@@ -91,7 +92,7 @@ class ToyReviews(_Toy):
 
 
 class ToyTags(_Toy):
-    """Words with two kinds of tags, and the language of each."""
+    """Words with two types of tags and the language of each word."""
 
     SIZES = (("train", 24), ("validation", 8))
 
@@ -113,7 +114,7 @@ class ToyTags(_Toy):
 
 
 class ToySimilarity(_Toy):
-    """Pairs of texts with a number, as STS-B's in GLUE, which calls it a label and has -1 in the test."""
+    """Pairs of texts with a score, named `label` and -1 in the test split like that of STS-B in GLUE."""
 
     SIZES = (("train", 24), ("validation", 8), ("test", 8))
 
@@ -131,7 +132,7 @@ class ToySimilarity(_Toy):
 
 
 class ToyEntailment(_Toy):
-    """Pairs with a class, as SNLI: unlabelled (-1) every third and all of the test."""
+    """Pairs with a class as in SNLI; every third and all of the test split are unlabeled (-1)."""
 
     SIZES = (("train", 24), ("test", 8))
 
@@ -149,7 +150,7 @@ class ToyEntailment(_Toy):
 
 
 class ToyQuestions(_Toy):
-    """SQuAD's features; every third question has no answer, and validation question 1001 a wrong one."""
+    """Questions as in SQuAD; every third has no answer, and validation question 1001 a wrong one."""
 
     SIZES = (("train", 24), ("validation", 8))
 
@@ -171,7 +172,7 @@ class ToyQuestions(_Toy):
 
 
 class ToyDigits(_Toy):
-    """Images of one grey with a label, and a set without labels' names."""
+    """Images of one shade of grey with a label."""
 
     SIZES = (("train", 12), ("test", 6))
 
@@ -188,14 +189,14 @@ class ToyDigits(_Toy):
 
 
 TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)
-LABELLED_SETS = (ToyReviews, ToyTags, ToySimilarity, ToyEntailment, ToyQuestions)
+LABELED_SETS = (ToyReviews, ToyTags, ToySimilarity, ToyEntailment, ToyQuestions)
 
 
-def write_sets(folder, kinds=TRANSLATION_SETS):
-    """Prepares the sets under a folder, in three shards a split."""
+def write_sets(folder, builders=TRANSLATION_SETS):
+    """Prepare the sets in a folder, with three shards per split."""
     options = tfds.download.DownloadConfig(num_shards=3)
-    for kind in kinds:
+    for builder_class in builders:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            builder = kind(data_dir=str(folder), file_format="array_record")
+            builder = builder_class(data_dir=str(folder), file_format="array_record")
             builder.download_and_prepare(download_config=options)
     return folder

@@ -16,24 +16,24 @@ def tokenizer():
 
 
 def exact_distribution(parts, merges, rate):
-    """Probability of each segmentation, by going through every set of merges passed over at every turn."""
-    possible = [(merges[pair], place) for place, pair in enumerate(itertools.pairwise(parts)) if pair in merges]
-    found = collections.Counter()
+    """Return the probability of each segmentation, enumerating the dropped merges of every iteration."""
+    possible = [(merges[pair], index) for index, pair in enumerate(itertools.pairwise(parts)) if pair in merges]
+    distribution = collections.Counter()
     for kept in itertools.product([False, True], repeat=len(possible)):
         chance = np.prod([1 - rate if keep else rate for keep in kept])
-        left = [merge for merge, keep in zip(possible, kept, strict=True) if keep]
-        if not left:
-            found[parts] += chance
+        remaining = [merge for merge, keep in zip(possible, kept, strict=True) if keep]
+        if not remaining:
+            distribution[parts] += chance
             continue
-        (_, whole), place = min(left)
-        rest = exact_distribution((*parts[:place], whole, *parts[place + 2 :]), merges, rate)
+        (_, merged), index = min(remaining)
+        rest = exact_distribution((*parts[:index], merged, *parts[index + 2 :]), merges, rate)
         for segmentation, probability in rest.items():
-            found[segmentation] += chance * probability
-    return found
+            distribution[segmentation] += chance * probability
+    return distribution
 
 
 @pytest.mark.parametrize(("word", "rate"), [("lowest", 0.1), ("newest", 0.4), ("slow", 0.7)])
-def test_segmentations_come_with_the_papers_probabilities(tokenizer, word, rate):
+def test_segmentations_have_the_probabilities_of_the_paper(tokenizer, word, rate):
     letters, merges = tokenizer.merge_table()
     (pieces,) = tokenizer.words(word)
     expected = exact_distribution(tuple(letters[c] for c in pieces), merges, rate)
@@ -41,11 +41,11 @@ def test_segmentations_come_with_the_papers_probabilities(tokenizer, word, rate)
     assert len(expected) > 3
     draws = 20_000
     encoded = BPEDropout(tokenizer, rate).encode([word] * draws, np.random.default_rng(0))
-    seen = collections.Counter(map(tuple, encoded))
-    assert seen.keys() <= expected.keys()
+    counts = collections.Counter(map(tuple, encoded))
+    assert counts.keys() <= expected.keys()
     for segmentation, probability in expected.items():
-        spread = (probability * (1 - probability) / draws) ** 0.5
-        assert abs(seen[segmentation] / draws - probability) < 5 * spread + 1e-4
+        deviation = (probability * (1 - probability) / draws) ** 0.5
+        assert abs(counts[segmentation] / draws - probability) < 5 * deviation + 1e-4
 
 
 def test_every_segmentation_spells_the_text(tokenizer):
@@ -54,25 +54,25 @@ def test_every_segmentation_spells_the_text(tokenizer):
     assert encoded != tokenizer.encode(TEXTS)
 
 
-def test_next_to_no_dropout_is_the_tokenizers_own(tokenizer):
+def test_negligible_dropout_equals_the_tokenizer(tokenizer):
     texts = [*TEXTS, "ünknown  letters <pad> 漢字"]
     assert BPEDropout(tokenizer, 1e-12).encode(texts, np.random.default_rng(0)) == tokenizer.encode(texts)
 
 
-def test_the_generator_decides(tokenizer):
+def test_the_generator_determines_the_segmentation(tokenizer):
     dropout = BPEDropout(tokenizer, 0.3)
-    first, again, other = (dropout.encode(TEXTS, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    assert first == again != other
+    encoded, again, other_seed = (dropout.encode(TEXTS, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert encoded == again != other_seed
 
 
 @pytest.mark.parametrize("rate", [0, 1, -0.1])
-def test_a_rate_out_of_range(tokenizer, rate):
+def test_a_rate_outside_the_range(tokenizer, rate):
     with pytest.raises(ValueError, match="above 0 and below 1"):
         BPEDropout(tokenizer, rate)
 
 
-def test_long_words_are_not_remembered(tokenizer):
+def test_long_words_are_not_cached(tokenizer):
     dropout = BPEDropout(tokenizer, 0.3)
     texts = ["lowest" * n for n in range(1, 30)]
     assert tokenizer.decode(dropout.encode(texts, np.random.default_rng(0))) == texts
-    assert dropout._remembered.cache_info().currsize <= 4
+    assert dropout._cached_history.cache_info().currsize <= 4

@@ -13,33 +13,33 @@ TOKENIZER = BytePairTokenizer.train(TEXTS, 300)
 
 @settings(max_examples=200, deadline=None)
 @given(st.text())
-def test_any_text_comes_back(text):
+def test_any_text_is_decoded_exactly(text):
     (ids,) = TOKENIZER.encode([text])
     assert TOKENIZER.decode([ids]) == [text]
     assert all(0 <= i < TOKENIZER.vocab_size for i in ids)
 
 
 @pytest.mark.parametrize("text", ["</s>", "a <pad> b", " <s>", "  two spaces  ", "日本語 🙂 العربية"])
-def test_awkward_texts_come_back(text):
+def test_special_texts_are_decoded_exactly(text):
     (ids,) = TOKENIZER.encode([text])
-    assert min(ids) > 2, "a special token written in a text is text"
+    assert min(ids) > 2, "the name of a special token in a text is ordinary text"
     assert TOKENIZER.decode([ids]) == [text]
 
 
-def test_a_number_has_the_same_tokens_wherever_it_stands():
-    alone, inside, first = TOKENIZER.encode(["a 123", "a(123", "123"])
+def test_a_number_has_the_same_tokens_in_every_context():
+    after_space, after_parenthesis, at_start = TOKENIZER.encode(["a 123", "a(123", "123"])
     size = len(TOKENIZER.encode(["("])[0])
-    assert alone[-1:] == inside[-1:] == first[-1:]
-    assert len(inside) - size <= len(alone)
+    assert after_space[-1:] == after_parenthesis[-1:] == at_start[-1:]
+    assert len(after_parenthesis) - size <= len(after_space)
 
 
-def test_it_is_saved_and_read(tmp_path):
+def test_saving_and_loading(tmp_path):
     TOKENIZER.save(tmp_path / "tokenizer.json")
-    again = BytePairTokenizer.load(tmp_path / "tokenizer.json")
-    assert again.encode(TEXTS) == TOKENIZER.encode(TEXTS)
+    loaded = BytePairTokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.encode(TEXTS) == TOKENIZER.encode(TEXTS)
 
 
-def test_vocabulary_size_is_a_limit():
+def test_the_vocabulary_size_is_an_upper_limit():
     assert 259 < TOKENIZER.vocab_size <= 300
     assert BytePairTokenizer.train(TEXTS, 270).vocab_size == 270
 
@@ -54,8 +54,8 @@ def test_bad_input(tmp_path):
         BytePairTokenizer.load(tmp_path / "torn.json")
 
 
-def test_threads_may_encode_at_the_same_time():
-    """The training batches are made in a thread of their own while validation sentences are encoded."""
+def test_threads_can_encode_concurrently():
+    """A thread prepares training batches while the main thread encodes validation sentences."""
     tokenizer = BytePairTokenizer.train(["a few words"], 270)
     texts = ["a few <pad> words"] * 50
     expected = tokenizer.encode(texts)

@@ -1,4 +1,4 @@
-"""The encoders' tokenizers, against pieces by hand and against those of `transformers`."""
+"""Tokenizers of encoders against pieces by hand and against `transformers`."""
 
 import concurrent.futures
 import json
@@ -33,8 +33,8 @@ def test_pieces_by_hand(tmp_path):
     ]  # fmt: skip
     folder = published(tmp_path, do_lower_case=False)
     cased = EncoderTokenizer.open(folder)
-    for of_folder in (cased, EncoderTokenizer.open(folder / "vocab.txt")):
-        assert pieces(of_folder, "The café Café") == ["[CLS]", "The", "[UNK]", "Café", "[SEP]"]
+    for tokenizer in (cased, EncoderTokenizer.open(folder / "vocab.txt")):
+        assert pieces(tokenizer, "The café Café") == ["[CLS]", "The", "[UNK]", "Café", "[SEP]"]
     assert EncoderTokenizer.open(tmp_path / "vocab.txt").mask == 4
 
 
@@ -52,43 +52,43 @@ def test_parity(tmp_path, settings):
     assert pair.types.tolist() == expected["token_type_ids"]
 
 
-def test_which_tokens_continue_a_word(tmp_path):
+def test_tokens_that_continue_a_word(tmp_path):
     ours = EncoderTokenizer.open(published(tmp_path))
     assert [VOCABULARY[i] for i in np.flatnonzero(ours.continues_word())] == ["##able", "##ing", "##s"]
-    # "##" is a token of its own in a byte-level vocabulary, and says nothing of words.
-    pairs = EncoderTokenizer.byte_pairs(["## heading", "## unheading", "## heading on"] * 9, 300)
-    ids = pairs.encode(["## un"])[0]
-    tokens = dict(zip(pairs.tokens(ids), np.array(pairs.continues_word())[ids].tolist(), strict=True))
+    # In a byte-level vocabulary "##" is an ordinary token.
+    byte_pairs = EncoderTokenizer.byte_pairs(["## heading", "## unheading", "## heading on"] * 9, 300)
+    ids = byte_pairs.encode(["## un"])[0]
+    tokens = dict(zip(byte_pairs.tokens(ids), np.array(byte_pairs.continues_word())[ids].tolist(), strict=True))
     assert {"##", "n"} & {token for token, continues in tokens.items() if continues}
     assert not any(continues for token, continues in tokens.items() if token.startswith("\u0120"))
 
 
 def byte_level(folder):
-    """The files of a published RoBERTa's tokenizer, small."""
-    trained = EncoderTokenizer.byte_pairs(["a good film about bees", "good films, good bees"] * 3, 300)
-    described = json.loads(trained.files()["tokenizer.json"])["model"]
-    (folder / "vocab.json").write_text(json.dumps(described["vocab"]), encoding="utf-8")
-    merges = [" ".join(pair) for pair in described["merges"]]
+    """Write the files of a small tokenizer in the published format of RoBERTa and return the tokenizer."""
+    tokenizer = EncoderTokenizer.byte_pairs(["a good film about bees", "good films, good bees"] * 3, 300)
+    model = json.loads(tokenizer.files()["tokenizer.json"])["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = [" ".join(pair) for pair in model["merges"]]
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
-    return trained
+    return tokenizer
 
 
-def test_a_byte_level_mask_takes_the_space_before_it(tmp_path):
+def test_a_byte_level_mask_absorbs_the_preceding_space(tmp_path):
     trained = byte_level(tmp_path)
     for tokenizer in (trained, EncoderTokenizer.open(tmp_path)):
         assert pieces(tokenizer, "a good <mask> about") == ["<s>", "a", "Ġgood", "<mask>", "Ġabout", "</s>"]
 
 
-def test_byte_level_words_are_those_of_a_text(tmp_path):
+def test_byte_level_words_start_with_a_space(tmp_path):
     tokenizer = byte_level(tmp_path)
-    for _ in range(2):  # what encodes words leaves texts as they were
+    for _ in range(2):  # encoding words does not change how texts are encoded
         (encoding,) = tokenizer.encode_batch([["good", "bees"]], max_length=9, words=True)
         assert tokenizer.tokens(encoding.ids) == ["<s>", "Ġgood", "Ġbees", "</s>"]
         assert encoding.words.tolist() == [-1, 0, 1, -1]
         assert pieces(tokenizer, "good bees") == ["<s>", "good", "Ġbees", "</s>"]
 
 
-def test_words_and_texts_are_encoded_at_once(tmp_path):
+def test_words_and_texts_are_encoded_concurrently(tmp_path):
     tokenizer = byte_level(tmp_path)
 
     def encode(words):
@@ -96,8 +96,8 @@ def test_words_and_texts_are_encoded_at_once(tmp_path):
         return [tokenizer.encode_batch([text], max_length=9, words=words)[0].ids.tolist() for _ in range(50)]
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(encode, [True, False] * 4))
-    assert all(own == found[n % 2] for n, own in enumerate(found))
+        outputs = list(pool.map(encode, [True, False] * 4))
+    assert all(output == outputs[n % 2] for n, output in enumerate(outputs))
     assert pieces(tokenizer, "good bees") == ["<s>", "good", "Ġbees", "</s>"]
 
 
@@ -106,7 +106,7 @@ def test_byte_level_parity(tmp_path):
     transformers = pytest.importorskip("transformers", reason="parity needs transformers")
     byte_level(tmp_path)
     ours = EncoderTokenizer.open(tmp_path)
-    # As the published folders describe it.
+    # The mask token as in the published folders.
     options = dict(mask_token=transformers.AddedToken("<mask>", lstrip=True, special=True))
     theirs = transformers.RobertaTokenizer.from_pretrained(str(tmp_path), add_prefix_space=False, **options)
     for text in ["a good film", "good <mask>, bees", " about  films", "naïve 中"]:
@@ -118,50 +118,50 @@ def test_byte_level_parity(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
-def test_trained_and_kept(kind):
+def test_training_and_saving(kind):
     texts = ["the cat sees a big dog", "a dog sees the cats", "Ünder the bigger tree"] * 3
     tokenizer = getattr(EncoderTokenizer, kind)(texts, 300)
-    kept = EncoderTokenizer.from_files(tokenizer.with_labels(["no", "yes"], pairs=True).files())
-    assert kept.labels == ("no", "yes")
-    assert kept.settings == {"pairs": True}
-    assert kept.files() == EncoderTokenizer.from_files(kept.files()).files()
+    loaded = EncoderTokenizer.from_files(tokenizer.with_labels(["no", "yes"], pairs=True).files())
+    assert loaded.labels == ("no", "yes")
+    assert loaded.settings == {"pairs": True}
+    assert loaded.files() == EncoderTokenizer.from_files(loaded.files()).files()
     for text in texts:
-        (ids,) = kept.encode([text])
+        (ids,) = loaded.encode([text])
         assert ids == tokenizer.encode([text])[0]
-        lowered = "under the bigger tree" if kind == "wordpiece" else text
-        assert kept.decode([ids])[0].strip() == (lowered if "Ünder" in text else text)
-    single, pair = kept.encode_batch(["the cat", ("the cat", "a dog")], max_length=99)
-    assert single.ids[0] == pair.ids[0] == kept.begin
-    assert single.ids[-1] == pair.ids[-1] == kept.separator
-    # RoBERTa has two separators between the texts, and one type.
-    assert pair.ids.tolist().count(kept.separator) == (2 if kind == "wordpiece" else 3)
+        uncased = "under the bigger tree" if kind == "wordpiece" else text
+        assert loaded.decode([ids])[0].strip() == (uncased if "Ünder" in text else text)
+    single, pair = loaded.encode_batch(["the cat", ("the cat", "a dog")], max_length=99)
+    assert single.ids[0] == pair.ids[0] == loaded.begin
+    assert single.ids[-1] == pair.ids[-1] == loaded.separator
+    # RoBERTa puts two separators between the texts and has a single type.
+    assert pair.ids.tolist().count(loaded.separator) == (2 if kind == "wordpiece" else 3)
     assert pair.types.max() == (1 if kind == "wordpiece" else 0)
-    assert kept.pad == (0 if kind == "wordpiece" else 1)
+    assert loaded.pad == (0 if kind == "wordpiece" else 1)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
 def test_the_same_texts_give_the_same_vocabulary(kind):
-    """Pieces of the same count are many here; a hash table's order must not decide between them."""
+    """The order of a hash table must not break ties among the many pieces of equal count."""
     rng = np.random.default_rng(0)
     words = [a + b + c for a in "bdfgklmn" for b in "aeiou" for c in ("", "rst", "ns")]
     texts = [" ".join(rng.choice(words, size=n)) for n in rng.integers(3, 90, 60)]
-    made = [getattr(EncoderTokenizer, kind)(texts, 280).files()["tokenizer.json"] for _ in range(4)]
-    assert len(set(made)) == 1
+    files = [getattr(EncoderTokenizer, kind)(texts, 280).files()["tokenizer.json"] for _ in range(4)]
+    assert len(set(files)) == 1
     assert EncoderTokenizer.wordpiece(texts, 120).vocab_size == 120
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_pairs"])
-def test_a_piece_that_continues_a_word(kind):
+def test_continuing_pieces_of_a_trained_vocabulary(kind):
     tokenizer = getattr(EncoderTokenizer, kind)(["unbelievable things happen"] * 2, 280)
     continues = np.array(tokenizer.continues_word())
     (ids,) = tokenizer.encode(["happen unbelievableness things"])
     begins = (~continues[ids]).sum()
-    # The first word of a text has no space before it, so that byte-level BPE says "continues".
+    # The first word of a text has no space before it and therefore counts as continuing in byte-level BPE.
     assert begins == (3 if kind == "wordpiece" else 2)
     assert not continues[tokenizer.special_ids()].any()
 
 
-def test_vocabularies_that_do_not_fit(tmp_path):
+def test_invalid_vocabularies(tmp_path):
     with pytest.raises(UserError, match="a vocabulary of 50 cannot hold the characters"):
         EncoderTokenizer.wordpiece(["a"], 50)
     (tmp_path / "vocab.txt").write_text("a\nb\n")

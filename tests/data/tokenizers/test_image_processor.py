@@ -1,4 +1,4 @@
-"""Images in a model's size against `transformers`' processors that use Pillow."""
+"""Images resized for a model against the Pillow processors of `transformers`."""
 
 import numpy as np
 import pytest
@@ -25,45 +25,45 @@ def picture(height, width):
 def test_parity(name, shape):
     transformers = pytest.importorskip("transformers", reason="parity needs transformers")
     theirs = getattr(transformers, name)(**SETTINGS[name])
-    described = theirs.to_dict()
-    ours = ImageProcessor.of(described)
+    config = theirs.to_dict()
+    ours = ImageProcessor.of(config)
     image = picture(*shape)
     expected = theirs(Image.fromarray(image), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     pixels = ours.pixels(image)
-    found = (pixels / 255 - np.array(ours.mean)) / np.array(ours.std)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    normalized = (pixels / 255 - np.array(ours.mean)) / np.array(ours.std)
+    np.testing.assert_allclose(normalized, expected, atol=1e-5)
 
 
-def test_the_middle_is_cut_out_of_a_square_or_of_the_shortest_side():
+def test_the_center_crop_follows_either_resizing():
     wide = np.zeros((40, 80, 3), np.uint8)
     wide[:, 50:] = 255
     square = ImageProcessor(20, resize="square", resized=40, resampling="nearest")
     shortest = ImageProcessor(20, resize="shortest", resized=40, resampling="nearest")
-    # Of 40 squashed columns the last 15 are white, and 10 are cut off at each side; unsquashed, columns 30 to
-    # 50 of 80 are left.
+    # Squashed to 40 columns, the last 15 are white and 10 are cropped on each side; otherwise columns 30 to 50
+    # of 80 remain.
     assert square.pixels(wide)[0, :, 0].tolist() == [0] * 15 + [255] * 5
     assert shortest.pixels(wide)[0, :, 0].tolist() == [0] * 20
-    for one in (square, shortest):
-        assert ImageProcessor.of(one.described()) == one
+    for processor in (square, shortest):
+        assert ImageProcessor.of(processor.config()) == processor
 
 
-def test_of_a_strip_the_middle_is_read():
-    """Resized as a whole it would have 15 million columns."""
+def test_only_the_center_of_a_strip_is_resized():
+    """Resizing the complete strip would give 15 million columns."""
     strip = np.zeros((1, 60_000, 3), np.uint8)
     strip[:, 29_990:30_010] = 255
     processor = ImageProcessor(224, resize="shortest", resized=256)
     assert processor.pixels(strip).min() == processor.pixels(strip.transpose(1, 0, 2)).min() == 255
 
 
-def test_another_size_has_the_same_share():
-    own = ImageProcessor(224, resize="shortest", resized=256).in_size(448)
-    assert (own.size, own.resized) == (448, 512)
-    assert ImageProcessor(224).in_size(32).resized == 0
+def test_another_size_keeps_the_ratio_of_crop_and_resizing():
+    processor = ImageProcessor(224, resize="shortest", resized=256).at_size(448)
+    assert (processor.size, processor.resized) == (448, 512)
+    assert ImageProcessor(224).at_size(32).resized == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "resize"), [("ViTFeatureExtractor", "square"), ("BitImageProcessor", "shortest"), ("", "shortest")]
 )
-def test_a_size_that_is_a_number_means_what_its_processor_makes_of_it(kind, resize):
-    described = {"size": 256, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": kind}
-    assert ImageProcessor.of(described).resize == resize
+def test_the_meaning_of_a_numeric_size_depends_on_the_processor(kind, resize):
+    config = {"size": 256, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": kind}
+    assert ImageProcessor.of(config).resize == resize

@@ -1,4 +1,4 @@
-"""Tokenizers of language models: lossless, and equal to the published ones."""
+"""Tokenizers of language models are lossless and equal the published ones."""
 
 import base64
 import itertools
@@ -25,30 +25,30 @@ def test_characters():
     assert tokenizer.decode([[4, 0, 3]]) == ["😀\nc"]
     assert tokenizer.end is None
     assert tokenizer.begin is None
-    with pytest.raises(UserError, match=r"lacks 'x' \(U\+0078\), 'y' \(U\+0079\): leave them out"):
+    with pytest.raises(UserError, match=r"lacks 'x' \(U\+0078\), 'y' \(U\+0079\): remove them"):
         tokenizer.encode(["a", "xy"])
     with pytest.raises(UserError, match="lacks 'x'"):
         tokenizer.encode_prompts(["x"])
 
 
-def test_byte_pairs_lose_nothing(trained):
+def test_byte_pairs_are_lossless(trained):
     assert trained.vocab_size <= 300
     assert trained.decode(trained.encode([TEXT, " ", ""])) == [TEXT, " ", ""]
     assert max(trained.encode([TEXT])[0]) < trained.vocab_size
-    # A special token written in a text is text; in a prompt it is itself.
+    # The name of a special token is ordinary text in a text and the special token in a prompt.
     assert trained.end not in trained.encode([TEXT])[0]
     assert trained.end in trained.encode_prompts([TEXT])[0]
-    shown = trained.tokens(trained.encode(["some 😀"])[0])
-    assert "".join(shown).startswith("some ")
-    assert "\ufffd" in shown[-1]  # a character cut into several tokens
+    tokens = trained.tokens(trained.encode(["some 😀"])[0])
+    assert "".join(tokens).startswith("some ")
+    assert "\ufffd" in tokens[-1]  # a character split into several tokens
 
 
-def test_the_space_in_front_of_a_word_is_part_of_its_token(shared):
-    """Llama's tokenizers take the first space off a decoded text, and so off each token decoded alone."""
+def test_the_space_before_a_word_is_part_of_its_token(shared):
+    """Decoding strips the first space of a text in Llama's tokenizers, and `tokens` must restore it."""
     tokenizer = TextTokenizer.open(shared / "weights/stories260K")
     (ids,) = tokenizer.encode_prompts(["Once upon a girl"])
     assert tokenizer.tokens(ids) == ["<s>", " Once", " upon", " a", " g", "ir", "l"]
-    learned = range(259, tokenizer.vocab_size)  # after the special tokens and the bytes
+    learned = range(259, tokenizer.vocab_size)  # special tokens and bytes come first
     assert len(set(tokenizer.tokens(learned))) == len(learned)
 
 
@@ -59,9 +59,9 @@ def test_a_vocabulary_below_the_bytes_is_refused():
 
 def test_save_and_load(trained, tmp_path):
     trained.save(tmp_path / "tokenizer.json")
-    for again in (TextTokenizer.load(tmp_path / "tokenizer.json"), TextTokenizer.open(tmp_path)):
-        assert again.encode([TEXT]) == trained.encode([TEXT])
-        assert again.ends == trained.ends == (0,)
+    for loaded in (TextTokenizer.load(tmp_path / "tokenizer.json"), TextTokenizer.open(tmp_path)):
+        assert loaded.encode([TEXT]) == trained.encode([TEXT])
+        assert loaded.ends == trained.ends == (0,)
     characters = TextTokenizer.characters(["abc"])
     characters.save(tmp_path / "characters.json")
     with pytest.raises(UserError, match="lacks 'x'"):
@@ -71,7 +71,7 @@ def test_save_and_load(trained, tmp_path):
 def test_cl100k(shared):
     tokenizer = TextTokenizer.open(shared / "data/tokenizers/cl100k_base.tiktoken")
     assert tokenizer.encode(["Once upon a time"]) == [[12805, 5304, 264, 892]]
-    # As tiktoken's own documentation and test suite give them.
+    # The ids below are from tiktoken's documentation and tests.
     assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
     assert tokenizer.encode(["rer"]) == [[38149]]
     assert tokenizer.encode(["'rer"]) == [[2351, 81]]
@@ -83,26 +83,26 @@ def test_cl100k(shared):
     assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
 
 
-def test_a_cut_tiktoken_file(shared, tmp_path):
+def test_a_truncated_tiktoken_file(shared, tmp_path):
     lines = (shared / "data/tokenizers/cl100k_base.tiktoken").read_bytes().splitlines(keepends=True)
     (tmp_path / "cl100k_base.tiktoken").write_bytes(b"".join(lines[:2000]))
-    with pytest.raises(UserError, match="2,000 tokens, not 100,256; the file is cut short or damaged"):
+    with pytest.raises(UserError, match="2,000 tokens, not 100,256; the file is truncated or damaged"):
         TextTokenizer.open(tmp_path / "cl100k_base.tiktoken")
 
 
-def test_settings_of_a_published_file_cut_and_fill_nothing(trained, tmp_path):
+def test_truncation_and_padding_of_a_published_file_are_ignored(trained, tmp_path):
     trained.save(tmp_path / "plain.json")
     settings = Tokenizer.from_file(str(tmp_path / "plain.json"))
     settings.enable_truncation(4)
     settings.enable_padding(length=8)
     settings.save(str(tmp_path / "tokenizer.json"))
-    for again in (TextTokenizer.open(tmp_path), TextTokenizer.load(tmp_path / "tokenizer.json")):
-        assert again.encode([TEXT, "a"]) == trained.encode([TEXT, "a"])
-        assert again.encode_prompts([TEXT, "a"]) == trained.encode_prompts([TEXT, "a"])
-        assert again.begin is None
+    for loaded in (TextTokenizer.open(tmp_path), TextTokenizer.load(tmp_path / "tokenizer.json")):
+        assert loaded.encode([TEXT, "a"]) == trained.encode([TEXT, "a"])
+        assert loaded.encode_prompts([TEXT, "a"]) == trained.encode_prompts([TEXT, "a"])
+        assert loaded.begin is None
 
 
-def test_a_vocabulary_of_words_is_none_of_characters(tmp_path):
+def test_a_vocabulary_of_words_is_not_read_as_characters(tmp_path):
     words = Tokenizer(models.WordLevel({"<unk>": 0, "hello": 1, "a": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
@@ -119,8 +119,8 @@ def test_gpt2_files(shared, tmp_path):
     assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
 
 
-def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path, monkeypatch):
-    """A small vocabulary against merging by rank, written out."""
+def test_a_tiktoken_file_merges_like_tiktoken(tmp_path, monkeypatch):
+    """The tokens of a small vocabulary equal those of a plain loop that merges by rank."""
     words = [b"ab", b"bc", b"abc", b"aa", b"aab", b"abab"]
     ranks = {bytes([n]): n for n in range(256)} | {word: 256 + n for n, word in enumerate(words)}
 
@@ -146,7 +146,7 @@ def test_a_tiktoken_file_merges_as_tiktoken_does(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("mine.tiktoken", b"", "unknown encoding 'mine': known are gpt2"),
-        ("cl100k_base.tiktoken", b"IQ== 0\n", "255 of the 256 bytes have no token; the file is cut short"),
+        ("cl100k_base.tiktoken", b"IQ== 0\n", "255 of the 256 bytes have no token; the file is truncated"),
         ("cl100k_base.tiktoken", b"IQ== 0\n!!! x\n", "line 2: not a token in base64 and its rank"),
         ("tokenizer.json", b"{", "not a tokenizer file"),
     ],

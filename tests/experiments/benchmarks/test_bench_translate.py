@@ -1,4 +1,4 @@
-"""The benchmark compares like with like: the same weights give the same output on both sides."""
+"""The translation benchmark is fair: the same weights compute the same logits on both sides."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ import pytest
 from transformer_jax.models.translators.transformer import Transformer, TransformerConfig
 from transformer_jax.training.trained_model import make_model
 
-torch = pytest.importorskip("torch", reason="the benchmark's other side is torch")
-pytest.importorskip("transformers", reason="the benchmark's other side is transformers")
+torch = pytest.importorskip("torch", reason="the benchmark compares with torch")
+pytest.importorskip("transformers", reason="the benchmark compares with transformers")
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 

@@ -1,4 +1,4 @@
-"""A fine-tuning on torch against ours: without dropout the trained models are the same."""
+"""Fine-tuning on torch and on JAX: without dropout the trained models are equal."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ FILES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
-def test_the_trained_models_are_the_same_without_dropout(name, tmp_path):
+def test_trained_models_are_equal_without_dropout(name, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from experiments.benchmarks.torch_fine_tuning import TorchFineTuning
@@ -28,10 +28,10 @@ def test_the_trained_models_are_the_same_without_dropout(name, tmp_path):
     header, rows = FILES[name]
     path = tmp_path / "rows.tsv"
     path.write_text("\n".join("\t".join(row) for row in [header, *rows]) + "\n")
-    shared = dict(train=(str(path),), test=(str(path),), batch_size=4, max_length=16)
+    common_values = dict(train=(str(path),), test=(str(path),), batch_size=4, max_length=16)
     start = tasks.configure(
         name, "fine_tune", model="bert", steps=1, width=16, layers=2, heads=2, feed_forward=24, vocab_size=160,
-        dropout=0.0, attention_dropout=0.0, **shared,
+        dropout=0.0, attention_dropout=0.0, **common_values,
     )  # fmt: skip
     train(start, tmp_path / "start")
     run = load(tmp_path / "start")
@@ -39,14 +39,14 @@ def test_the_trained_models_are_the_same_without_dropout(name, tmp_path):
 
     config = tasks.configure(
         name, "fine_tune", start=(str(tmp_path / "published"),), steps=120, evaluate_every=120,
-        learning_rate=1e-2, weight_decay=0.1, **shared,
+        learning_rate=1e-2, weight_decay=0.1, **common_values,
     )  # fmt: skip
     train(config, tmp_path / "ours")
-    other = TorchFineTuning(config)
-    examples = other.task.examples("test")
-    before = other.outputs("test")
-    other.train()
-    after = other.outputs("test")
+    torch_run = TorchFineTuning(config)
+    examples = torch_run.task.examples("test")
+    before = torch_run.outputs("test")
+    torch_run.train()
+    after = torch_run.outputs("test")
     padded = load(tmp_path / "ours").run("logits", predicted, examples)
     ours = [x[: len(e.tokens)] if x.ndim > 1 else x for x, e in zip(padded, examples, strict=True)]
     assert max(np.abs(x - y).max() for x, y in zip(before, after, strict=True)) > 0.5, "it learned"

@@ -29,8 +29,8 @@ def test_equals_the_formula(rng, groups, with_mask, with_bias):
     np.testing.assert_allclose(output, expected, atol=2e-6)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
     assert weights.dtype == jnp.float32
-    alone = dot_product_attention(query, key, value, mask=mask, bias=bias)
-    np.testing.assert_array_equal(alone, output)
+    without_weights = dot_product_attention(query, key, value, mask=mask, bias=bias)
+    np.testing.assert_array_equal(without_weights, output)
 
 
 def test_scale_replaces_the_square_root(rng):

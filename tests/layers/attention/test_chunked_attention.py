@@ -27,7 +27,7 @@ MASKS = {
     "causal of each sentence": visibility.causal(T, S, first_query=jnp.array([0, 4])),
     "window": visibility.window(T, S, before=2, after=1),
     "segments": visibility.same_segment(SEGMENTS, KEY_SEGMENTS) & visibility.real(KEY_SEGMENTS != 0),
-    "one query sees nothing": jnp.ones((B, H, T, S), bool).at[1, :, 3].set(False),
+    "attend_pair query sees nothing": jnp.ones((B, H, T, S), bool).at[1, :, 3].set(False),
     "of keys alone": jnp.arange(S) % 3 > 0,
 }
 
@@ -57,35 +57,35 @@ def test_equals_the_plain_form_with_gradients(rng, mask, groups, queries, keys):
     def plain(query, key, value):
         return dot_product_attention(query, key, value, mask=mask, scale=0.3, implementation="plain")
 
-    given = arrays(rng, groups)
-    for found, expected in zip(
-        values_and_gradients(chunked, *given), values_and_gradients(plain, *given), strict=True
+    inputs = arrays(rng, groups)
+    for ours, expected in zip(
+        values_and_gradients(chunked, *inputs), values_and_gradients(plain, *inputs), strict=True
     ):
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(ours, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("mesh", [None, "sequence=4,data=2"])
 def test_drops_the_weights_that_the_plain_form_drops(rng, mesh):
     length, options = 8, dict(scale=0.4, weight_dropout=0.3, dropout_key=jax.random.key(5))
     mask = visibility.causal(length, length)
-    given = [jnp.asarray(rng.normal(size=(B, length, n, K)), jnp.float32) for n in (4, 2, 2)]
+    inputs = [jnp.asarray(rng.normal(size=(B, length, n, K)), jnp.float32) for n in (4, 2, 2)]
 
-    def attend(implementation, *given):
-        return dot_product_attention(*given, mask=mask, implementation=implementation, **options)
+    def attend(implementation, *inputs):
+        return dot_product_attention(*inputs, mask=mask, implementation=implementation, **options)
 
-    plain = values_and_gradients(functools.partial(attend, "plain"), *given)
+    plain = values_and_gradients(functools.partial(attend, "plain"), *inputs)
     if mesh is None:
         chunked = functools.partial(chunked_attention, mask=mask, queries=3, keys=5, **options)
-        found = values_and_gradients(chunked, *given)
-        tangents = jax.tree.map(lambda x: jnp.cos(x), given)
-        _, expected = jax.jvp(functools.partial(attend, "plain"), given, tangents)
-        np.testing.assert_allclose(jax.jvp(chunked, given, tangents)[1], expected, atol=3e-6)
+        results = values_and_gradients(chunked, *inputs)
+        tangents = jax.tree.map(lambda x: jnp.cos(x), inputs)
+        _, expected = jax.jvp(functools.partial(attend, "plain"), inputs, tangents)
+        np.testing.assert_allclose(jax.jvp(chunked, inputs, tangents)[1], expected, atol=3e-6)
     else:
         with on_mesh(make_mesh(mesh)):
-            found = values_and_gradients(functools.partial(attend, "chunked"), *given)
-    for own, expected in zip(found, plain, strict=True):
-        np.testing.assert_allclose(own, expected, atol=3e-6)
-    undropped = dot_product_attention(*given, mask=mask, implementation="plain", scale=0.4)
+            results = values_and_gradients(functools.partial(attend, "chunked"), *inputs)
+    for ours, expected in zip(results, plain, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=3e-6)
+    undropped = dot_product_attention(*inputs, mask=mask, implementation="plain", scale=0.4)
     assert float(jnp.abs(undropped - plain[0]).max()) > 0.1
 
 
@@ -100,72 +100,72 @@ def test_biases_get_their_gradient(rng, kind):
         bias = PositionBias(scheme, jnp.arange(T) + 4, jnp.stack([jnp.arange(S), jnp.arange(S) // 2]))
     query, key, value = arrays(rng, 3)
     mask = visibility.causal(T, S, first_query=4)
-    floats, rest = jax.tree.flatten(bias)
-    which = [i for i, leaf in enumerate(floats) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    leaves, structure = jax.tree.flatten(bias)
+    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
-    def attend(implementation, query, *leaves):
-        new = list(floats)
-        for i, leaf in zip(which, leaves, strict=True):
-            new[i] = leaf
-        own = jax.tree.unflatten(rest, new)
+    def attend(implementation, query, *new_leaves):
+        replaced = list(leaves)
+        for i, leaf in zip(floats, new_leaves, strict=True):
+            replaced[i] = leaf
+        options = dict(mask=mask, bias=jax.tree.unflatten(structure, replaced), scale=0.5)
         if implementation == "chunked":
-            return chunked_attention(query, key, value, mask=mask, bias=own, scale=0.5, queries=4, keys=6)
-        return dot_product_attention(query, key, value, mask=mask, bias=own, scale=0.5, implementation="plain")
+            return chunked_attention(query, key, value, queries=4, keys=6, **options)
+        return dot_product_attention(query, key, value, implementation="plain", **options)
 
-    given = [query, *(floats[i] for i in which)]
-    assert len(given) == (1 if kind == "alibi" else 2)
-    for found, expected in zip(
-        *(values_and_gradients(lambda *a, n=n: attend(n, *a), *given) for n in ("chunked", "plain")),
+    inputs = [query, *(leaves[i] for i in floats)]
+    assert len(inputs) == (1 if kind == "alibi" else 2)
+    for ours, expected in zip(
+        *(values_and_gradients(lambda *a, n=n: attend(n, *a), *inputs) for n in ("chunked", "plain")),
         strict=True,
     ):
-        np.testing.assert_allclose(found, expected, atol=3e-6)
+        np.testing.assert_allclose(ours, expected, atol=3e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_dtypes(rng, dtype):
-    given = arrays(rng, 2, dtype)
-    found = chunked_attention(*given, scale=0.4, queries=4, keys=5)
-    assert found.dtype == dtype
-    wide = (x.astype(jnp.float32) for x in given)
+    inputs = arrays(rng, 2, dtype)
+    output = chunked_attention(*inputs, scale=0.4, queries=4, keys=5)
+    assert output.dtype == dtype
+    wide = (x.astype(jnp.float32) for x in inputs)
     expected = dot_product_attention(*wide, scale=0.4, implementation="plain")
-    np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03)
+    np.testing.assert_allclose(output.astype(jnp.float32), expected, atol=0.03)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", [None, "sequence=2"])
 def test_second_derivatives(rng, mesh):
-    """Of a penalty on the gradient, which goes through the backward pass once more."""
+    """The gradient of a penalty on the gradient differentiates the backward pass."""
     length = 8
-    given = [jnp.asarray(rng.normal(size=(1, length, n, K)), jnp.float32) for n in (2, 1, 1)]
+    inputs = [jnp.asarray(rng.normal(size=(1, length, n, K)), jnp.float32) for n in (2, 1, 1)]
     seen = visibility.causal(length, length)
 
-    def penalty(attend, *given):
-        def total(*given):
-            return jnp.sin(attend(*given, mask=seen, scale=0.5)).sum()
+    def penalty(attend, *inputs):
+        def total(*inputs):
+            return jnp.sin(attend(*inputs, mask=seen, scale=0.5)).sum()
 
-        return sum((x**2).sum() for x in jax.grad(total, argnums=(0, 1, 2))(*given))
+        return sum((x**2).sum() for x in jax.grad(total, argnums=(0, 1, 2))(*inputs))
 
-    def in_chunks(*given, **options):
-        return (ring_attention if mesh else chunked_attention)(*given, queries=3, keys=3, **options)
+    def in_chunks(*inputs, **options):
+        return (ring_attention if mesh else chunked_attention)(*inputs, queries=3, keys=3, **options)
 
-    def plain(*given, **options):
-        return dot_product_attention(*given, implementation="plain", **options)
+    def plain(*inputs, **options):
+        return dot_product_attention(*inputs, implementation="plain", **options)
 
-    expected = jax.grad(penalty, argnums=(1, 2, 3))(plain, *given)
+    expected = jax.grad(penalty, argnums=(1, 2, 3))(plain, *inputs)
     with on_mesh(make_mesh(mesh)) if mesh else contextlib.nullcontext():
-        found = jax.jit(jax.grad(penalty, argnums=(1, 2, 3)), static_argnums=0)(in_chunks, *given)
-    for ours, theirs in zip(found, expected, strict=True):
+        results = jax.jit(jax.grad(penalty, argnums=(1, 2, 3)), static_argnums=0)(in_chunks, *inputs)
+    for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_large_logits_stay_finite(rng):
     query, key, value = arrays(rng, 6)
-    found = chunked_attention(100 * query, 100 * key, value, scale=1.0, queries=4, keys=5)
+    output = chunked_attention(100 * query, 100 * key, value, scale=1.0, queries=4, keys=5)
     expected = dot_product_attention(100 * query, 100 * key, value, scale=1.0, implementation="plain")
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_one_program_for_any_mask_keeps_no_whole_matrix():
+def test_one_program_for_any_mask_stores_no_complete_matrix():
     """No array of T x S entries in the compiled forward and backward pass."""
     length = 4_096
     x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
@@ -195,24 +195,24 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
 def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):
     length = 24
     shapes = (B, length, H, K), (B, length, 2, K), (B, length, 2, W)
-    given = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     segments = jnp.asarray(np.sort(rng.integers(0, 4, (B, length))))
     seen = visibility.causal(length, length)
-    places = jnp.arange(length)
+    positions = jnp.arange(length)
     if kind == "segments":
         seen = seen & visibility.same_segment(segments, segments) & visibility.real(segments != 0)
     if kind == "dense":
         seen = seen.dense()
     if kind == "bucketed":
-        given.append(jnp.asarray(rng.normal(size=(8, H)), jnp.float32))
+        inputs.append(jnp.asarray(rng.normal(size=(8, H)), jnp.float32))
 
     def bias(*table):
         if kind == "alibi":
-            return PositionBias(LinearBiasPositions(H), places, places)
+            return PositionBias(LinearBiasPositions(H), positions, positions)
         if kind == "bucketed":
             scheme = BucketedPositions(H, buckets=8, max_distance=12, std=1.0, rngs=nnx.Rngs(0))
             scheme.bias_table.embedding = nnx.Param(table[0])
-            return PositionBias(scheme, places, places)
+            return PositionBias(scheme, positions, positions)
         return None
 
     def attend(implementation, query, key, value, *table):
@@ -223,12 +223,12 @@ def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):
     def in_small_chunks(query, key, value, *table):
         return ring_attention(query, key, value, mask=seen, bias=bias(*table), scale=K**-0.5, queries=4, keys=3)
 
-    expected = values_and_gradients(lambda *a: attend("plain", *a), *given)
+    expected = values_and_gradients(lambda *a: attend("plain", *a), *inputs)
     with on_mesh(make_mesh(mesh)):
         function = jax.jit(lambda *a: attend("auto", *a))
-        assert "ppermute" in str(jax.make_jaxpr(function)(*given))
+        assert "ppermute" in str(jax.make_jaxpr(function)(*inputs))
         for form in (function, in_small_chunks):
-            for ours, theirs in zip(values_and_gradients(form, *given), expected, strict=True):
+            for ours, theirs in zip(values_and_gradients(form, *inputs), expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
@@ -253,7 +253,7 @@ def test_forward_mode_equals_that_of_the_plain_form(rng, form):
     """Tangents of query, key, value and an array of biases, and forward over reverse."""
     length = 8
     shapes = (2, length, 4, K), (2, length, 2, K), (2, length, 2, W), (1, 4, length, length)
-    given, tangents = (
+    inputs, tangents = (
         tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes) for _ in "ab"
     )
     seen = visibility.causal(length, length) & visibility.real(jnp.arange(length)[None] > 0)
@@ -266,17 +266,17 @@ def test_forward_mode_equals_that_of_the_plain_form(rng, form):
         return attend(query, key, value, mask=seen, bias=bias, scale=0.5, queries=3, keys=3)
 
     def derivatives(attend, *tangents):
-        def total(*given):
-            return jnp.sin(attend(*given)).sum()
+        def total(*inputs):
+            return jnp.sin(attend(*inputs)).sum()
 
-        first = jax.jvp(attend, given, tangents)
-        second = jax.jvp(jax.grad(total, argnums=(0, 1, 2, 3)), given, tangents)
+        first = jax.jvp(attend, inputs, tangents)
+        second = jax.jvp(jax.grad(total, argnums=(0, 1, 2, 3)), inputs, tangents)
         return first, second
 
     expected = derivatives(plain, *tangents)
     with on_mesh(make_mesh("sequence=2")) if form == "ring" else contextlib.nullcontext():
-        found = jax.jit(derivatives, static_argnums=0)(ours, *tangents)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        results = jax.jit(derivatives, static_argnums=0)(ours, *tangents)
+    for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
@@ -285,35 +285,35 @@ def test_derivatives_of_a_batch_of_attentions(rng):
     query, key, value = arrays(rng, 3)
     query, key = jnp.stack([query, -query]), jnp.stack([key, 2 * key])
 
-    def in_chunks(*given, **options):
-        return chunked_attention(*given, queries=4, keys=5, **options)
+    def in_chunks(*inputs, **options):
+        return chunked_attention(*inputs, queries=4, keys=5, **options)
 
-    def plain(*given, **options):
-        return dot_product_attention(*given, implementation="plain", **options)
+    def plain(*inputs, **options):
+        return dot_product_attention(*inputs, implementation="plain", **options)
 
     @functools.partial(jax.jit, static_argnums=0)
     def derivatives(attend):
-        def one(query, key):
+        def attend_pair(query, key):
             return attend(query, key, value, scale=0.5)
 
-        backward = jax.vmap(jax.grad(lambda *a: jnp.sin(one(*a)).sum(), argnums=(0, 1)))(query, key)
-        forward = jax.jvp(jax.vmap(one), (query, key), (jnp.cos(query), key))
+        backward = jax.vmap(jax.grad(lambda *a: jnp.sin(attend_pair(*a)).sum(), argnums=(0, 1)))(query, key)
+        forward = jax.jvp(jax.vmap(attend_pair), (query, key), (jnp.cos(query), key))
         return backward, forward
 
     for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (in_chunks, plain)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_a_tangent_takes_no_whole_matrix():
+def test_a_tangent_stores_no_complete_matrix():
     """No array of T x S entries in the compiled forward mode."""
     length = 4_096
     x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
 
-    def tangent(*given):
+    def tangent(*inputs):
         def attend(query, key, value):
             return dot_product_attention(query, key, value, mask=visibility.causal(length, length))
 
-        return jax.jvp(attend, given, given)
+        return jax.jvp(attend, inputs, inputs)
 
     compiled = jax.jit(tangent).lower(x, x, x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < length * length

@@ -85,8 +85,8 @@ def test_a_mask_leaves_examples_out(points):
     query, key, value = single(*points)
     mask = jnp.arange(S) < 4
     means, _ = kernel_pooling(query, key, value, kernel="gaussian", width=1.0, mask=mask[None])
-    alone, _ = kernel_pooling(query, key[:4], value[:4], kernel="gaussian", width=1.0)
-    np.testing.assert_allclose(means, alone, atol=1e-6)
+    without_rest, _ = kernel_pooling(query, key[:4], value[:4], kernel="gaussian", width=1.0)
+    np.testing.assert_allclose(means, without_rest, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, float("nan"), np.array([1.0, 0.0, 1.0])])

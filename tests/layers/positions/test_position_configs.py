@@ -83,7 +83,7 @@ def test_numbers_in_any_notation(text):
         ("shaw:limit=1.5", "limit='1.5' is not an integer"),
         ("shaw:limit", "limit='' is not an integer"),
         ("rotary:theta=far", "theta='far' is not a number"),
-        ("shaw:limit=3,limit=4", "limit is given twice"),
+        ("shaw:limit=3,limit=4", "limit occurs twice"),
         ("shaw:limit=0", "limit=0 must be at least 1"),
         ("rotary:theta=nan", "theta=nan must be above 0"),
         ("rotary:factor=2", "a scaling needs its kind and its factor: scaling=linear,factor=2.0"),

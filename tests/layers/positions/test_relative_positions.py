@@ -1,4 +1,4 @@
-"""Relative positions against plain loops in float64, and against transformers where it is installed."""
+"""Relative positions against plain loops in float64, and against transformers if it is installed."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from transformer_jax.layers.positions.relative import (
 )
 
 B, T, S, H, K = 2, 5, 11, 3, 7
-QUERIES, KEYS = np.arange(4, 4 + T), np.arange(S)  # five new tokens behind a cache of four, with room to spare
+QUERIES, KEYS = np.arange(4, 4 + T), np.arange(S)  # five new tokens after four cached ones, in a longer cache
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_positions_may_differ_from_row_to_row(rng):
         together = function(jnp.asarray(queries), jnp.asarray(keys))
         assert together.shape == (B, H, T, S)
         for b in range(B):
-            alone = function(jnp.asarray(queries[b]), jnp.asarray(keys[b]))
-            np.testing.assert_array_equal(together[b], alone[0])
+            row = function(jnp.asarray(queries[b]), jnp.asarray(keys[b]))
+            np.testing.assert_array_equal(together[b], row[0])
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -105,9 +105,9 @@ def test_shaws_formulas(rng, limit):
     bias, added = np.zeros((B, H, T, S)), np.zeros((B, T, H, K))
     for t, i in enumerate(QUERIES):
         for s, j in enumerate(KEYS):
-            place = min(max(j - i, -limit), limit) + limit
-            bias[:, :, t, s] = 0.3 * query[:, t] @ keys[place]
-            added[:, t] += weights[:, :, t, s, None] * values[place]
+            row = min(max(j - i, -limit), limit) + limit
+            bias[:, :, t, s] = 0.3 * query[:, t] @ keys[row]
+            added[:, t] += weights[:, :, t, s, None] * values[row]
     query, weights, keys, values = (jnp.asarray(x, jnp.float32) for x in (query, weights, keys, values))
     np.testing.assert_allclose(shaw_key_bias(query, keys, rows, scale=0.3), bias, atol=1e-5)
     np.testing.assert_allclose(shaw_value_sum(weights, values, rows), added, atol=1e-5)

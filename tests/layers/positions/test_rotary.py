@@ -15,12 +15,12 @@ SCALINGS = {
 
 
 def by_complex_numbers(x, positions, theta, width):
-    """Each pair of dimensions as one complex number, multiplied by exp(i * position * frequency)."""
+    """Multiply each pair of dimensions, as a complex number, by exp(i * position * frequency)."""
     half = width // 2
     frequencies = np.array([theta ** (-2 * i / width) for i in range(half)])
-    turns = np.exp(1j * positions[..., None] * frequencies)
-    turned = (x[..., :half] + 1j * x[..., half:width]) * turns[..., :, None, :]
-    return np.concatenate([turned.real, turned.imag, x[..., width:]], axis=-1)
+    rotations = np.exp(1j * positions[..., None] * frequencies)
+    rotated = (x[..., :half] + 1j * x[..., half:width]) * rotations[..., :, None, :]
+    return np.concatenate([rotated.real, rotated.imag, x[..., width:]], axis=-1)
 
 
 @pytest.mark.parametrize("width", [K, 6])
@@ -28,8 +28,8 @@ def by_complex_numbers(x, positions, theta, width):
 def test_it_is_a_complex_multiplication(rng, width, per_row):
     x = rng.normal(size=(B, T, H, K))
     positions = rng.integers(0, 90, (B, T)) if per_row else np.arange(T) + 5
-    turns = rotation(jnp.asarray(positions), rotary_frequencies(width, theta=100.0))
-    ours = rotate(jnp.asarray(x, jnp.float32), turns)
+    rotations = rotation(jnp.asarray(positions), rotary_frequencies(width, theta=100.0))
+    ours = rotate(jnp.asarray(x, jnp.float32), rotations)
     np.testing.assert_allclose(ours, by_complex_numbers(x, positions, 100.0, width), atol=3e-5)
 
 
@@ -38,8 +38,8 @@ def test_products_depend_on_the_distance_alone(rng):
     frequencies = rotary_frequencies(K, theta=10_000.0)
 
     def product(i, j):
-        turned = (rotate(x, rotation(jnp.array([p]), frequencies)) for x, p in ((query, i), (key, j)))
-        return jnp.einsum("bthk,bshk->h", *turned)
+        rotated = (rotate(x, rotation(jnp.array([p]), frequencies)) for x, p in ((query, i), (key, j)))
+        return jnp.einsum("bthk,bshk->h", *rotated)
 
     np.testing.assert_allclose(product(3, 1), product(103, 101), atol=1e-4)
     assert jnp.abs(product(3, 1) - product(1, 3)).max() > 1e-3
@@ -47,10 +47,10 @@ def test_products_depend_on_the_distance_alone(rng):
 
 def test_dtype_and_magnitude(rng):
     x = jnp.asarray(rng.normal(size=(B, T, H, K)), jnp.bfloat16)
-    turned = rotate(x, rotation(jnp.arange(T), rotary_frequencies(K, theta=100.0), magnitude=2.0))
-    assert turned.dtype == jnp.bfloat16
+    rotated = rotate(x, rotation(jnp.arange(T), rotary_frequencies(K, theta=100.0), magnitude=2.0))
+    assert rotated.dtype == jnp.bfloat16
     np.testing.assert_allclose(
-        np.linalg.norm(np.float32(turned), axis=-1), 2 * np.linalg.norm(np.float32(x), axis=-1), rtol=0.02
+        np.linalg.norm(np.float32(rotated), axis=-1), 2 * np.linalg.norm(np.float32(x), axis=-1), rtol=0.02
     )
 
 
@@ -90,7 +90,7 @@ def test_frequencies_equal_transformers(kind, head_width):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rotary_frequencies(7, theta=1e4), "a width of 7 is odd"),
+        (lambda: rotary_frequencies(7, theta=1e4), "the width 7 is odd"),
         (lambda: RotaryScaling("dynamic", 2.0), "'dynamic' is not one of linear, llama3, yarn"),
         (lambda: RotaryScaling("linear", 0.5), "factor of 0.5 is below 1"),
         (lambda: RotaryScaling("yarn", 2.0), "needs original_length"),

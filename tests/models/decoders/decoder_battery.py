@@ -1,4 +1,4 @@
-"""What every causal decoder of the zoo must do; a model's test file inherits the class."""
+"""The tests of every causal decoder; a model's test file inherits the class."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def step(model, cache, tokens, return_weights=False, prompt=False):
 
 @functools.cache
 def loss_and_gradient(battery, compute):
-    """Of a battery's model under compute, with dropout; what all compute are compared with is compiled once."""
+    """Compute loss and gradient with dropout; the cache compiles the reference of all options only once."""
     tokens = battery().draw()
 
     def loss(model):
@@ -41,29 +41,32 @@ def loss_and_gradient(battery, compute):
 
 
 class DecoderBattery:
-    """Inherit, and set `module`, `config` (small, sizes distinct), and `changes`: for each field of the config
-    another value under which something must change, with what else must be set for it, if anything."""
+    """Tests of a causal decoder.
+
+    A subclass sets `module`, `config` (small, with distinct sizes) and `changes`: for each field of the config,
+    another value that must change something, or (the value, other fields to set for it).
+    """
 
     module: type
     config = None
     changes: dict = {}  # noqa: RUF012
-    # Whether it has weights to return.
+    # True if the model has attention weights to return.
     attends = True
-    # What other compute are compared with.
+    # The reference for other options.
     default_compute = ComputeOptions(unroll=8)
-    # After the first 40, in which one batch is learned by heart.
+    # Training steps after the first 40 of the test that memorizes one batch.
     further_steps = 60
 
     B, T = 5, 13
 
     def forward(self, model, tokens, **arguments):
-        """Logits, and the weights or None."""
+        """Return the logits, and the weights or None."""
         if self.attends:
             return forward(model, tokens, return_weights=True, **arguments)
         return forward(model, tokens, **arguments), None
 
     def make(self, compute=ComputeOptions(), **changes):
-        """The model, with values that initialisation leaves at 0 or 1 drawn too: zeros would hide an error."""
+        """Create the model with noise on its initial values, because zeros and ones would hide errors."""
         model = make(self.module, dataclasses.replace(self.config, **changes), compute)
         key = jax.random.key(3)
         leaves, tree = jax.tree.flatten(model)
@@ -75,7 +78,7 @@ class DecoderBattery:
         return self.draw()
 
     def draw(self):
-        """Tokens (B, T)."""
+        """Draw tokens (B, T)."""
         rng = np.random.default_rng(1)
         return jnp.asarray(rng.integers(0, self.config.vocab_size, (self.B, self.T)), jnp.int32)
 
@@ -97,14 +100,14 @@ class DecoderBattery:
         np.testing.assert_array_equal(before[:, :3], after[:, :3])
         assert (before[:, 3:] != after[:, 3:]).any()
 
-    def test_packed_documents_equal_documents_alone(self, tokens):
-        """Two documents and padding in one row."""
+    def test_packed_rows_equal_single_documents(self, tokens):
+        """Pack two documents and padding in one row."""
         packed = jnp.concatenate([tokens[0], tokens[1, :6], jnp.zeros(2, jnp.int32)])[None]
         segments = jnp.array([[1] * self.T + [2] * 6 + [0] * 2])
         logits = forward(self.make(), packed, segments=segments)
-        alone = forward(self.make(), tokens)
-        np.testing.assert_allclose(logits[0, : self.T], alone[0], atol=2e-5)
-        np.testing.assert_allclose(logits[0, self.T : self.T + 6], alone[1, :6], atol=2e-5)
+        expected = forward(self.make(), tokens)
+        np.testing.assert_allclose(logits[0, : self.T], expected[0], atol=2e-5)
+        np.testing.assert_allclose(logits[0, self.T : self.T + 6], expected[1, :6], atol=2e-5)
 
     def test_cached_steps_equal_the_full_pass(self, tokens):
         model = self.make()
@@ -116,12 +119,12 @@ class DecoderBattery:
             size = piece.shape[1]
             np.testing.assert_allclose(output.logits, logits[:, done : done + size], atol=2e-5)
             if self.attends:
-                there = output.weights[..., : self.T]
-                np.testing.assert_allclose(there, weights[..., done : done + size, :], atol=1e-6)
+                step_weights = output.weights[..., : self.T]
+                np.testing.assert_allclose(step_weights, weights[..., done : done + size, :], atol=1e-6)
             done += size
 
-    def test_texts_that_begin_at_different_places(self, tokens):
-        """Prompts of unequal length stand against the end of their rows."""
+    def test_texts_that_start_at_different_positions(self, tokens):
+        """Prompts of unequal length end at the same position."""
         model = self.make().for_decoding()
         first = jnp.arange(self.B)
         shifted = jnp.stack([jnp.roll(row, n) for n, row in enumerate(tokens)])
@@ -129,24 +132,24 @@ class DecoderBattery:
         output, cache = step(model, cache, shifted[:, :8])
         rest, _ = step(model, cache, shifted[:, 8:])
         logits = jnp.concatenate([output.logits, rest.logits], axis=1)
-        alone = forward(self.make(), tokens)
+        expected = forward(self.make(), tokens)
         for n in range(self.B):
-            np.testing.assert_allclose(logits[n, n:], alone[n, : self.T - n], atol=2e-5)
-        # Read as a prompt, whose tokens attend to each other without the cache.
+            np.testing.assert_allclose(logits[n, n:], expected[n, : self.T - n], atol=2e-5)
+        # The tokens of a prompt attend to each other without the cache.
         cache = model.start(self.B, max_length=self.T, first=first)
         last, cache = step(model, cache, shifted[:, :8], prompt=True)
         rest, _ = step(model, cache, shifted[:, 8:])
         after = jnp.concatenate([last.logits, rest.logits], axis=1)
         np.testing.assert_allclose(after, logits[:, 7:], atol=2e-5)
 
-    def test_a_cut_cache_goes_on_from_there(self, tokens):
+    def test_decoding_continues_from_a_truncated_cache(self, tokens):
         model = self.make()
         cache = model.start(self.B, max_length=self.T)
         _, cache = step(model, cache, tokens[:, :9])
-        output, _ = step(model, cache.cut(jnp.int32(4)), tokens[:, 4:7])
+        output, _ = step(model, cache.truncate(jnp.int32(4)), tokens[:, 4:7])
         np.testing.assert_allclose(output.logits, forward(model, tokens)[:, 4:7], atol=2e-5)
 
-    def test_cache_follows_beams_that_part_and_die(self, tokens, rng):
+    def test_cache_follows_beams(self, tokens, rng):
         model, beams = self.make(), 3
         cache = model.start(self.B, max_length=self.T + 1)
         _, cache = step(model, cache, tokens[:, :2])
@@ -188,20 +191,20 @@ class DecoderBattery:
         model = self.make(dropout=0.3)
         quiet = forward(self.make(dropout=0.0), tokens)
         np.testing.assert_array_equal(forward(model, tokens), quiet)
-        first, again, other = (forward(model, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
-        np.testing.assert_array_equal(first, again)
-        assert (first != other).any()
+        first, repeated, second = (forward(model, tokens, dropout_key=jax.random.key(k)) for k in (1, 1, 2))
+        np.testing.assert_array_equal(first, repeated)
+        assert (first != second).any()
         assert (first != quiet).any()
 
     def trace(self, tokens, **changes):
-        """Initial values and forward pass with dropout as text, of the config with these changes."""
+        """Return the initial values and the forward pass with dropout as text, for the changed config."""
 
         def init_and_apply(key):
             model = self.module(dataclasses.replace(self.config, **changes), rngs=nnx.Rngs(key))
             return model(tokens, dropout_key=key)
 
         try:
-            # Constants by value: a changed frequency has the shape of the old one.
+            # The text lacks the values of constants, and a changed frequency has the same shape.
             traced = jax.make_jaxpr(init_and_apply)(jax.random.key(1))
             return str(traced) + "".join(str(np.asarray(c).tolist()) for c in traced.consts if _is_number(c))
         except ValueError as error:
@@ -212,8 +215,8 @@ class DecoderBattery:
         assert fields == set(self.changes), "a field without a test"
         unread = []
         for field, value in self.changes.items():
-            value, others = value if isinstance(value, tuple) else (value, {})
-            if self.trace(tokens, **others) == self.trace(tokens, **others, **{field: value}):
+            value, base_changes = value if isinstance(value, tuple) else (value, {})
+            if self.trace(tokens, **base_changes) == self.trace(tokens, **base_changes, **{field: value}):
                 unread.append(field)
         assert not unread, f"fields that nothing reads: {unread}"
 
@@ -226,7 +229,7 @@ class DecoderBattery:
             assert len(rule_of(name).axes) == leaf.ndim, name
 
     def test_padding_of_the_vocabulary_is_unseen(self, tokens):
-        """Same logits and count of parameters whatever the table is padded to."""
+        """Logits and parameter count do not depend on the padding of the table."""
         wide, narrow = (
             self.make(),
             make(self.module, dataclasses.replace(self.config, vocab_multiple=1), ComputeOptions()),
@@ -244,16 +247,16 @@ class DecoderBattery:
 
         expected, expected_gradient = jax.jit(jax.value_and_grad(loss))(model, rows)
         mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         value, gradient = jax.jit(jax.value_and_grad(loss))(
-            jax.device_put(model, whole), jax.device_put(rows, split)
+            jax.device_put(model, replicated), jax.device_put(rows, split)
         )
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
-    def test_one_batch_is_learned_and_a_checkpoint_goes_on_bit_for_bit(self, tokens, tmp_path):
+    def test_one_batch_is_learned_and_a_checkpoint_resumes_bit_for_bit(self, tokens, tmp_path):
         batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
         batch["weights"] = jnp.ones(batch["targets"].shape)
         optimizer = optax.adam(1e-2)
@@ -267,16 +270,16 @@ class DecoderBattery:
                 state, metrics = train_step(state, batch)
             return state, float(metrics["loss"])
 
-        # Copies: the step gives away what it is given.
+        # The step donates its state, and the model of `fresh` is cached.
         state, _ = train(jax.tree.map(jnp.copy, fresh()), 40)
         with Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(state)
             checkpoints.wait()
             restored, _ = checkpoints.restore(fresh())
         state, loss = train(state, self.further_steps)
-        again, _ = train(restored, self.further_steps)
+        resumed, _ = train(restored, self.further_steps)
         assert loss < 0.3
-        for ours, theirs in zip(jax.tree.leaves(state.model), jax.tree.leaves(again.model), strict=True):
+        for ours, theirs in zip(jax.tree.leaves(state.model), jax.tree.leaves(resumed.model), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 

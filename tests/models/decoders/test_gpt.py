@@ -30,7 +30,7 @@ class TestGPT(DecoderBattery):
 
 @pytest.mark.long
 class TestUntied(DecoderBattery):
-    """Without biases, with a table of its own for the logits, and T5's positions."""
+    """Test a GPT without biases, with a separate table for the logits and T5's positions."""
 
     module = GPT
     config = dataclasses.replace(CONFIG, tie=False, use_bias=False, positions=Bucketed(8, 11))
@@ -40,19 +40,19 @@ class TestUntied(DecoderBattery):
 @pytest.mark.long
 @pytest.mark.parametrize("positions", ["rotary", "shaw", "sinusoidal", "alibi", "none"])
 def test_other_positions_in_steps(positions):
-    """Cached steps from different places equal the full pass; the schemes' own numbers have their oracles."""
+    """Cached steps equal the full pass for each scheme; the schemes' values are tested against oracles."""
     battery = TestGPT()
     battery.config = dataclasses.replace(CONFIG, positions=positions)
     tokens = jax.random.randint(jax.random.key(1), (battery.B, battery.T), 0, CONFIG.vocab_size)
     battery.test_cached_steps_equal_the_full_pass(tokens)
-    battery.test_texts_that_begin_at_different_places(tokens)
-    battery.test_cache_follows_beams_that_part_and_die(tokens, np.random.default_rng(0))
-    battery.test_packed_documents_equal_documents_alone(tokens)
+    battery.test_texts_that_start_at_different_positions(tokens)
+    battery.test_cache_follows_beams(tokens, np.random.default_rng(0))
+    battery.test_packed_rows_equal_single_documents(tokens)
     battery.test_no_leak_from_the_future(tokens)
 
 
 @pytest.mark.parametrize(
-    ("positions", "other"),
+    ("positions", "changed"),
     [
         ("rotary", "rotary:theta=100"),
         ("rotary", "rotary:scaling=linear,factor=2"),
@@ -61,9 +61,9 @@ def test_other_positions_in_steps(positions):
         ("shaw:limit=4", "shaw:limit=5"),
     ],
 )
-def test_every_field_of_the_positions_matters(positions, other):
+def test_every_field_of_the_positions_matters(positions, changed):
     battery, tokens = TestGPT(), np.arange(7 * 13).reshape(7, 13) % CONFIG.vocab_size
-    assert battery.trace(tokens, positions=positions) != battery.trace(tokens, positions=other)
+    assert battery.trace(tokens, positions=positions) != battery.trace(tokens, positions=changed)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_a_config_is_the_same_from_its_json(positions):
 @pytest.mark.long
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "bucketed", "shaw"])
 def test_order_matters_to_each_scheme(positions):
-    """Of three tokens the last sees a set without an order, unless positions tell it."""
+    """Swapping the first two of three tokens changes the last state, unless the model has no positions."""
     config = dataclasses.replace(CONFIG, positions=positions, layers=1)
     model = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
-    there, back = (forward(model, np.array([row], np.int32)) for row in ([5, 9, 7], [9, 5, 7]))
-    assert np.abs(there - back)[0, 2].max() > 1e-6
-    blind = jax.jit(lambda: GPT(dataclasses.replace(config, positions="none"), rngs=nnx.Rngs(0)))()
-    there, back = (forward(blind, np.array([row], np.int32)) for row in ([5, 9, 7], [9, 5, 7]))
-    np.testing.assert_allclose(there[0, 2], back[0, 2], atol=1e-6)
+    logits, swapped = (forward(model, np.array([row], np.int32)) for row in ([5, 9, 7], [9, 5, 7]))
+    assert np.abs(logits - swapped)[0, 2].max() > 1e-6
+    unordered = jax.jit(lambda: GPT(dataclasses.replace(config, positions="none"), rngs=nnx.Rngs(0)))()
+    logits, swapped = (forward(unordered, np.array([row], np.int32)) for row in ([5, 9, 7], [9, 5, 7]))
+    np.testing.assert_allclose(logits[0, 2], swapped[0, 2], atol=1e-6)
 
 
 # The published counts, and `num_parameters()` of transformers' model of the same sizes.

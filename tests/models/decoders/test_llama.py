@@ -42,7 +42,7 @@ def test_presets():
     assert LlamaConfig.preset("3.2-1B", 100).vocab_size == 100
 
 
-def test_a_scaling_from_json_is_what_it_says():
+def test_rotary_scaling_is_read_from_json():
     scaling = RotaryScaling("llama3", 8.0, original_length=64)
     stored = dict(kind="llama3", factor=8.0, original_length=64)
     assert LlamaConfig.preset("mini", rotary_scaling=stored).rotary_scaling == scaling

@@ -22,8 +22,8 @@ class TestModernGPT(DecoderBattery):
     )  # fmt: skip
 
 
-def test_it_begins_knowing_nothing():
-    """Zero logits at first, and blocks that pass the stream on: the loss is log V exactly."""
+def test_initial_logits_are_zero():
+    """The initial loss is exactly log V."""
     model = jax.jit(lambda: ModernGPT(CONFIG, rngs=nnx.Rngs(0)))()
     logits = forward(model, np.arange(22, dtype=np.int32).reshape(2, 11))
     np.testing.assert_array_equal(logits, np.zeros_like(logits))

@@ -1,4 +1,4 @@
-"""The text encoders: what every one must do, with each task's head."""
+"""The text encoders with each task's head: properties that all of them have."""
 
 import dataclasses
 import functools
@@ -28,8 +28,8 @@ NAMES = list(MODELS["encoder"])
 
 def config_of(kind, name, **changes):
     config = MODELS[kind][name].config
-    own = {"embedding_width": 16} if name == "electra" else {}
-    return config(**(SIZES | own | changes))
+    extra = {"embedding_width": 16} if name == "electra" else {}
+    return config(**(SIZES | extra | changes))
 
 
 @functools.cache
@@ -51,22 +51,22 @@ def inputs(name):
     return tokens, types, jnp.asarray(mask)
 
 
-def of_tokens(output):
+def is_per_token(output):
     return output.ndim >= 2 and output.shape[1] == T
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_padding_changes_nothing(kind, name):
     model, (tokens, types, mask) = model_of(kind, name), inputs(name)
-    other = jnp.where(mask, tokens, (tokens + 3) % V)
-    before, after = (forward(model, t, types=types, mask=mask) for t in (tokens, other))
-    if of_tokens(before):
+    changed = jnp.where(mask, tokens, (tokens + 3) % V)
+    before, after = (forward(model, t, types=types, mask=mask) for t in (tokens, changed))
+    if is_per_token(before):
         before, after = before[np.asarray(mask)], after[np.asarray(mask)]
     np.testing.assert_array_equal(before, after)
-    alone = forward(model, tokens[1:2, :5], types=None if types is None else types[1:2, :5])
+    unpadded = forward(model, tokens[1:2, :5], types=None if types is None else types[1:2, :5])
     expected = forward(model, tokens, types=types, mask=mask)[1:2]
-    expected = expected[:, :5] if of_tokens(expected) else expected
-    np.testing.assert_allclose(alone, expected, atol=2e-5)
+    expected = expected[:, :5] if is_per_token(expected) else expected
+    np.testing.assert_allclose(unpadded, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_padding_changes_nothing(kind, name):
         ("span_predictor", "distilbert", "reader_dropout"),
     ],
 )
-def test_dropout_in_front_of_a_head(kind, name, field):
-    """As published: of this rate where it has one, else of `dropout`; the head alone sees it."""
+def test_dropout_before_a_head(kind, name, field):
+    """A head uses its own rate if it has one, else `dropout`, as published; the encoder is not affected."""
     tokens, types, mask = inputs(name)
     key = jax.random.key(0)
 
@@ -87,38 +87,37 @@ def test_dropout_in_front_of_a_head(kind, name, field):
         model = model_of(kind, name, **({"dropout": 0.0, "attention_dropout": 0.0} | rates))
         return forward(model, tokens, types=types, mask=mask, dropout_key=dropout_key)
 
-    known = output(None)
-    own = field if field != "dropout" else "classifier_dropout"
-    np.testing.assert_array_equal(output(key), known)
-    if field == "dropout":  # DistilBERT's rate of texts' classes is none of its tags'
-        np.testing.assert_array_equal(output(key, **{own: 0.9}), known)
+    expected = output(None)
+    np.testing.assert_array_equal(output(key), expected)
+    if field == "dropout":  # DistilBERT's `classifier_dropout` does not apply to tags
+        np.testing.assert_array_equal(output(key, classifier_dropout=0.9), expected)
     else:
-        assert jnp.abs(output(key, **{own: 0.9}) - known).max() > 0.01
+        assert jnp.abs(output(key, **{field: 0.9}) - expected).max() > 0.01
     if kind != "sequence_classifier":
         model = model_of(kind, name, **({"dropout": 0.0, "attention_dropout": 0.0} | {field: 0.5}))
-        dropped = model._dropped(jnp.ones((64, 64)), key)
+        dropped = model._apply_dropout(jnp.ones((64, 64)), key)
         assert 0.4 < (dropped == 0).mean() < 0.6
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_packed_rows_equal_texts_alone(name):
+def test_packed_rows_equal_single_texts(name):
     model, (tokens, types, _) = model_of("masked_lm", name), inputs(name)
     segments = jnp.array([[1] * 5 + [2] * 6 + [0] * 2])
     row = forward(model, tokens[:1], types=None if types is None else types[:1], segments=segments)
     for first, last in ((0, 5), (5, 11)):
-        own = None if types is None else types[:1, first:last]
-        alone = forward(model, tokens[:1, first:last], types=own)
-        np.testing.assert_allclose(row[:, first:last], alone, atol=2e-5)
-    with pytest.raises(ValueError, match="leave mask out"):
+        text_types = None if types is None else types[:1, first:last]
+        expected = forward(model, tokens[:1, first:last], types=text_types)
+        np.testing.assert_allclose(row[:, first:last], expected, atol=2e-5)
+    with pytest.raises(ValueError, match="omit mask"):
         model(tokens[:1], segments=segments, mask=jnp.ones((1, T), bool))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_token_sees_every_other(name):
-    """Bidirectional: the state of the first token depends on the last one, and the other way round."""
+def test_attention_is_bidirectional(name):
+    """The state of every token depends on the first and on the last token."""
     model, (tokens, _, _) = model_of("encoder", name), inputs(name)
-    for place in (0, T - 1):
-        changed = tokens.at[0, place].set((tokens[0, place] + 1) % V)
+    for position in (0, T - 1):
+        changed = tokens.at[0, position].set((tokens[0, position] + 1) % V)
         before, after = forward(model, tokens), forward(model, changed)
         assert (np.abs(before - after)[0].max(axis=-1) > 0).all()
         np.testing.assert_array_equal(before[1:], after[1:])
@@ -132,37 +131,37 @@ CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, acti
 
 @pytest.mark.parametrize("name", others_long(NAMES))
 def test_every_field_of_a_config_matters(name):
-    """A change shows in the parameters, in the output, or for rates of dropout in the output with a key."""
+    """A change affects the parameters, the output, or, for dropout rates, the output with a key."""
     tokens, _, mask = inputs(name)
 
-    def made(config, kind):
+    def create(config, kind):
         return MODELS[kind][name].module(config, rngs=nnx.Rngs(0))
 
     def shapes(config, kind):
-        leaves = named_leaves(jax.eval_shape(lambda: made(config, kind)))
+        leaves = named_leaves(jax.eval_shape(lambda: create(config, kind)))
         return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
 
     @functools.partial(jax.jit, static_argnums=(0, 1))
     def outputs(config, kind):
-        model = made(config, kind)
+        model = create(config, kind)
         return model(tokens, mask=mask), model(tokens, dropout_key=jax.random.key(0))
 
     config = config_of("masked_lm", name)
     read_by = {"reader_dropout": "span_predictor"}
     read_by |= dict.fromkeys(("classifier_dropout", "classifier_pooling"), "sequence_classifier")
-    # The smaller kinds are enough for most fields; the last ones have the classes and the generator.
-    kinds = ("masked_lm", "sequence_classifier", *(["replaced_token"] if name == "electra" else []))
-    shapes_of = {kind: shapes(config, kind) for kind in kinds}
+    # The masked language model reads most fields; the others read the classes and the generator's size.
+    tested = ("masked_lm", "sequence_classifier", *(["replaced_token"] if name == "electra" else []))
+    shapes_of = {kind: shapes(config, kind) for kind in tested}
     for field in dataclasses.fields(config):
         value = not config.pooler if field.name == "pooler" else CHANGES.get(field.name, 0.5)
         changed = dataclasses.replace(config, **{field.name: value})
-        if all(shapes(changed, kind) == shapes_of[kind] for kind in kinds):
+        if all(shapes(changed, kind) == shapes_of[kind] for kind in tested):
             kind = read_by.get(field.name, "masked_lm")
             same = all(map(np.array_equal, outputs(changed, kind), outputs(config, kind)))
             assert not same, f"{changed} is computed as without {field.name}"
 
 
-def test_bert_without_a_pooler_classifies_no_first_token():
+def test_bert_without_a_pooler_cannot_classify_from_the_first_token():
     model = model_of("sequence_classifier", "bert", pooler=False)
     with pytest.raises(ValueError, match="no pooler"):
         model(inputs("bert")[0])
@@ -178,15 +177,15 @@ DENSE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "pooling"),
+    ("name", "changes", "pooling"),
     [
         *((name, {}, pooling) for name in NAMES for pooling in REDUCTIONS),
         *(("bert", {"pooler": False}, pooling) for pooling in ("mean", "max")),
     ],
 )
-def test_what_classes_are_read_from(name, own, pooling):
-    """The head by hand, on the real tokens' states alone."""
-    model = model_of("sequence_classifier", name, classifier_pooling=pooling, **own)
+def test_classifier_equals_the_formula(name, changes, pooling):
+    """Compute the head in NumPy from the states of the real tokens."""
+    model = model_of("sequence_classifier", name, classifier_pooling=pooling, **changes)
     tokens, types, mask = inputs(name)
     states = np.asarray(forward(model.encoder, tokens, types=types, mask=mask))
     vectors = np.stack([REDUCTIONS[pooling](x[:n]) for x, n in zip(states, LENGTHS, strict=True)])
@@ -194,13 +193,13 @@ def test_what_classes_are_read_from(name, own, pooling):
     if dense is not None:
         vectors = np.asarray(DENSE[name](vectors @ dense.kernel[...] + dense.bias[...]))
     expected = vectors @ model.head.kernel[...] + model.head.bias[...]
-    found = forward(model, tokens, types=types, mask=mask)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
-    lengths = forward(model, tokens, types=types, mask=jnp.array(LENGTHS))
-    np.testing.assert_array_equal(lengths, found)
-    (alone,) = forward(model, tokens[1:2], types=None if types is None else types[1:2],
-                       segments=mask[1:2].astype(jnp.int32))  # fmt: skip
-    np.testing.assert_allclose(alone, found[1], atol=2e-6)
+    logits = forward(model, tokens, types=types, mask=mask)
+    np.testing.assert_allclose(logits, expected, atol=2e-6)
+    with_lengths = forward(model, tokens, types=types, mask=jnp.array(LENGTHS))
+    np.testing.assert_array_equal(with_lengths, logits)
+    (with_segments,) = forward(model, tokens[1:2], types=None if types is None else types[1:2],
+                               segments=mask[1:2].astype(jnp.int32))  # fmt: skip
+    np.testing.assert_allclose(with_segments, logits[1], atol=2e-6)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -211,12 +210,12 @@ def test_every_parameter_has_one_rule(kind, name):
 
 
 @pytest.mark.long
-def test_ways_to_compute_agree():
-    """Unrolled, rematerialised and chunked give the same loss and gradient, with dropout."""
+def test_compute_options_change_no_result():
+    """Unrolling, rematerialization and chunking give the same loss and gradient with dropout."""
     name = "bert"
     tokens, types, mask = inputs(name)
 
-    def found(compute):
+    def loss_and_gradient(compute):
         model = model_of("masked_lm", name, compute)
 
         def loss(model):
@@ -225,12 +224,12 @@ def test_ways_to_compute_agree():
 
         return jax.jit(jax.value_and_grad(loss))(model)
 
-    base, gradient = found(ComputeOptions())
+    expected, expected_gradient = loss_and_gradient(ComputeOptions())
     for compute in (ComputeOptions(unroll=2, remat="elementwise"), ComputeOptions(remat="blocks")):
-        value, other = found(compute)
-        np.testing.assert_allclose(value, base, rtol=1e-5)
-        for path, leaf in named_leaves(other).items():
-            np.testing.assert_allclose(leaf, named_leaves(gradient)[path], atol=1e-5, err_msg=path)
+        value, gradient = loss_and_gradient(compute)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        for path, leaf in named_leaves(gradient).items():
+            np.testing.assert_allclose(leaf, named_leaves(expected_gradient)[path], atol=1e-5, err_msg=path)
     plain, chunked = (
         forward(model_of("masked_lm", name, ComputeOptions(attention=form)), tokens, types=types, mask=mask)
         for form in ("plain", "chunked")
@@ -239,9 +238,9 @@ def test_ways_to_compute_agree():
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_the_form_for_inference_computes_the_same(kind, name):
+def test_the_copy_for_inference_computes_the_same(kind, name):
     if kind == "replaced_token":
-        pytest.skip("two networks that are trained together; each is used by itself")
+        pytest.skip("generator and discriminator are trained together but used separately")
     model, (tokens, types, mask) = model_of(kind, name), inputs(name)
     before, after = (forward(m, tokens, types=types, mask=mask) for m in (model, model.for_inference()))
     np.testing.assert_allclose(before, after, atol=2e-5)
@@ -255,8 +254,8 @@ def test_attention_weights_are_returned():
     assert (np.asarray(weights)[1, :, :, :, 5:] == 0).all()
 
 
-def test_dropout_on_weights_scales_what_it_keeps():
-    """The mean over many draws is the value without dropout, and a draw differs from it."""
+def test_dropout_of_weights_keeps_their_mean():
+    """The mean over many draws is the value without dropout, and a single draw differs from it."""
     from transformer_jax.layers.attention.dispatch import dot_product_attention
 
     query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 3))
@@ -269,7 +268,7 @@ def test_dropout_on_weights_scales_what_it_keeps():
 
 
 def test_electra_shares_its_embeddings():
-    """The generator has none, and the gradient of its loss reaches the discriminator's."""
+    """The generator has no embeddings, and the gradient of its loss reaches the discriminator's embeddings."""
     config = ElectraConfig(**{k: v for k, v in SIZES.items() if k != "classes"}, embedding_width=16)
     model = jax.jit(lambda: ElectraPretraining(config, rngs=nnx.Rngs(0)))()
     names = named_leaves(model)
@@ -283,7 +282,7 @@ def test_electra_shares_its_embeddings():
     assert np.abs(gradient["discriminator/encoder/embeddings/tokens/table/embedding"]).max() > 0
     assert np.abs(gradient["discriminator/encoder/embeddings/norm/scale"]).max() > 0
     assert not np.abs(gradient["discriminator/head/kernel"]).max()
-    with pytest.raises(ValueError, match="no whole number of heads"):
+    with pytest.raises(ValueError, match="must be an integer that divides"):
         dataclasses.replace(config, generator_size=0.3)
 
 
@@ -295,6 +294,6 @@ def test_eight_devices_equal_one(name):
     expected = forward(model, tokens, mask=mask)
     mesh = make_mesh("data=2,fsdp=2,tensor=2")
     with on_mesh(mesh):
-        spread = jax.device_put(model, model_shardings(model, mesh))
-        found = forward(spread, tokens, mask=mask)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+        sharded = jax.device_put(model, model_shardings(model, mesh))
+        logits = forward(sharded, tokens, mask=mask)
+    np.testing.assert_allclose(logits, expected, atol=2e-5)

@@ -1,4 +1,4 @@
-"""One position at a time, and a gradient by chance that is the exact one on average."""
+"""Hard attention: one position per step, and a policy gradient whose mean is the exact gradient."""
 
 import dataclasses
 import itertools
@@ -59,7 +59,7 @@ BATCH = {
 
 
 def test_drawn_positions_have_the_softmax_of_the_scores(model):
-    """Against the soft model's weights of the first step, 4,000 draws."""
+    """Compare 4,000 draws with the soft model's weights of the first step."""
     _, glances = jax.vmap(lambda rng: model.sampled(BATCH["source"], BATCH["target_in"], rng=rng))(
         jax.random.split(jax.random.key(0), 4_000)
     )
@@ -72,16 +72,16 @@ def test_drawn_positions_have_the_softmax_of_the_scores(model):
 
 
 def exact_objective(model, paths):
-    """The expected log-likelihood of the target, over every path of positions, from the model's own steps."""
+    """Return the expected log-likelihood of the target over all paths of positions, from the model's layers."""
 
     def along(path):
         x = model._embed(model.target_embedding, BATCH["target_in"], None)
         memory, states = model._encode(BATCH["source"], None, None, None)
         state, log_probability, likelihood = states[:, 0], 0.0, 0.0
-        for t, place in enumerate(path):
+        for t, position in enumerate(path):
             scores = jnp.tanh(model.query(state)[:, None] + memory.keys) @ model.direction[...]  # (1, S)
-            log_probability += jax.nn.log_softmax(scores)[0, place]
-            context = memory.values[:, place]
+            log_probability += jax.nn.log_softmax(scores)[0, position]
+            context = memory.values[:, position]
             pairs = model.readout(jnp.concatenate([state, x[:, t], context], axis=-1))
             logits = model.logits(pairs.reshape(1, -1, 2).max(axis=-1))
             likelihood += jax.nn.log_softmax(logits)[0, BATCH["target_out"][0, t]]
@@ -93,8 +93,10 @@ def exact_objective(model, paths):
 
 @pytest.mark.long
 def test_the_policy_gradient_is_the_exact_one_on_average(model):
-    """Every path enumerated, against the mean over 60,000 drawn ones: within 5 standard errors, and 5 % as a
-    whole. With discount 1 a step earns all that follows."""
+    """The mean of 60,000 draws equals the gradient over all paths within 5 standard errors and 5 % in norm.
+
+    With discount 1, a step is rewarded for all later tokens.
+    """
     paths = list(itertools.product(range(3), repeat=2))
     exact = jax.grad(lambda m: -exact_objective(m, paths))(model)
     loss = HardAttentionTraining(0.0, discount=1.0, entropy=0.0, soft=0.0)
@@ -116,7 +118,7 @@ def test_the_policy_gradient_is_the_exact_one_on_average(model):
 
 
 def test_soft_rows_are_the_soft_model(model):
-    """All rows soft: the logits are Bahdanau's, and nothing was drawn. A half of many: about half."""
+    """With soft=1 the logits are Bahdanau's and nothing is drawn; with soft=0.5 about half of the rows draw."""
     source, target = BATCH["source"], BATCH["target_in"]
     parts = {name: getattr(model, name) for name in ("forward", "backward", "first_state", "key", "query")}
     soft = Bahdanau(BahdanauConfig(**dataclasses.asdict(model.config)), rngs=nnx.Rngs(0))
@@ -125,14 +127,14 @@ def test_soft_rows_are_the_soft_model(model):
     states, glances = model.sampled(source, target, rng=jax.random.key(0), soft=1.0)
     np.testing.assert_allclose(model.logits(states), soft(source, target), atol=1e-6)
     np.testing.assert_array_equal(glances.log_probability, 0)
-    many = [jnp.repeat(x, 400, axis=0) for x in (source, target)]
-    _, glances = model.sampled(*many, rng=jax.random.key(0), soft=0.5)
+    repeated = [jnp.repeat(x, 400, axis=0) for x in (source, target)]
+    _, glances = model.sampled(*repeated, rng=jax.random.key(0), soft=0.5)
     drew_nothing = np.asarray(glances.log_probability) == 0  # (B, T)
     np.testing.assert_array_equal(drew_nothing[:, 0], drew_nothing[:, 1])
     assert 150 < drew_nothing[:, 0].sum() < 250
 
 
-def test_the_baseline_learns_what_is_earned(model):
+def test_the_baseline_learns_the_returns(model):
     loss = HardAttentionTraining(0.0)
 
     @jax.jit
@@ -148,20 +150,20 @@ def test_the_baseline_learns_what_is_earned(model):
     for n in range(60):
         model, error, gradient = step(model, jax.random.fold_in(jax.random.key(2), n))
         errors.append(float(error))
-        # It does not reach into the translator.
+        # The baseline's gradient does not reach the translator.
         assert not np.asarray(gradient.query.kernel[...]).any()
         assert not np.asarray(gradient.cell.dense_h.kernel[...]).any()
     assert np.mean(errors[-10:]) < 0.5 * np.mean(errors[:5])
 
 
-def test_earnings_end_with_the_sentence():
+def test_returns_end_with_the_sentence():
     rewards = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]])
     last = jnp.array([[False, False, True, False, False]])
     np.testing.assert_allclose(returns(rewards, last, 0.5)[0], [3.0, 4.0, 4.0, 16.0, 16.0])
     np.testing.assert_allclose(returns(rewards, last, 0.0), rewards)
 
 
-def test_padding_earns_and_costs_nothing(model):
+def test_padding_does_not_change_the_loss(model):
     loss = HardAttentionTraining(0.1)
     longer = {
         "source": BATCH["source"],
@@ -170,11 +172,11 @@ def test_padding_earns_and_costs_nothing(model):
     }
     sums, weights = loss.loss(model, None, longer, jax.random.key(0))
     assert float(weights["loss"]) == 2.0
-    other = longer | {"target_in": longer["target_in"].at[:, -3:].set(BATCH["target_in"][0, 1])}
-    assert float(loss.loss(model, None, other, jax.random.key(0))[0]["loss"]) == float(sums["loss"])
+    changed = longer | {"target_in": longer["target_in"].at[:, -3:].set(BATCH["target_in"][0, 1])}
+    assert float(loss.loss(model, None, changed, jax.random.key(0))[0]["loss"]) == float(sums["loss"])
 
 
-def test_the_likeliest_position_is_taken_without_a_key(model):
+def test_the_most_probable_position_is_chosen_without_a_key(model):
     _, weights = forward(model, BATCH["source"], BATCH["target_in"], return_weights=True)
     _, soft_state = model._encode(BATCH["source"], None, None, None)
     memory, _ = model._encode(BATCH["source"], None, None, None)
@@ -188,14 +190,14 @@ def test_presets():
     assert config.hidden == 256
 
 
-def test_its_losses_in_parts_are_the_same(model):
-    """Of three tokens two at a time, the last part filled up; the paths are drawn before."""
+def test_the_loss_in_parts_is_the_same(model):
+    """Three tokens in two parts, the last part padded; the positions are drawn before the parts are formed."""
     batch = {
         "source": jnp.array([[4, 5, 6], [5, 4, PAD]]),
         "target_in": jnp.array([[1, 5, 4], [1, 6, PAD]]),
         "target_out": jnp.array([[5, 4, END], [6, END, PAD]]),
     }
-    found = []
+    gradients = []
     for parts in (1, 2):
         model.compute = ComputeOptions(loss_parts=parts)
 
@@ -203,6 +205,6 @@ def test_its_losses_in_parts_are_the_same(model):
             sums, weights = HardAttentionTraining(0.1).loss(model, None, batch, jax.random.key(0))
             return sums["loss"], (sums, weights)
 
-        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
-    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
+        gradients.append(jax.jit(jax.grad(objective, has_aux=True))(model))
+    for single, split in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(single, split, rtol=1e-4, atol=1e-6)

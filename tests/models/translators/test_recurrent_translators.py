@@ -70,8 +70,8 @@ def as64(parameter):
     return np.asarray(parameter[...], np.float64)
 
 
-def test_bahdanau_is_the_papers_appendix():
-    """One sentence pair, in float64 from the formulas."""
+def test_bahdanau_equals_the_papers_appendix():
+    """Compare with float64 formulas on one sentence pair."""
     config = dataclasses.replace(TestBahdanau.config, tie="none", dropout=0.0)
     model = random(bahdanau.Bahdanau(config, rngs=nnx.Rngs(0)))
     source, target = np.array([5, 9, 30, 4]), np.array([1, 8, 22])
@@ -100,7 +100,7 @@ def test_bahdanau_is_the_papers_appendix():
 
 
 @pytest.mark.parametrize("score", ["dot", "general", "concat"])
-def test_luong_is_the_papers_equations(score):
+def test_luong_equals_the_papers_equations(score):
     config = luong.LuongConfig(
         layers=1, score=score, tie="none", **(COMMON | dict(dropout=0.0, hidden=16, width=16))
     )
@@ -111,9 +111,9 @@ def test_luong_is_the_papers_equations(score):
     W, U, _, b = oracle.cell_parameters(cell)
     c, h = np.zeros(16), np.zeros(16)
     memory = np.zeros((4, 16))
-    for place in reversed(range(4)):
-        c, h = oracle.lstm_step(embed[place], c, h, W, U, b)
-        memory[place] = h
+    for position in reversed(range(4)):
+        c, h = oracle.lstm_step(embed[position], c, h, W, U, b)
+        memory[position] = h
     W, U, _, b = oracle.cell_parameters(model.decoder.cells[0])
     fed, logits, weights = np.zeros(16), [], []
     for y in as64(model.target_embedding.table.embedding)[target]:
@@ -135,8 +135,8 @@ def test_luong_is_the_papers_equations(score):
     np.testing.assert_allclose(ours_weights[0, 0, 0], weights, atol=1e-5)
 
 
-def test_seq2seq_hands_the_last_state_over():
-    """The source is read from its end; what the decoder starts from is the state at its first token."""
+def test_seq2seq_starts_from_the_last_state_of_the_encoder():
+    """The encoder reads the source in reverse, so that its last state is at the source's first token."""
     config = dataclasses.replace(TestSeq2Seq.config, dropout=0.0, tie="none", layers=1)
     model = random(seq2seq.Seq2Seq(config, rngs=nnx.Rngs(0)))
     source, target = np.array([[5, 9, 30, 4]]), np.array([[1, 8, 22]])
@@ -150,12 +150,12 @@ def test_seq2seq_hands_the_last_state_over():
 @pytest.mark.parametrize("case", others_long([TestSeq2Seq, TestBahdanau, TestLuong], TestBahdanau))
 def test_one_token_has_finite_gradients(case):
     model = case.module(case.config, rngs=nnx.Rngs(0))
-    one = jnp.ones((1, 1), jnp.int32)
-    gradients = jax.grad(lambda m: jnp.square(m(one, one)).sum())(model)
+    token = jnp.ones((1, 1), jnp.int32)
+    gradients = jax.grad(lambda m: jnp.square(m(token, token)).sum())(model)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
-def test_no_attention_is_said():
+def test_weights_without_attention_are_refused():
     model = seq2seq.Seq2Seq(TestSeq2Seq.config, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="Seq2Seq has no attention"):
         model(jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), jnp.int32), return_weights=True)
@@ -171,7 +171,7 @@ def test_presets(config):
     assert tiny.layers == (1 if config is bahdanau.BahdanauConfig else 2)
     with pytest.raises(ValueError, match="unknown preset 'base': choose one of mini, tiny, small"):
         config.preset("base", 100)
-    with pytest.raises(ValueError, match="has no vocabulary of its own: give vocab_size"):
+    with pytest.raises(ValueError, match="does not define vocab_size: pass it"):
         config.preset("tiny")
 
 

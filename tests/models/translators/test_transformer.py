@@ -45,13 +45,13 @@ def abstract(config):
     ("name", "published", "difference"), [("base", 65_000_000, -1_954_368), ("big", 213_000_000, 1_171_648)]
 )
 def test_parameter_counts_against_the_paper(name, published, difference):
-    """Table 3 of the paper says 65 M and 213 M, rounded, without a breakdown.
+    """Table 3 of the paper lists 65 M and 213 M, rounded, without a breakdown.
 
     Counted from its formulas (no biases in the attention, one shared matrix for embeddings and logits,
     a vocabulary of "about 37000"), base has 63.05 M, 3.0 % fewer, and big has 214.17 M, 0.6 % more. One
-    vocabulary cannot explain both: 65 M would need 40,817 entries and 213 M 35,786; nor do two, as one
-    shared matrix is what section 3.4 describes. The formulas are the paper's, so its figures must count
-    something else.
+    vocabulary cannot explain both: 65 M would need 40,817 entries and 213 M 35,786; nor can two, because
+    section 3.4 describes one shared matrix. The formulas are the paper's, so its figures must count something
+    else.
     """
     config = TransformerConfig.preset(name, 37_000)
     D, F, L, V = config.width, config.feed_forward, config.encoder_layers, 37_000

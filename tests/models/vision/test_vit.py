@@ -1,4 +1,4 @@
-"""Vision transformers: counts of the papers, positions, tokens, and what every model of images must do."""
+"""Vision transformers: the papers' parameter counts, positions, tokens, and properties of every image model."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ from flax import nnx
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.sharding import model_shardings, rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
-from transformer_jax.layers.patches import cut_into_patches, joined_patches
-from transformer_jax.layers.positions.images import cubic_resize_matrix, resized_grid, sinusoidal_grid
+from transformer_jax.layers.patches import cut_into_patches, join_patches
+from transformer_jax.layers.positions.images import cubic_resize_matrix, resize_grid, sinusoidal_grid
 from transformer_jax.models.vision.dino import Dino, DinoConfig
 from transformer_jax.models.vision.masked_autoencoder import MaskedAutoencoder, MaskedAutoencoderConfig
 from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
@@ -51,7 +51,7 @@ def test_counts_of_compact_models(preset, millions):
     assert abs(count / 1e6 - millions) < 0.01
 
 
-def test_a_compact_model_of_six_layers_has_one_less_than_that_of_seven():
+def test_a_compact_model_of_six_layers_has_one_layer_less_than_one_of_seven():
     def count(name):
         config = ViTConfig.preset(name, classes=10)
         return jax.eval_shape(lambda: ViTClassifier(config, rngs=nnx.Rngs(0))).parameter_count
@@ -77,21 +77,21 @@ def test_patches_are_cut_row_by_row():
     patches = np.asarray(cut_into_patches(jnp.asarray(images), 2))
     assert patches.shape == (2, 6, 12)
     np.testing.assert_array_equal(patches[1, 4], images[1, 2:4, 2:4].reshape(-1))
-    np.testing.assert_array_equal(joined_patches(jnp.asarray(patches), 2, 2), images)
-    with pytest.raises(ValueError, match="4 x 6 pixels are not divided by patches of 5"):
+    np.testing.assert_array_equal(join_patches(jnp.asarray(patches), 2, 2), images)
+    with pytest.raises(ValueError, match="patches of 5 pixels do not divide images of 4 x 6"):
         cut_into_patches(jnp.asarray(images), 5)
 
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize(("old", "new"), [(7, 3), (7, 7), (5, 11)])
 def test_resized_rows_keep_constants_and_ramps(antialias, old, new):
-    """Cubic convolution is exact for constants, and with a = -0.5 for straight lines inside the borders."""
+    """Cubic convolution is exact for constants and, with a = -0.5, for straight lines inside the borders."""
     matrix = cubic_resize_matrix(old, new, antialias=antialias)
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-6)
     if old == new:
         np.testing.assert_allclose(matrix, np.eye(old), atol=1e-6)
     centres = (np.arange(new) + 0.5) * old / new - 0.5
-    if antialias and old <= new:  # a wider kernel has no row of these inside both borders
+    if antialias and old <= new:  # the wider kernel of a smaller grid has no row inside both borders
         inside = (centres >= 1) & (centres <= old - 2)
         assert inside.any()
         np.testing.assert_allclose((matrix @ np.arange(old))[inside], centres[inside], atol=1e-5)
@@ -105,10 +105,10 @@ def test_resized_grid_equals_torch(antialias, new):
     expected = torch.nn.functional.interpolate(
         torch.tensor(grid), size=new, mode="bicubic", align_corners=False, antialias=antialias
     )
-    found = resized_grid(
+    resized = resize_grid(
         jnp.asarray(grid[0].transpose(1, 2, 0).reshape(49, 5)), (7, 7), new, antialias=antialias
     )
-    np.testing.assert_allclose(found, expected[0].permute(1, 2, 0).reshape(-1, 5).numpy(), atol=1e-5)
+    np.testing.assert_allclose(resized, expected[0].permute(1, 2, 0).reshape(-1, 5).numpy(), atol=1e-5)
 
 
 def test_sinusoidal_grid_knows_rows_and_columns():
@@ -116,7 +116,7 @@ def test_sinusoidal_grid_knows_rows_and_columns():
     np.testing.assert_array_equal(grid[1, :, :4], np.broadcast_to(grid[1, 0, :4], (5, 4)))
     np.testing.assert_array_equal(grid[:, 2, 4:], np.broadcast_to(grid[0, 2, 4:], (3, 4)))
     assert len(np.unique(grid.reshape(15, 8).round(5), axis=0)) == 15
-    with pytest.raises(ValueError, match="a width that 4 divides, got 6"):
+    with pytest.raises(ValueError, match="a width that is a multiple of 4, got 6"):
         sinusoidal_grid(2, 2, 6)
 
 
@@ -149,7 +149,7 @@ def test_every_variant_reads_images_of_other_sizes(changes):
         rule_of(name, model)
 
 
-# Each with another value: none of them is ignored. `antialias` shows at other sizes alone.
+# Another value of each field, which must change the output. `antialias` only matters for images of other sizes.
 FIELDS = dict(
     image_size=16, patch_size=6, width=48, layers=3, heads=4, feed_forward=41, convolutions=1, pooling="mean",
     positions="sinusoidal", registers=1, distillation=True, norm="post", final_norm=False, layer_scale=0.5,
@@ -160,50 +160,50 @@ FIELDS = dict(
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_field_matters(field):
     size = (8, 8) if field == "antialias" else (12, 12)
-    one, other = model_of(), model_of(**{field: FIELDS[field]})
-    found, changed = (jax.jit(model)(pictures(2, *size)) for model in (one, other))
-    assert found.shape != changed.shape or not np.allclose(found, changed, atol=1e-6)
+    models = model_of(), model_of(**{field: FIELDS[field]})
+    before, after = (jax.jit(model)(pictures(2, *size)) for model in models)
+    assert before.shape != after.shape or not np.allclose(before, after, atol=1e-6)
 
 
 RATES = ("dropout", "attention_dropout", "stochastic_depth")
-# Of Dino and of the masked autoencoder alone: small values, and others.
-OWN_FIELDS = {
+# Two small values for each field that only Dino or the masked autoencoder has.
+PRETRAINING_FIELDS = {
     DinoConfig: dict(prototypes=(11, 12), projection_hidden=(13, 14), bottleneck=(7, 8)),
     MaskedAutoencoderConfig: dict(decoder_width=(16, 24), decoder_layers=(1, 2), decoder_heads=(2, 4)),
 }
-OWN_CASES = [(kind, field) for kind, own in OWN_FIELDS.items() for field in own]
+PRETRAINING_CASES = [(kind, field) for kind, fields in PRETRAINING_FIELDS.items() for field in fields]
 
 
-def test_a_field_of_two_class_tokens_and_of_channels():
+def test_the_distillation_head_and_channels_matter():
     images = pictures()
-    one, both = (model_of(distillation=True, distillation_head=head) for head in (False, True))
-    assert not np.allclose(jax.jit(one)(images), jax.jit(both)(images), atol=1e-6)
+    single, both = (model_of(distillation=True, distillation_head=head) for head in (False, True))
+    assert not np.allclose(jax.jit(single)(images), jax.jit(both)(images), atol=1e-6)
     grey = model_of(channels=1)
     assert jax.jit(grey)(images[..., :1]).shape == (3, 5)
 
 
-def test_no_field_is_left_out():
+def test_every_field_is_tested():
     fields = {field.name for field in dataclasses.fields(ViTConfig)}
     assert fields == {*FIELDS, *RATES, "distillation_head", "channels"}
-    for config, own in OWN_FIELDS.items():
-        assert {field.name for field in dataclasses.fields(config)} == fields | set(own)
+    for config, extra in PRETRAINING_FIELDS.items():
+        assert {field.name for field in dataclasses.fields(config)} == fields | set(extra)
 
 
-@pytest.mark.parametrize(("kind", "field"), OWN_CASES)
+@pytest.mark.parametrize(("kind", "field"), PRETRAINING_CASES)
 def test_every_field_of_pretraining_matters(kind, field):
-    small = {name: values[0] for name, values in OWN_FIELDS[kind].items()}
+    small = {name: values[0] for name, values in PRETRAINING_FIELDS[kind].items()}
     build, rest = (Dino, ()) if kind is DinoConfig else (MaskedAutoencoder, (jnp.array([[0, 4, 7]]),))
 
-    def outputs(**own):
-        config = kind(**SIZES, **small | own)
+    def outputs(**changes):
+        config = kind(**SIZES, **small | changes)
         return jax.jit(lambda images: build(config, rngs=nnx.Rngs(0))(images, *rest))(pictures(1))
 
-    found, changed = outputs(), outputs(**{field: OWN_FIELDS[kind][field][1]})
-    assert found.shape != changed.shape or not np.allclose(found, changed, atol=1e-6)
+    before, after = outputs(), outputs(**{field: PRETRAINING_FIELDS[kind][field][1]})
+    assert before.shape != after.shape or not np.allclose(before, after, atol=1e-6)
 
 
 @pytest.mark.parametrize("field", RATES)
-def test_randomness_is_on_with_a_key_alone(field):
+def test_randomness_is_on_only_with_a_key(field):
     plain, model = model_of(), model_of(**{field: 0.5})
     images = pictures()
     np.testing.assert_array_equal(jax.jit(plain)(images), jax.jit(model)(images))
@@ -214,7 +214,7 @@ def test_randomness_is_on_with_a_key_alone(field):
     np.testing.assert_array_equal(apply(plain, jax.random.key(1)), jax.jit(plain)(images))
 
 
-def test_stochastic_depth_leaves_rows_out_and_keeps_the_mean():
+def test_stochastic_depth_skips_rows_and_keeps_the_mean():
     model = model_of(stochastic_depth=0.4, layers=3).encoder
     factors = np.asarray(model._branch_factors(5_000, jax.random.key(0)))
     assert factors.shape == (3, 2, 5_000)
@@ -228,10 +228,10 @@ def test_scan_unrolled_and_inference_forms_are_the_same():
     expected = jax.jit(model_of(compute=ComputeOptions(unroll=1)))(images)
     np.testing.assert_allclose(jax.jit(model_of(compute=ComputeOptions(unroll=9)))(images), expected, atol=1e-5)
     np.testing.assert_allclose(jax.jit(model_of().for_inference())(images), expected, atol=1e-5)
-    remat = jax.jit(jax.grad(lambda model: model(images).sum()))
-    one, other = (remat(model_of(compute=ComputeOptions(remat=name))) for name in ("none", "blocks"))
-    for name, leaf in named_leaves(one).items():
-        np.testing.assert_allclose(leaf, named_leaves(other)[name], atol=1e-4, err_msg=name)
+    gradient = jax.jit(jax.grad(lambda model: model(images).sum()))
+    plain, remat = (gradient(model_of(compute=ComputeOptions(remat=name))) for name in ("none", "blocks"))
+    for name, leaf in named_leaves(plain).items():
+        np.testing.assert_allclose(leaf, named_leaves(remat)[name], atol=1e-4, err_msg=name)
 
 
 @pytest.mark.long
@@ -247,10 +247,10 @@ def test_eight_devices_as_one(mesh):
     with on_mesh(made := make_mesh(mesh)):
         model = model_of(config)
         placed = jax.device_put(model, model_shardings(model, made))
-        found = jax.jit(jax.value_and_grad(loss))(placed, images)
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-6)
+        value, gradient = jax.jit(jax.value_and_grad(loss))(placed, images)
+    np.testing.assert_allclose(value, expected[0], atol=1e-6)
     leaves = named_leaves(expected[1])
-    for name, leaf in named_leaves(found[1]).items():
+    for name, leaf in named_leaves(gradient).items():
         np.testing.assert_allclose(leaf, leaves[name], atol=1e-5, err_msg=name)
 
 
@@ -309,7 +309,7 @@ def test_a_head_of_prototypes_compares_directions():
         rule_of(name, model)
 
 
-def test_a_masked_autoencoder_sees_the_kept_patches_alone():
+def test_a_masked_autoencoder_reads_only_the_kept_patches():
     config = MaskedAutoencoderConfig(
         **SIZES | {"positions": "sinusoidal"}, decoder_width=16, decoder_layers=1, decoder_heads=2
     )
@@ -318,12 +318,12 @@ def test_a_masked_autoencoder_sees_the_kept_patches_alone():
     predicted = jax.jit(model)(images, kept)
     assert predicted.shape == (2, 9, 48)
     patches = np.array(cut_into_patches(images, 4))
-    for row, own in enumerate(np.asarray(kept)):
-        hidden = np.setdiff1d(np.arange(9), own)
+    for row, indices in enumerate(np.asarray(kept)):
+        hidden = np.setdiff1d(np.arange(9), indices)
         patches[row, hidden] += 7
-    other = joined_patches(jnp.asarray(patches), 4, 3)
-    np.testing.assert_allclose(jax.jit(model)(other, kept), predicted, atol=1e-6)
-    # The order in which patches are kept is none.
+    changed = join_patches(jnp.asarray(patches), 4, 3)
+    np.testing.assert_allclose(jax.jit(model)(changed, kept), predicted, atol=1e-6)
+    # The order of the kept patches does not matter.
     np.testing.assert_allclose(jax.jit(model)(images, kept[:, ::-1]), predicted, atol=1e-5)
     for name in named_leaves(model):
         rule_of(name, model)
@@ -347,9 +347,9 @@ def test_sizes_that_cannot_be(changes, message):
 
 def test_images_that_do_not_fit():
     model = model_of()
-    with pytest.raises(ValueError, match="13 x 12 pixels are not divided by patches of 4"):
+    with pytest.raises(ValueError, match="patches of 4 pixels do not divide images of 13 x 12"):
         model(pictures(1, 13, 12))
-    with pytest.raises(ValueError, match=r"images are \(B, height, width, 3\), got \(1, 12, 12, 1\)"):
+    with pytest.raises(ValueError, match=r"images must be \(B, height, width, 3\), got \(1, 12, 12, 1\)"):
         model(jnp.zeros((1, 12, 12, 1)))
     with pytest.raises(ValueError, match="a masked autoencoder needs patches"):
         MaskedAutoencoderConfig(**SIZES, convolutions=1)

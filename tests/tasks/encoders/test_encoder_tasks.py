@@ -28,8 +28,8 @@ from transformer_jax.tasks.encoders.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.encoders.pretraining import Pretraining
 from transformer_jax.tasks.encoders.question_answering import span_in, split_questions
 from transformer_jax.tasks.encoders.replaced_token_detection import ReplacedTokens
-from transformer_jax.tasks.encoders.sequence_classification import label_of_f1
-from transformer_jax.tasks.encoders.trained import TextsCut
+from transformer_jax.tasks.encoders.sequence_classification import positive_label
+from transformer_jax.tasks.encoders.trained import TruncationWarning
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics
 from transformer_jax.training.task import entry_of
@@ -42,7 +42,7 @@ NOUNS, VERBS = ["film", "dog", "tree", "book", "house"], ["is", "was", "seems"]
 CASES = {
     "bert": ("masked_language_modeling", dict(model="bert")),
     "roberta": ("masked_language_modeling", dict(model="roberta", tokenizer="bpe", vocab_size=270)),
-    "distilbert": ("masked_language_modeling", dict(model="distilbert", whole_words=True)),
+    "distilbert": ("masked_language_modeling", dict(model="distilbert", whole_word_masking=True)),
     "electra": ("replaced_token_detection", dict(model="electra", embedding_width=12, generator_size=0.5)),
     "label": ("sequence_classification", dict(model="bert")),
     "pair": ("sequence_classification", dict(model="roberta")),
@@ -107,13 +107,13 @@ def write_data(folder):
 def config_of(case, data, **changes):
     task, values = CASES[case]
     if case in PRETRAINING:
-        own = dict(text=(str(data / "text.txt"),), context=32)
+        source = dict(text=(str(data / "text.txt"),), context=32)
     else:
         name = "questions.json.gz" if case == "questions" else f"{case}.tsv"
-        own = dict(train=(str(data / name),), max_length=24)
+        source = dict(train=(str(data / name),), max_length=24)
     recipe = "text" if case in PRETRAINING else "fine_tune"
-    given = SIZES | dict(learning_rate=3e-3, steps=STEPS, evaluate_every=10, save_every=5) | own | values
-    return tasks.configure(task, recipe, **(given | changes))
+    schedule = dict(learning_rate=3e-3, steps=STEPS, evaluate_every=10, save_every=5)
+    return tasks.configure(task, recipe, **(SIZES | schedule | source | values | changes))
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def losses(folder):
 @pytest.mark.parametrize("case", others_long(CASES, "electra", "vectors"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
-    found = losses(folder)
-    assert found[-1] < found[0]
+    first, *_, last = losses(folder)
+    assert last < first
     expected = {
         **{name: {"validation_loss", "tokens_per_second"} for name in PRETRAINING},
         "electra": {"validation_loss", "discriminator_loss", "tokens_per_second"},
@@ -178,9 +178,9 @@ def test_it_is_resumed_bit_for_bit(case, data, trained, tmp_path, monkeypatch):
             train(config_of(case, data), tmp_path / "run")
     again = train(config_of(case, data), tmp_path / "run")
     assert losses(tmp_path / "run")[-1] == losses(folder)[-1]
-    one, other = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
-    for name, leaf in one.items():
-        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+    uninterrupted, resumed = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
+    for name, leaf in uninterrupted.items():
+        np.testing.assert_array_equal(leaf, resumed[name], err_msg=name)
     measured = {name: value for name, value in results.items() if "second" not in name}
     assert measured == {name: again[name] for name in measured}
 
@@ -201,7 +201,7 @@ def test_eight_devices_learn_the_same(case, mesh, data, trained, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_planned(case, data):
     lines = dict(plan.describe(tasks.TASKS[CASES[case][0]], config_of(case, data), "data=2,tensor=2"))
-    assert lines["work"].endswith("in all")
+    assert lines["work"].endswith("in total")
 
 
 @pytest.mark.long
@@ -232,24 +232,37 @@ def test_what_the_trained_ones_do(data, trained):
     with pytest.raises(UserError, match="a list of texts"):
         run.classify("a")
     for _ in range(2):
-        with pytest.warns(TextsCut, match=r"1 of 2 text\(s\) are longer than 24 tokens and were cut"):
+        with pytest.warns(
+            TruncationWarning, match=r"1 of 2 text\(s\) are longer than 24 tokens and were truncated"
+        ):
             run.classify(["the dog", "the dog " * 30])
 
     run = tasks.load(trained("tags")[0])
     tags = run.tag(["the dog is great", ["a", "unseenlongword"]])
     assert [word for word, _ in tags[0]] == ["the", "dog", "is", "great"]
     assert len(tags[1]) == 2
-    # A word of which the vocabulary makes no piece is in its place, with the tag that says the least.
+    # A word without a piece in the vocabulary gets the default tag.
     (odd,) = run.tag([["the", "\u200b", "dog"]])
     assert [word for word, _ in odd] == ["the", "\u200b", "dog"]
-    with pytest.raises(UserError, match="text 2: a text of no tokens"):
+    # Each word of a long text has the tag of the window in which it has the most context.
+    words = [(*NOUNS, "the", "is")[n % (len(NOUNS) + 2)] for n in range(70)]
+    size, step = 22, 16  # words between the special tokens of 24 tokens; windows share 6 tokens
+    starts = [*range(0, 70 - size, step), range(0, 70 - size, step)[-1] + step]
+    windows = [run.tag([words[start : start + size]])[0] for start in starts]
+    expected = []
+    for number, word in enumerate(words):
+        contexts = [min(number - s, min(s + size, 70) - 1 - number) for s in starts]
+        best = int(np.argmax(contexts))
+        expected.append((word, windows[best][number - starts[best]][1]))
+    assert run.tag([words]) == [expected]
+    with pytest.raises(UserError, match="text 2: the text has no tokens"):
         run.tag(["the dog", ["\u200b"]])
     with pytest.raises(UserError, match="give a list of texts, not one text"):
         run.tag("the dog")
     run = tasks.load(trained("questions")[0])
     text = ". ".join(f"the {noun} is good" for noun in NOUNS * 6)
-    found = run.answer("how is the dog?", text)
-    assert text[found.start :].startswith(found.answer) if found.answer else found.start == -1
+    answer = run.answer("how is the dog?", text)
+    assert text[answer.start :].startswith(answer.answer) if answer.answer else answer.start == -1
     run = tasks.load(trained("vectors")[0])
     vectors = run.embed(["the dog is great", "the film"])
     assert vectors.dtype == np.float32
@@ -279,7 +292,7 @@ def test_what_the_other_trained_ones_do(trained):
     ],
 )
 def test_white_space_around_an_answer_is_no_part_of_it(answer, words):
-    """Of "[CLS] What? Rome was built in years. " its tokens 2 to 6 are the context's."""
+    """Tokens 2 to 6 of "[CLS] What? Rome was built in years. " are the context."""
     ends = np.array([(0, 0), (0, 5), (0, 4), (5, 8), (9, 14), (15, 17), (18, 24)])
     window = EncodedText(np.arange(7), np.arange(7), np.array([-1, 0, 1, 1, 1, 1, 1]), 2, offsets=ends)
     assert span_in(window, [answer]) == words
@@ -292,7 +305,7 @@ def test_white_space_around_an_answer_is_no_part_of_it(answer, words):
         ("labels", "valid_f1", "max"),
         ("score", "valid_spearman", "max"),
         ("bert", "valid_loss", "min"),
-        ("electra", "valid_discriminator_loss", "min"),  # the generator is not what is kept
+        ("electra", "valid_discriminator_loss", "min"),  # the run keeps the discriminator
     ],
 )
 def test_which_checkpoint_is_best(data, name, best, direction):
@@ -310,9 +323,9 @@ def test_questions_on_one_text_are_held_out_together():
 
     kept, left = split_questions(asked(*"aabbbcddd"), 0.5)
     assert len(kept) + len(left) == 9
-    texts, others = ({one.context for one in part} for part in (kept, left))
-    assert len(texts) == len(others) == 2
-    assert not texts & others
+    kept_texts, left_texts = ({question.context for question in part} for part in (kept, left))
+    assert len(kept_texts) == len(left_texts) == 2
+    assert not kept_texts & left_texts
     kept, left = split_questions(asked(*"aaaaa"), 0.2)
     assert [len(kept), len(left)] == [4, 1]
     with pytest.raises(UserError, match="one example"):
@@ -346,7 +359,7 @@ def test_texts_of_both_columns_are_numbered_together(data, tmp_path):
 
 @pytest.mark.long
 def test_no_answer_is_returned_on_demand(trained, monkeypatch):
-    """Where no answer, the first token, has the highest logits."""
+    """The first token, which means no answer, has the highest logits."""
     run = tasks.load(trained("questions")[0])
 
     def none(self, name, function, examples):
@@ -357,9 +370,9 @@ def test_no_answer_is_returned_on_demand(trained, monkeypatch):
     assert run.processor.settings["unanswerable"]
     for unanswerable in (None, True):
         assert run.answer(*asked, unanswerable=unanswerable)[:2] == ("", -1)
-    found = run.answer(*asked, unanswerable=False)
-    assert found.answer
-    assert asked[1][found.start :].startswith(found.answer)
+    answer = run.answer(*asked, unanswerable=False)
+    assert answer.answer
+    assert asked[1][answer.start :].startswith(answer.answer)
 
 
 def test_sentences_are_counted_as_examples(data):
@@ -382,19 +395,19 @@ def test_vectors_do_not_depend_on_their_company(trained):
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_many_texts_share_rows(trained, pooling, monkeypatch):
-    """Each vector is that of its text alone, in its place; nearly nothing is padding."""
+    """Each vector equals that of its text in a batch of one; nearly nothing is padding."""
     run, shared = tasks.load(trained("vectors")[0]), []
-    plain = encoder_batches._shared_rows
+    plain = encoder_batches._packed_batches
     monkeypatch.setattr(
-        encoder_batches, "_shared_rows", lambda *a: shared.extend(found := list(plain(*a))) or found
+        encoder_batches, "_packed_batches", lambda *a: shared.extend(batches := list(plain(*a))) or batches
     )
     words, rng = ["the", "dog", "is", "great", "film", "house"], np.random.default_rng(0)
     texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 20, 400)]
-    found = run.embed(texts, pooling=pooling)
-    alone = np.stack([run.embed([text], pooling=pooling)[0] for text in texts[:40]])
-    np.testing.assert_allclose(found[:40], alone, atol=1e-6)
-    of_each = [number for texts_of_batch, _ in shared for number, *_ in texts_of_batch]
-    assert len(set(of_each)) == len(of_each) > 300
+    vectors = run.embed(texts, pooling=pooling)
+    single = np.stack([run.embed([text], pooling=pooling)[0] for text in texts[:40]])
+    np.testing.assert_allclose(vectors[:40], single, atol=1e-6)
+    numbers = [number for texts_of_batch, _ in shared for number, *_ in texts_of_batch]
+    assert len(set(numbers)) == len(numbers) > 300
     filled = np.mean([(batch["segments"] > 0).mean() for _, batch in shared[:-1]])
     assert filled > 0.9
     assert max(batch["segments"].max() for _, batch in shared) > 3
@@ -402,12 +415,12 @@ def test_many_texts_share_rows(trained, pooling, monkeypatch):
 
 @pytest.mark.parametrize("length", [9, 16, 17, 51, 60, 63, 64])
 def test_a_row_has_no_more_texts_than_places(length):
-    """Also of models whose limit is no multiple of the places."""
+    """Holds also for models whose limit is no multiple of the places."""
     short = Example(np.array([2, 5, 3], np.int32), np.zeros(3, np.int32), {})
-    batches = list(encoder_batches._shared_rows([short] * 2_000, length, 0))
+    batches = list(encoder_batches._packed_batches([short] * 2_000, length, 0))
     assert sum(len(texts) for texts, _ in batches) > 1_000
     for texts, batch in batches:
-        assert max(place for *_, place in texts) + 1 == batch["segments"].max() <= encoder_batches.SHARING
+        assert max(place for *_, place in texts) + 1 == batch["segments"].max() <= encoder_batches.MAX_PACKED
 
 
 @pytest.mark.parametrize(
@@ -417,41 +430,41 @@ def test_it_is_inspected(case, trained):
     run = tasks.load(trained(case)[0])
     item = ("how is it?", "the dog is good") if case == "questions" else "the dog is good"
     attention = attention_of_encoder(run.model, run.processor, item)
-    (found,) = attention.values()
-    assert found.weights.shape == (2, 2, len(found.queries), len(found.keys))
-    np.testing.assert_allclose(np.asarray(found.weights).sum(-1), 1, atol=1e-5)
+    (layers,) = attention.values()
+    assert layers.weights.shape == (2, 2, len(layers.queries), len(layers.keys))
+    np.testing.assert_allclose(np.asarray(layers.weights).sum(-1), 1, atol=1e-5)
 
 
 @pytest.mark.long
-def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
-    """Pretrained, then fine-tuned: the encoder is copied, the head is fresh, and it learns less far away."""
+def test_an_encoder_is_fine_tuned_with_another_head(data, trained, tmp_path):
+    """The pretrained encoder is copied, and the head is new."""
     start = str(trained("bert")[0])
     config = config_of("label", data, start=(start,), model="", learning_rate=0.0, steps=1, average=1)
-    # Sizes and vocabulary are the start's.
+    # Sizes and vocabulary come from the start.
     config = tasks.configure(
         "sequence_classification", "fine_tune", start=(start,), train=(str(data / "label.tsv"),), steps=1,
         learning_rate=0.0, batch_size=8,
     )  # fmt: skip
     train(config, tmp_path / "run")
-    begun, found = (named_leaves(tasks.load(path).model) for path in (start, tmp_path / "run"))
-    shared = [name for name in found if name.startswith("encoder/")]
+    before, tuned = (named_leaves(tasks.load(path).model) for path in (start, tmp_path / "run"))
+    shared = [name for name in tuned if name.startswith("encoder/")]
     assert {"encoder/pooler/kernel", "encoder/embeddings/tokens/table/embedding"} <= set(shared)
     for name in shared:
-        np.testing.assert_array_equal(begun[name], found[name], err_msg=name)
-    # Sizes and vocabulary alone: nothing is copied.
+        np.testing.assert_array_equal(before[name], tuned[name], err_msg=name)
+    # Sizes and vocabulary come from the start, but no parameter is copied.
     bare = config.with_values(start=(f"{start},leave_out=.*",))
     train(bare, tmp_path / "bare")
     fresh = named_leaves(tasks.load(tmp_path / "bare").model)
     assert {name: leaf.shape for name, leaf in fresh.items()} == {
-        name: leaf.shape for name, leaf in found.items()
+        name: leaf.shape for name, leaf in tuned.items()
     }
     kernel = "encoder/blocks/self_attention/query/kernel"
-    assert (np.asarray(fresh[kernel]) != np.asarray(found[kernel])).any()
-    # A probe: the head alone learns.
+    assert (np.asarray(fresh[kernel]) != np.asarray(tuned[kernel])).any()
+    # A probe trains only the head.
     probe = config.with_values(trainable="head/.*", learning_rate=1e-2, steps=3)
     train(probe, tmp_path / "probe")
     after = named_leaves(tasks.load(tmp_path / "probe").model)
-    moved = {name for name, leaf in after.items() if (np.asarray(leaf) != np.asarray(found[name])).any()}
+    moved = {name for name, leaf in after.items() if (np.asarray(leaf) != np.asarray(tuned[name])).any()}
     assert moved
     assert all(name.startswith("head/") for name in moved)
 
@@ -462,30 +475,30 @@ def test_an_encoder_goes_on_under_another_head(data, trained, tmp_path):
     ("case", "head"),
     [("bert", "questions"), ("roberta", "label"), ("distilbert", "tags"), ("electra", "questions")],
 )
-def test_every_encoder_goes_on_from_a_run_and_from_a_folder(case, head, published, data, trained, tmp_path):
-    """Of ELECTRA its discriminator does."""
+def test_every_encoder_starts_from_a_run_and_from_a_folder(case, head, published, data, trained, tmp_path):
+    """ELECTRA passes on its discriminator."""
     start, run = trained(case)[0], tasks.load(trained(case)[0])
     if published:
         start = tmp_path / "published"
         save_folder(start, run.model, run.processor)
     task, values = CASES[head]
     name = "questions.json.gz" if head == "questions" else f"{head}.tsv"
-    own = {n: value for n, value in values.items() if n in ("max_length", "stride")}
+    lengths = {n: value for n, value in values.items() if n in ("max_length", "stride")}
     config = tasks.configure(
         task, "fine_tune", start=(str(start),), train=(str(data / name),), steps=1, learning_rate=0.0,
-        batch_size=8, **({"max_length": 24} | own),
+        batch_size=8, **({"max_length": 24} | lengths),
     )  # fmt: skip
     train(config, tmp_path / "run")
-    begun, found = (named_leaves(tasks.load(path).model) for path in (trained(case)[0], tmp_path / "run"))
-    shared = [name for name in found if name.startswith("encoder/")]
+    before, tuned = (named_leaves(tasks.load(path).model) for path in (trained(case)[0], tmp_path / "run"))
+    shared = [name for name in tuned if name.startswith("encoder/")]
     assert len(shared) > 10
-    for name in shared:  # positions as far as texts of this task go
-        np.testing.assert_array_equal(begun[name][: len(found[name])], found[name], err_msg=name)
+    for name in shared:  # positions are truncated to the length of this task
+        np.testing.assert_array_equal(before[name][: len(tuned[name])], tuned[name], err_msg=name)
 
 
 @pytest.mark.long
 def test_a_reader_that_was_a_tagger_has_no_labels(data, trained, tmp_path):
-    """Else `transformers` would make a reader of as many outputs as there were tags."""
+    """`transformers` would otherwise build a reader with one output for each tag."""
     config = tasks.configure(
         "question_answering", "fine_tune", start=(str(trained("tags")[0]),), steps=1, batch_size=8,
         train=(str(data / "questions.json.gz"),), max_length=24, stride=8,
@@ -502,7 +515,7 @@ def test_a_reader_that_was_a_tagger_has_no_labels(data, trained, tmp_path):
 
 @pytest.mark.long
 def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_path):
-    """Which vectors have no use for: it stays behind."""
+    """The pooler, which vectors do not need, is not copied."""
     run = tasks.load(trained("label")[0])
     save_folder(tmp_path / "published", run.model.encoder, run.processor)
     config = tasks.configure(
@@ -516,16 +529,16 @@ def test_vectors_are_learned_from_an_encoder_with_a_pooler(data, trained, tmp_pa
         np.testing.assert_array_equal(leaf, before[name], err_msg=name)
     assert config.task.pooling == "mean"
 
-    first = run.processor.with_labels((), pooling="first", normalise=True)
+    first = run.processor.with_labels((), pooling="first", normalize=True)
     save_folder(tmp_path / "first", run.model.encoder, first)
     options = dict(train=(str(data / "vectors.tsv"),), batch_size=8)
     for start, pooling in ((tmp_path / "first", "first"), (tmp_path / "run", "mean")):
         config = tasks.configure("sentence_embedding", "fine_tune", start=(str(start),), **options)
-        assert config.task.pooling == pooling, "as its encoder pooled before"
+        assert config.task.pooling == pooling, "the start's pooling"
 
 
 def test_masked_words_in_parts_are_the_same(rng):
-    """Of five places two at a time, the last part filled up; a row without a masked word among them."""
+    """Five places are computed in parts of two, with padding; one row has no masked word."""
     config = BertConfig(vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_length=12, dropout=0.0)
     batch = {
         "tokens": rng.integers(5, 53, (3, 12)),
@@ -534,7 +547,7 @@ def test_masked_words_in_parts_are_the_same(rng):
         "labels": rng.integers(5, 53, (3, 5)),
         "weights": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32),
     }
-    found = []
+    outputs = []
     for parts in (1, 2):
         model = BertMaskedLM(config, rngs=nnx.Rngs(0), compute=ComputeOptions(loss_parts=parts))
 
@@ -542,14 +555,14 @@ def test_masked_words_in_parts_are_the_same(rng):
             sums, counts = MaskedWords().loss(model, None, batch, None)
             return sums["loss"], (sums, counts)
 
-        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
-    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+        outputs.append(jax.jit(jax.grad(objective, has_aux=True))(model))
+    for all_at_once, in_parts in zip(*map(jax.tree.leaves, outputs), strict=True):
+        np.testing.assert_allclose(all_at_once, in_parts, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("width", "rate"), [(1024, 0.25), (256, 0.15)])
 def test_a_large_electra_predicts_a_quarter_of_the_words(tmp_path, width, rate):
-    """Clark et al. 2020, table 6: of a preset, or of a published folder that is trained on."""
+    """Clark et al. 2020, table 6, for a preset and for a published folder as start."""
     sizes = dict(
         model_type="electra", vocab_size=30_522, embedding_size=128, hidden_size=width, num_hidden_layers=12,
         num_attention_heads=width // 64, intermediate_size=4 * width, max_position_embeddings=512,
@@ -568,11 +581,11 @@ def test_a_large_electra_predicts_a_quarter_of_the_words(tmp_path, width, rate):
     [(("1", "2"), "1"), (("1", "0"), "1"), (("yes", "no"), "yes"), (("10", "9"), "10")],
 )
 def test_f1_is_of_the_same_label_in_any_order(labels, expected):
-    assert label_of_f1(labels) == expected
+    assert positive_label(labels) == expected
 
 
 def test_a_generators_words_in_parts_are_the_same(rng):
-    """And the words that are drawn, by a key of each place."""
+    """The drawn words are the same too, because each place has its own key."""
     config = ElectraConfig(
         vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_length=12, dropout=0.0,
         attention_dropout=0.0, embedding_width=8, generator_size=0.5,
@@ -585,7 +598,7 @@ def test_a_generators_words_in_parts_are_the_same(rng):
         "weights": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32),
     }
     batch = jax.tree.map(jax.numpy.asarray, batch)
-    found = []
+    outputs = []
     for parts in (1, 2):
         model = ElectraPretraining(config, rngs=nnx.Rngs(0), compute=ComputeOptions(loss_parts=parts))
 
@@ -593,15 +606,15 @@ def test_a_generators_words_in_parts_are_the_same(rng):
             sums, counts = ReplacedTokens(50.0).loss(model, None, batch, jax.random.key(0))
             return sums["loss"], (sums, counts)
 
-        found.append(jax.jit(jax.grad(objective, has_aux=True))(model))
-    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-    # Of an untrained generator hardly a word is the right one by chance.
-    assert 5 <= found[0][1][0]["replaced"] <= 7
+        outputs.append(jax.jit(jax.grad(objective, has_aux=True))(model))
+    for all_at_once, in_parts in zip(*map(jax.tree.leaves, outputs), strict=True):
+        np.testing.assert_allclose(all_at_once, in_parts, rtol=1e-4, atol=1e-5)
+    # An untrained generator rarely draws the correct word by chance.
+    assert 5 <= outputs[0][1][0]["replaced"] <= 7
 
 
 def test_the_best_checkpoint_is_kept(data, tmp_path, monkeypatch):
-    """Of the second of four validations, though those after it have moved on."""
+    """The second of four validations is best, and later checkpoints differ from it."""
     seen = []
 
     def validate(self, model, extra):
@@ -663,7 +676,7 @@ def test_layer_decay_slows_the_lower_layers(data, tmp_path):
 
 @pytest.mark.long
 def test_trained_runs_of_every_head_are_published(trained, tmp_path):
-    """Written as a folder of `transformers`' layout and read again: the same predictions."""
+    """A folder in the layout of `transformers` makes the same predictions when it is loaded."""
     for case in ("bert", "roberta", "distilbert", "electra", "label", "pair", "tags", "questions", "vectors"):
         run = tasks.load(trained(case)[0])
         save_folder(tmp_path / case, run.model, run.processor)
@@ -677,8 +690,8 @@ def test_trained_runs_of_every_head_are_published(trained, tmp_path):
     generator = tasks.load(trained("electra")[0]).generator
     save_folder(tmp_path / "generator", generator, run.processor)
     again, _ = load_folder(tmp_path / "generator")
-    for (name, leaf), other in zip(named_leaves(generator).items(), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(leaf, other, err_msg=name)
+    for (name, leaf), loaded in zip(named_leaves(generator).items(), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(leaf, loaded, err_msg=name)
     first = tasks.load(trained("label")[0]).classify(["the dog is great"])
     assert tasks.load(tmp_path / "label").classify(["the dog is great"])[0].label == first[0].label
     folders = trained("vectors")[0], tmp_path / "vectors"

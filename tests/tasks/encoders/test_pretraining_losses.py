@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.layers.losses import drawn_tokens, keys_of_tokens
+from transformer_jax.layers.losses import sample_tokens, token_keys
 from transformer_jax.models.encoders.bert import BertConfig, BertMaskedLM
 from transformer_jax.models.encoders.electra import ElectraConfig, ElectraPretraining
 from transformer_jax.parameter_names import named_leaves
@@ -18,7 +18,7 @@ SIZES = dict(vocab_size=53, width=16, layers=1, heads=2, feed_forward=24, max_le
 
 @pytest.fixture
 def batch(rng):
-    """Three rows: five masked words, two in a row of nine tokens, and one that fills the batch up."""
+    """Return three rows: five masked words, two in a row of nine tokens, and a row of padding."""
     segments = np.ones((3, 12), np.int32)
     segments[1, 9:] = 0
     segments[2] = 0
@@ -32,7 +32,7 @@ def batch(rng):
 
 
 def surprisal(logits, label):
-    """-log softmax(logits)[label] in float64."""
+    """Return -log softmax(logits)[label] in float64."""
     logits = np.asarray(logits, np.float64)
     return np.log(np.exp(logits).sum()) - logits[label]
 
@@ -51,19 +51,19 @@ def test_masked_words_and_next_sentences(rng, batch):
         return model.logits(states), model.sentence_logits(states[:, 0])
 
     logits, pairs = outputs(model)
-    of_words = [
+    word_losses = [
         [surprisal(logits[row, batch["positions"][row, n]], batch["labels"][row, n]) for n in range(count)]
         for row, count in ((0, 5), (1, 2))
     ]
-    of_pair = surprisal(pairs[0], 1)
+    pair_loss = surprisal(pairs[0], 1)
     sums, counts = jax.jit(lambda model: MaskedWords().loss(model, None, batch, None))(model)
-    # The second row has no pair, and the third is none at all.
+    # The second row has no pair, and the third is padding.
     assert {name: float(x) for name, x in counts.items()} == {
         "masked_loss": 7, "masked_accuracy": 7, "next_loss": 1, "next_accuracy": 1, "loss": 2
     }  # fmt: skip
-    assert float(sums["masked_loss"]) == pytest.approx(sum(map(sum, of_words)), rel=1e-5)
-    assert float(sums["next_loss"]) == pytest.approx(of_pair, rel=1e-5)
-    assert float(sums["loss"]) == pytest.approx(sum(map(np.mean, of_words)) + of_pair, rel=1e-5)
+    assert float(sums["masked_loss"]) == pytest.approx(sum(map(sum, word_losses)), rel=1e-5)
+    assert float(sums["next_loss"]) == pytest.approx(pair_loss, rel=1e-5)
+    assert float(sums["loss"]) == pytest.approx(sum(map(np.mean, word_losses)) + pair_loss, rel=1e-5)
 
 
 def test_replaced_tokens(batch):
@@ -75,29 +75,28 @@ def test_replaced_tokens(batch):
             model.generator_states(batch["tokens"], batch["positions"], segments=batch["segments"])
         )
     )(model)
-    drawn = drawn_tokens(keys_of_tokens(jax.random.split(key, 3)[1], (3, 5)), logits)
+    drawn = sample_tokens(token_keys(jax.random.split(key, 3)[1], (3, 5)), logits)
     tokens, replaced = np.array(batch["tokens"]), np.zeros((3, 12))
-    of_words = []
+    word_losses = []
     for row, count in ((0, 5), (1, 2)):
         for n in range(count):
             place, label = batch["positions"][row, n], batch["labels"][row, n]
             tokens[row, place], replaced[row, place] = drawn[row, n], drawn[row, n] != label
-        of_words.append([surprisal(logits[row, n], batch["labels"][row, n]) for n in range(count)])
-    found = jax.jit(lambda model: model.replaced(jnp.asarray(tokens), segments=batch["segments"]))(model)
-    found = np.asarray(found, np.float64)
-    chance = 1 / (1 + np.exp(-found))
-    of_tokens = [
+        word_losses.append([surprisal(logits[row, n], batch["labels"][row, n]) for n in range(count)])
+    outputs = jax.jit(lambda model: model.replaced(jnp.asarray(tokens), segments=batch["segments"]))(model)
+    chance = 1 / (1 + np.exp(-np.asarray(outputs, np.float64)))
+    token_losses = [
         [-np.log(chance[row, n] if replaced[row, n] else 1 - chance[row, n]) for n in range(length)]
         for row, length in ((0, 12), (1, 9))
     ]
     sums, counts = jax.jit(lambda model: ReplacedTokens(50.0).loss(model, None, batch, key))(model)
     assert (float(counts["generator_loss"]), float(counts["discriminator_loss"])) == (7, 21)
-    assert float(sums["generator_loss"]) == pytest.approx(sum(map(sum, of_words)), rel=1e-5)
-    assert float(sums["discriminator_loss"]) == pytest.approx(sum(map(sum, of_tokens)), rel=1e-5)
+    assert float(sums["generator_loss"]) == pytest.approx(sum(map(sum, word_losses)), rel=1e-5)
+    assert float(sums["discriminator_loss"]) == pytest.approx(sum(map(sum, token_losses)), rel=1e-5)
     assert float(sums["replaced"]) == replaced.sum() > 0
-    total = sum(map(np.mean, of_words)) + 50 * sum(map(np.mean, of_tokens))
+    total = sum(map(np.mean, word_losses)) + 50 * sum(map(np.mean, token_losses))
     assert float(sums["loss"]) == pytest.approx(total, rel=1e-5)
-    # What is drawn has no gradient: the generator's blocks learn from its own words alone.
+    # Drawn words have no gradient: the generator's blocks learn only from the generator's loss.
     learned = [
         named_leaves(
             jax.jit(jax.grad(lambda model, w=w: ReplacedTokens(w).loss(model, None, batch, key)[0]["loss"]))(

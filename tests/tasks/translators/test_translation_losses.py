@@ -1,4 +1,4 @@
-"""R-Drop is two passes of the plain task, with dropout of their own, and their divergence."""
+"""R-Drop: two passes with different dropout, and their divergence."""
 
 import jax
 import jax.numpy as jnp
@@ -37,17 +37,17 @@ def test_without_dropout_the_passes_agree(batch):
 
 
 def test_in_parts_they_are_the_same(batch):
-    """Of seven tokens three at a time, the last part filled up."""
-    key, found = jax.random.key(0), []
+    """Seven tokens are split into three parts, with padding in the last."""
+    key, gradients = jax.random.key(0), []
     for parts in (1, 3):
 
         def objective(model):
             sums, weights = TokenLoss(0.1, 5.0).loss(model, None, batch, key)
             return sums["loss"], (sums, weights)
 
-        found.append(jax.jit(jax.grad(objective, has_aux=True))(make_model(0.3, loss_parts=parts)))
-    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+        gradients.append(jax.jit(jax.grad(objective, has_aux=True))(make_model(0.3, loss_parts=parts)))
+    for full, in_parts in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(full, in_parts, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long

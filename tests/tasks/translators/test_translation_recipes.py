@@ -1,4 +1,4 @@
-"""Recipes by name: complete, the paper's where they say so, and planned without data or devices."""
+"""Recipes are complete, match the papers they cite, and are planned without data or devices."""
 
 import functools
 
@@ -31,7 +31,7 @@ def test_every_recipe_is_complete(name):
 
 
 def test_flags_give_what_python_gives():
-    """Keywords of a recipe and fields alike, each found by its own name; the recipe follows from the data."""
+    """Flags set keywords of a recipe and fields alike; the data determine the default recipe."""
     pairs = ("--train", "a", "b", "--valid", "a", "b", "--test", "a", "b")
     flags = (*pairs, "--recipe", "multi30k", "--model", "lstm", "--steps", "40", "--hidden", "24")
     flags += ("--dropout", "0.2", "--seed", "3", "--clip", "2")
@@ -61,10 +61,10 @@ def test_help_shows_the_values_of_the_recipe():
 def test_what_follows_from_keywords():
     with pytest.raises(UserError, match="multi30k trains on files: name them"):
         load_corpus(translation("multi30k"))
-    # The paper's set-up for pairs of one's own: TFDS's direction falls away, the user's is refused.
+    # With other pairs, the recipe drops the direction of its TFDS corpus and refuses the user's.
     for changes in (FILES, dict(corpus="phrases:en-de")):
         assert translation("wmt14-en-de-base", **changes).task.direction is None
-        with pytest.raises(UserError, match="`direction` is for a corpus tfds:NAME"):
+        with pytest.raises(UserError, match="`direction` needs a `corpus` tfds:NAME"):
             translation("wmt14-en-de-base", direction="en-de", **changes)
     short = translation("wmt14-en-de-base", steps=1000).optimization
     assert (short.save_every, short.evaluate_every) == (50, 200)
@@ -113,7 +113,7 @@ def test_the_papers_set_up(name, corpus, steps, average, peak, dropout, vocabula
 
 
 def test_the_work_of_a_step():
-    """Against the count of multiplications by hand: 2 operations each, once forward and twice backward."""
+    """The work matches a count of multiplications by hand: 2 operations each, once forward, twice backward."""
     config = translation("wmt14-en-de-base", batch_tokens=1024)
     flops, parameters = step_flops(config)
     tokens, length, width, inner, layers, vocabulary = 1024, 256, 512, 2048, 6, 37_000
@@ -128,15 +128,15 @@ def test_the_work_of_a_step():
 
 def test_the_plan_adds_up():
     config = translation("wmt14-en-de-base", batch_tokens=1024)
-    found = dict(describe(config))
-    seconds = step_flops(config)[0] * 100_000 / (plan.PEAKS["A100"] * 1e12 * plan.DEVICES * plan.UTILISATION)
-    assert f"A100 {seconds:.1f} s" in found["time"]
-    assert "average 5, keep last, layer decay 1.0, save every 1500" in found["training"]
+    lines = dict(describe(config))
+    seconds = step_flops(config)[0] * 100_000 / (plan.PEAKS["A100"] * 1e12 * plan.DEVICES * plan.UTILIZATION)
+    assert f"A100 {seconds:.1f} s" in lines["time"]
+    assert "average 5, keep last, layer decay 1.0, save every 1500" in lines["training"]
 
 
 @pytest.mark.long
 def test_a_mesh_of_any_size_is_planned_without_its_devices():
-    """Against the bytes by hand: with Adam each parameter is there three times, and all is cut."""
+    """The bytes match a count by hand: Adam triples each parameter, and everything is sharded."""
     config = translation("wmt14-en-de-big", batch_tokens=64 * 256)
     lines = [value for name, value in describe(config, "data=4,fsdp=16,tensor=8") if name == "mesh"]
     assert lines[0] == "mesh of 512 device(s): data 4, fsdp 16, tensor 8"
@@ -146,7 +146,7 @@ def test_a_mesh_of_any_size_is_planned_without_its_devices():
     with pytest.raises(UserError, match="tensor=32 of `mesh` does not divide the model's 16 heads"):
         list(describe(config, "tensor=32"))
     lines = [value for name, value in describe(config, "data=128") if name == "mesh"]
-    assert lines[-1] == "64 rows of full length are fewer than the 128 parts of a batch"
+    assert lines[-1] == "64 rows of full length are fewer than the 128 shards of a batch"
 
 
 @pytest.mark.long

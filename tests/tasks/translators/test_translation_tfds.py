@@ -1,4 +1,4 @@
-"""A run on a TFDS set: streamed, resumed without reading the set through again, stopped by a torn shard."""
+"""A run on a TFDS set: streamed, resumed without reading the complete set again, stopped by a damaged shard."""
 
 import numpy as np
 import pytest
@@ -26,15 +26,15 @@ def config(folder, **changes):
 
 
 @pytest.fixture(scope="module")
-def whole(sets, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
+def complete_run(sets, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "complete"
     notes = []
     return folder, train(config(sets), folder, note=notes.append), notes
 
 
 @pytest.mark.long
-def test_the_set_is_scored_and_counted(whole):
-    folder, results, notes = whole
+def test_the_set_is_scored_and_counted(complete_run):
+    folder, results, notes = complete_run
     assert results["test_sentences"] == 12
     assert np.isfinite(results["bleu"])
     assert notes[:2] == [
@@ -47,11 +47,11 @@ def test_the_set_is_scored_and_counted(whole):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_without_counting_again(sets, whole, tmp_path, monkeypatch):
+def test_a_resumed_run_does_not_count_again(sets, complete_run, tmp_path, monkeypatch):
     train(config(sets, steps=3), tmp_path)
     monkeypatch.setattr(translation, "token_lengths", None)
     results = train(config(sets), tmp_path)
-    folder, expected, _ = whole
+    folder, expected, _ = complete_run
     assert results["exact_match"] == expected["exact_match"]
     leaves, again = (named_leaves(load(path, weights="averaged").model) for path in (folder, tmp_path))
     for name, leaf in leaves.items():
@@ -59,19 +59,19 @@ def test_a_run_goes_on_without_counting_again(sets, whole, tmp_path, monkeypatch
 
 
 @pytest.mark.long
-def test_another_direction_is_another_run(sets, whole):
+def test_another_direction_is_another_run(sets, complete_run):
     with pytest.raises(UserError, match="holds a run of another config"):
-        train(config(sets, direction="de-en"), whole[0])
+        train(config(sets, direction="de-en"), complete_run[0])
 
 
 @pytest.mark.long
-def test_a_shard_that_tears_later_ends_the_run_in_one_line(tmp_path):
+def test_a_shard_damaged_later_ends_the_run_in_one_line(tmp_path):
     folder = write_sets(tmp_path / "sets")
     train(config(folder, steps=2), tmp_path / "run")
     for shard in folder.glob("toy_pairs/*/toy_pairs-train*"):
         data = bytearray(shard.read_bytes())
-        for place in range(2000, 8000, 100):
-            data[place] ^= 255
+        for position in range(2000, 8000, 100):
+            data[position] ^= 255
         shard.write_bytes(data)
     with pytest.raises(UserError, match=r"toy_pairs-train.* cannot be read .*the shard is damaged") as error:
         train(config(folder, steps=40), tmp_path / "run")

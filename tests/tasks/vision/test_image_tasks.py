@@ -1,4 +1,4 @@
-"""The tasks of images: trained, resumed, on eight devices, planned, loaded, used and inspected."""
+"""Training, resuming, sharding, planning, loading, use and inspection of the image tasks."""
 
 import dataclasses
 import json
@@ -41,8 +41,8 @@ CASES = {
 
 def config_of(case, **changes):
     task, values = CASES[case]
-    given = SIZES | dict(learning_rate=3e-3, optimizer="adam", steps=STEPS, evaluate_every=10, save_every=5)
-    return tasks.configure(task, "digits", **(given | values | changes))
+    common = SIZES | dict(learning_rate=3e-3, optimizer="adam", steps=STEPS, evaluate_every=10, save_every=5)
+    return tasks.configure(task, "digits", **(common | values | changes))
 
 
 def train(config, folder, mesh=None):
@@ -51,19 +51,19 @@ def train(config, folder, mesh=None):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder and results of a case, trained once."""
-    root, done = tmp_path_factory.mktemp("runs"), {}
+    """Return a function that trains a case once and returns its folder and results."""
+    root, results = tmp_path_factory.mktemp("runs"), {}
 
-    def of(case):
-        if case not in done:
-            done[case] = train(config_of(case), root / case)
-        return root / case, done[case]
+    def train_once(case):
+        if case not in results:
+            results[case] = train(config_of(case), root / case)
+        return root / case, results[case]
 
-    return of
+    return train_once
 
 
 class Halt(Exception):
-    """Ends a run in the middle."""
+    """End a run after its first steps."""
 
 
 def losses(folder):
@@ -79,7 +79,7 @@ def test_it_is_trained(case, trained):
     }.get(case, {"top1", "top5", "calibration_error"})
     assert expected | {"images_per_second", "parameters"} <= set(results)
     assert all(np.isfinite(results[name]) for name in expected)
-    if case != "dino":  # whose loss begins where all outputs are alike
+    if case != "dino":  # DINO starts with nearly equal outputs, from which its loss need not fall
         assert losses(folder)[-1] < losses(folder)[0]
     assert (
         json.loads((folder / "results.json").read_text()).items() >= {n: results[n] for n in expected}.items()
@@ -101,9 +101,9 @@ def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
             train(config_of(case), tmp_path / "run")
     again = train(config_of(case), tmp_path / "run")
     assert losses(tmp_path / "run")[-1] == losses(folder)[-1]
-    one, other = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
-    for name, leaf in one.items():
-        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+    expected, resumed = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(leaf, resumed[name], err_msg=name)
     measured = {name: value for name, value in results.items() if "second" not in name}
     assert measured == {name: again[name] for name in measured}
 
@@ -117,7 +117,7 @@ def test_eight_devices_learn_the_same(case, trained, tmp_path):
 
 @pytest.mark.parametrize("case", others_long(["classes", "dino"]))
 def test_micro_batches_learn_the_same(case, trained, tmp_path):
-    """Of DINO too: its centre and teacher move once a step."""
+    """This includes DINO, whose centre and teacher are updated once per step."""
     train(config_of(case, accumulation=2, steps=10, schedule="constant"), tmp_path / "two")
     train(config_of(case, steps=10, schedule="constant"), tmp_path / "one")
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-3)
@@ -126,11 +126,11 @@ def test_micro_batches_learn_the_same(case, trained, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_planned(case):
     lines = dict(plan.describe(tasks.TASKS[CASES[case][0]], config_of(case), "data=2,tensor=2"))
-    assert lines["work"].endswith("in all")
+    assert lines["work"].endswith("in total")
 
 
-def test_a_mesh_that_would_cut_heights(tmp_path):
-    with pytest.raises(UserError, match="images have heights and widths there"):
+def test_a_mesh_with_sequence_is_refused(tmp_path):
+    with pytest.raises(UserError, match="shards the tokens of texts, not images"):
         train(config_of("classes"), tmp_path / "run", mesh="data=4,sequence=2")
 
 
@@ -139,16 +139,23 @@ def test_a_trained_classifier_classifies(trained):
     run = tasks.load(folder)
     _, test = digits()
     images = [test[n] for n in range(len(test))]
-    found = run.classify(images)
-    assert all(abs(sum(one.probabilities.values()) - 1) < 1e-5 for one in found)
-    right = np.mean([one.label == test.classes[test.labels[n]] for n, one in enumerate(found)])
-    assert 100 * right == pytest.approx(results["top1"], abs=0.3)
-    alone = run.classify(images[:1])[0]
-    assert alone.probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
-    one = ("a.png", images[0], images[0][..., 0])
-    for given, message in (([], "one or more"), ([np.zeros(3)], "give uint8"), *((x, "a list") for x in one)):
+    predictions = run.classify(images)
+    assert all(abs(sum(prediction.probabilities.values()) - 1) < 1e-5 for prediction in predictions)
+    labels = [test.classes[number] for number in test.labels]
+    accuracy = np.mean(
+        [prediction.label == label for prediction, label in zip(predictions, labels, strict=True)]
+    )
+    assert 100 * accuracy == pytest.approx(results["top1"], abs=0.3)
+    (first,) = run.classify(images[:1])
+    assert first.probabilities == pytest.approx(predictions[0].probabilities, abs=1e-5)
+    single = ("a.png", images[0], images[0][..., 0])
+    for value, message in (
+        ([], "one or more"),
+        ([np.zeros(3)], "convert it to uint8"),
+        *((x, "a list") for x in single),
+    ):
         with pytest.raises(UserError, match=message):
-            run.classify(given)
+            run.classify(value)
 
 
 @pytest.mark.parametrize("case", others_long(CASES, "classes", "dino"))
@@ -159,9 +166,9 @@ def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
     vectors = run.embed_images(images)
     assert (vectors.shape, vectors.dtype) == ((5, 24), np.float32)
     np.testing.assert_allclose(run.embed_images(images[3:4])[0], vectors[3], atol=1e-5)
-    for one in (np.asarray(images[3]), jnp.asarray(images[3])):
+    for image in (np.asarray(images[3]), jnp.asarray(images[3])):
         with pytest.raises(UserError, match="give a list of images, not one image"):
-            run.embed_images(one)
+            run.embed_images(image)
     maps = [run.attention_maps(image) for image in images[:2]]
     rows, columns = maps[0].grid
     np.testing.assert_allclose(maps[0].weights.sum(axis=-1), 1, atol=1e-5)
@@ -180,7 +187,7 @@ def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
 
 @pytest.mark.parametrize(("prefix", "class_token"), [(3, True), (2, False), (0, False)])
 def test_maps_are_those_of_the_first_token_over_patches_alone(rng, prefix, class_token):
-    """Of random attention, each row another: registers in front of the patches are left out."""
+    """Maps omit the registers that precede the patches; each row of the random attention differs."""
     from transformer_jax.interpretability.attention_flow import rollout
     from transformer_jax.interpretability.images import AttentionMaps
 
@@ -226,10 +233,10 @@ def test_images_are_read_in_another_size(trained):
 def test_masks_keep_the_smallest_set_of_a_share():
     from transformer_jax.interpretability.images import AttentionMaps
 
-    row = np.array([0.1, 0.4, 0.05, 0.3, 0.1, 0.05])  # a class token in front of 5 patches
+    row = np.array([0.1, 0.4, 0.05, 0.3, 0.1, 0.05])  # a class token, then 5 patches
     weights = np.broadcast_to(row, (1, 1, 6, 6)).astype(np.float32)
     maps = AttentionMaps(np.zeros((1, 5, 3), np.uint8), weights, 1, (1, 5), np.zeros((6, 2), np.float32))
-    # Of the patches' 0.9: 0.4 and 0.3 are 78 %.
+    # The patches sum to 0.9, of which 0.4 and 0.3 are 78 %.
     assert maps.masks(0.6)[0, 0].tolist() == [True, False, True, False, False]
     assert maps.masks(0.4)[0, 0].tolist() == [True, False, False, False, False]
     assert maps.masks(1.0).all()
@@ -240,15 +247,15 @@ def test_masks_keep_the_smallest_set_of_a_share():
 @pytest.mark.long
 def test_classes_of_one_name_have_their_own_probabilities():
     """ImageNet has two cranes."""
-    found = classified(np.log([0.2, 0.7, 0.1]), ("crane", "crane", "kite"), "label")
-    assert found.label == "crane (1)"
-    assert found.probabilities == pytest.approx({"crane (0)": 0.2, "crane (1)": 0.7, "kite": 0.1})
+    prediction = classified(np.log([0.2, 0.7, 0.1]), ("crane", "crane", "kite"), "label")
+    assert prediction.label == "crane (1)"
+    assert prediction.probabilities == pytest.approx({"crane (0)": 0.2, "crane (1)": 0.7, "kite": 0.1})
 
 
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("classes", dict(channels=1), "`channels` 1: images are read as red, green and blue"),
+        ("classes", dict(channels=1), "`channels` 1 must be 3: images are read as RGB"),
         ("mae", dict(patch_size=8), "`patch_size` 8 makes one patch"),
         ("mae", dict(width=18), "must be a multiple of 4"),
     ],
@@ -259,7 +266,7 @@ def test_sizes_that_cannot_be(case, changes, message, tmp_path):
 
 
 def test_entropies_are_those_of_all_outputs_at_once(tmp_path):
-    """They are summed a batch at a time, for each test set."""
+    """Entropies are summed over batches, for each test set."""
     file = str(tmp_path / "set.npz")
     images, _ = digits()
     pixels = np.stack([images[n] for n in range(60)])
@@ -283,15 +290,15 @@ def test_entropies_are_those_of_all_outputs_at_once(tmp_path):
 
 
 def test_collapse_is_reported(tmp_path):
-    """Images that are all the same have one output; those of the digits do not."""
+    """Equal images have equal outputs; different digits do not."""
     images, _ = digits()
     labels = np.arange(60) % 2
     for name, numbers in (("same", np.zeros(60, int)), ("digits", np.arange(60))):
         file = str(tmp_path / f"{name}.npz")
         np.savez(file, images=np.stack([images[n] for n in numbers]), labels=labels)
         config = config_of("dino", data=file, test=(file,), examples=0, steps=1)
-        _, shown = tasks.train(config, tmp_path / name)
-        (line,) = (line for line in shown if "nats of an image in the teacher's output" in line)
+        _, lines = tasks.train(config, tmp_path / name)
+        (line,) = (line for line in lines if "nats about an image in the teacher's output" in line)
         assert ("collapsed, it is the same for all images" in line) == (name == "same")
 
 
@@ -311,8 +318,8 @@ def test_images_without_classes_are_pretrained_on(tmp_path):
         train(config_of("classes", data=str(tmp_path / "photos")), tmp_path / "classes")
 
 
-def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
-    """From DINO, from a masked autoencoder, and as a frozen one under a linear classifier."""
+def test_a_pretrained_encoder_is_fine_tuned_and_probed(trained, tmp_path):
+    """Encoders of DINO and of a masked autoencoder are fine-tuned; a linear probe leaves DINO's unchanged."""
     small = dict(batch_size=16, examples=200, steps=10, evaluate_every=10, save_every=10)
     for case in ("dino", "mae"):
         folder, _ = trained(case)
@@ -330,8 +337,8 @@ def test_an_encoder_goes_on_under_a_classifier(trained, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["fine_tune", "probe"])
-def test_a_classifier_goes_on_with_other_classes(recipe, trained, tmp_path):
-    """Its encoder is copied, a head for three classes is fresh."""
+def test_a_classifier_is_fine_tuned_on_other_classes(recipe, trained, tmp_path):
+    """The encoder is copied, and the head for three classes is new."""
     train_set, _ = digits()
     rows = np.flatnonzero(train_set.labels < 3)[:60]
     np.savez(
@@ -369,21 +376,19 @@ def test_a_compact_transformer_has_no_published_format(trained, tmp_path):
 
 
 def test_teacher_and_centre_follow_their_recurrences():
-    """Against NumPy: the teacher is a moving average whose decay rises to 1, the centre one of the outputs."""
-    import jax
-    import jax.numpy as jnp
+    """Teacher and centre match NumPy: moving averages, the teacher's with a decay that rises to 1."""
     from flax import nnx
 
     from transformer_jax.models.vision.dino import Dino
     from transformer_jax.tasks.vision.self_distillation import objective
 
     config = config_of("dino", steps=8)
-    own = objective(config, config.model)
+    loss = objective(config, config.model)
     first, second = (Dino(config.model, rngs=nnx.Rngs(n)) for n in (0, 1))
-    extra = own.initial_extra(first, jax.random.key(0))
+    extra = loss.initial_extra(first, jax.random.key(0))
     means = {"centre": jnp.arange(19.0)}
     for step in (0, 4, 8):
-        after = own.after_update(second, extra, means, jnp.asarray(step))
+        after = loss.after_update(second, extra, means, jnp.asarray(step))
         decay = 1 - (1 - config.task.teacher_decay) * (np.cos(np.pi * step / 8) + 1) / 2
         for name, leaf in named_leaves(after["teacher"]).items():
             expected = decay * named_leaves(first)[name] + (1 - decay) * named_leaves(second)[name]
@@ -396,8 +401,8 @@ def test_the_teachers_temperature_rises():
     from transformer_jax.tasks.vision.self_distillation import objective
 
     config = config_of("dino", teacher_temperature=0.07, temperature_warmup=10)
-    own = objective(config, config.model)
-    assert [round(float(own.temperature(step)), 6) for step in (0, 5, 10, 99)] == [0.04, 0.055, 0.07, 0.07]
+    loss = objective(config, config.model)
+    assert [round(float(loss.temperature(step)), 6) for step in (0, 5, 10, 99)] == [0.04, 0.055, 0.07, 0.07]
     assert objective(config_of("dino"), config.model).temperature(0) == 0.04
     paper = tasks.configure("self_distillation", "paper", steps=1_000)
     assert (paper.task.temperature_warmup, paper.model.stochastic_depth) == (300, 0.1)
@@ -406,25 +411,23 @@ def test_the_teachers_temperature_rises():
 @pytest.mark.long
 def test_the_loss_of_views_is_that_of_the_paper():
     """Equation 3 in NumPy's float64: every global view of the teacher with every other view of the student."""
-    import jax
-    import jax.numpy as jnp
     from flax import nnx
 
     from transformer_jax.models.vision.dino import Dino
     from transformer_jax.tasks.vision.self_distillation import objective
 
     config = config_of("dino")
-    own = objective(config, config.model)
+    loss = objective(config, config.model)
     student, teacher = (jax.jit(lambda n=n: Dino(config.model, rngs=nnx.Rngs(n)))() for n in (0, 1))
     rng = np.random.default_rng(0)
     batch = {
-        "wholes": rng.integers(256, size=(3, 2, 8, 8, 3), dtype=np.uint8),
-        "parts": rng.integers(256, size=(3, 2, 4, 4, 3), dtype=np.uint8),
+        "global_crops": rng.integers(256, size=(3, 2, 8, 8, 3), dtype=np.uint8),
+        "local_crops": rng.integers(256, size=(3, 2, 4, 4, 3), dtype=np.uint8),
         "weight": np.array([1, 0, 1], np.float32),
     }
     centre = rng.normal(size=19).astype(np.float32) * 0.1
     extra = {"teacher": teacher, "centre": jnp.asarray(centre), "step": jnp.zeros((), jnp.int32)}
-    sums, weights = own.loss(student, extra, batch, jax.random.key(0))
+    sums, weights = loss.loss(student, extra, batch, jax.random.key(0))
 
     def outputs(model, views):
         x = (views.reshape(-1, *views.shape[2:]) / 255 - 0.5) / 0.5
@@ -434,15 +437,17 @@ def test_the_loss_of_views_is_that_of_the_paper():
         x = np.exp(x - x.max(axis=-1, keepdims=True))
         return x / x.sum(axis=-1, keepdims=True)
 
-    taught = outputs(teacher, batch["wholes"])
+    taught = outputs(teacher, batch["global_crops"])
     expected = softmax((taught - centre) / 0.04)
-    learned = np.concatenate([outputs(student, batch[name]) for name in ("wholes", "parts")], axis=1)
+    learned = np.concatenate(
+        [outputs(student, batch[name]) for name in ("global_crops", "local_crops")], axis=1
+    )
     logs = np.log(softmax(learned / 0.1))
     total, pairs = np.zeros(3), 0
-    for one in range(2):
-        for other in range(4):
-            if one != other:
-                total -= (expected[:, one] * logs[:, other]).sum(axis=-1)
+    for teacher_view in range(2):
+        for student_view in range(4):
+            if teacher_view != student_view:
+                total -= (expected[:, teacher_view] * logs[:, student_view]).sum(axis=-1)
                 pairs += 1
     np.testing.assert_allclose(sums["loss"], (total / pairs * batch["weight"]).sum(), rtol=1e-4)
     np.testing.assert_allclose(
@@ -451,21 +456,19 @@ def test_the_loss_of_views_is_that_of_the_paper():
     assert float(weights["loss"]) == 2
 
 
-def test_hidden_patches_alone_are_predicted():
-    """The loss against NumPy: normalised pixels of the patches that the encoder has not seen."""
-    import jax
-    import jax.numpy as jnp
+def test_only_masked_patches_are_predicted():
+    """The loss matches NumPy: the error on normalised pixels of the patches that the encoder does not see."""
     from flax import nnx
 
     from transformer_jax.models.vision.masked_autoencoder import MaskedAutoencoder
     from transformer_jax.tasks.vision.masked_autoencoding import kept_patches, objective
 
     config = config_of("mae")
-    own = objective(config, config.model)
+    loss = objective(config, config.model)
     model = jax.jit(lambda: MaskedAutoencoder(config.model, rngs=nnx.Rngs(0)))()
     images = np.random.default_rng(0).integers(256, size=(2, 8, 8, 3), dtype=np.uint8)
     key = jax.random.key(5)
-    sums, _ = own.loss(model, None, {"images": images, "weight": np.ones(2, np.float32)}, key)
+    sums, _ = loss.loss(model, None, {"images": images, "weight": np.ones(2, np.float32)}, key)
     mask_key, _ = jax.random.split(key)
     kept = jnp.argsort(jax.random.uniform(mask_key, (2, 16)), axis=1)[:, :4]
     pixels = (images / 255 - 0.5) / 0.5
@@ -480,11 +483,11 @@ def test_hidden_patches_alone_are_predicted():
 
 @pytest.mark.long
 def test_classes_of_other_sizes_and_sets(tmp_path):
-    """A start's positions serve images of another size; two test sets have scores apart."""
+    """Positions of a start are interpolated for images of another size; two test sets have separate scores."""
     train_set, test = digits()
-    for name, own in (("train", train_set), ("one", test), ("two", test)):
-        pixels = np.stack([own[n] for n in range(100)]).repeat(2, axis=1).repeat(2, axis=2)
-        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=own.labels[:100])
+    for name, images in (("train", train_set), ("one", test), ("two", test)):
+        pixels = np.stack([images[n] for n in range(100)]).repeat(2, axis=1).repeat(2, axis=2)
+        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=images.labels[:100])
     tests = tuple(str(tmp_path / f"{name}.npz") for name in ("one", "two"))
     config = config_of("classes", data=str(tmp_path / "train.npz"), test=tests, examples=0, size=16, steps=4,
                        save_every=4, evaluate_every=4)  # fmt: skip
@@ -497,31 +500,31 @@ def test_classes_of_other_sizes_and_sets(tmp_path):
     assert dataclasses.asdict(run.config.model)["image_size"] == 8
     for recipe in ("fine_tune", "probe"):
         further = tasks.configure("image_classification", recipe, start=(str(tmp_path / "run"),))
-        assert further.task.size == 16, "what it is used on, as by nearest neighbours"
+        assert further.task.size == 16, "the size of the start's processor"
 
 
 def test_a_further_set_of_several_splits_is_its_test(tmp_path):
-    """Never the training images again."""
+    """The training images are never used for testing."""
     pixels = np.random.default_rng(0).integers(256, size=(12, 8, 8), dtype=np.uint8)
     path = str(tmp_path / "set.npz")
     np.savez(path, x_train=pixels, y_train=[0, 1] * 6, x_test=pixels[:3], y_test=[1, 0, 1])
     splits = open_splits(ImageDataConfig(data=path, test=(path,)))
-    assert [len(one) for one in splits.tests.values()] == [3]
-    # A test by the name of another split is none of it.
+    assert [len(images) for images in splits.tests.values()] == [3]
+    # A test set with the name of another split gets a name of its own.
     for name in ("valid", "train"):
         np.savez(tmp_path / name, images=pixels[:5], labels=[0, 1, 0, 1, 0])
-    named = open_splits(
+    renamed = open_splits(
         ImageDataConfig(data=path, test=tuple(f"{tmp_path}/{n}.npz" for n in ("valid", "train")))
     )
-    assert {name: len(one) for name, one in named.tests.items()} == {"valid_": 5, "train_": 5}
-    with pytest.raises(UserError, match="has several splits, of which none is said to be for validation"):
+    assert {name: len(images) for name, images in renamed.tests.items()} == {"valid_": 5, "train_": 5}
+    with pytest.raises(UserError, match="has several splits, none of them marked for validation"):
         open_splits(ImageDataConfig(data=path, valid=path))
 
 
 def test_the_last_layer_of_a_student_is_frozen_at_first():
     config = tasks.configure(
         "self_distillation", "digits", width=16, layers=1, heads=2, feed_forward=16, prototypes=8,
-        projection_hidden=8, bottleneck=4, frozen_steps=2, parts=1, batch_size=2, steps=10,
+        projection_hidden=8, bottleneck=4, frozen_prototype_steps=2, local_crops=1, batch_size=2, steps=10,
     )  # fmt: skip
     entry = entry_of(config)
     objective = entry.objective(config, config.model)
@@ -542,16 +545,16 @@ def test_the_last_layer_of_a_student_is_frozen_at_first():
 
 
 @pytest.mark.long
-def test_collapse_is_said_while_training(tmp_path, monkeypatch):
-    said = []
+def test_collapse_is_noted_during_training(tmp_path, monkeypatch):
+    notes = []
     monkeypatch.setattr(
         self_distillation.SelfDistillationTask,
-        "further",
+        "extra_scores",
         lambda self, kept, name: iter([("teacher_entropy", 2.0), ("prototype_entropy", 2.0)]),
     )
     config = tasks.configure(
         "self_distillation", "digits", width=16, layers=1, heads=2, feed_forward=16, prototypes=8,
-        projection_hidden=8, bottleneck=4, parts=0, batch_size=8, steps=2, evaluate_every=1, examples=40,
+        projection_hidden=8, bottleneck=4, local_crops=0, batch_size=8, steps=2, evaluate_every=1, examples=40,
     )  # fmt: skip
-    tasks.train(config, tmp_path / "run", note=said.append)
-    assert [line.partition(":")[0] for line in said if "collapsed" in line] == ["step 1", "step 2"]
+    tasks.train(config, tmp_path / "run", note=notes.append)
+    assert [line.partition(":")[0] for line in notes if "collapsed" in line] == ["step 1", "step 2"]
