@@ -1,11 +1,11 @@
-"""Draw docs/data_path.svg: the way of the data through the package.
+"""Draw docs/data_path.svg, the path of the data through the package.
 
 python docs/draw_data_path.py
 """
 
 import pathlib
 
-from draw_models import GREY, text
+from draw_models import line, svg, text
 
 FILE = pathlib.Path(__file__).with_name("data_path.svg")
 WIDTH, HEIGHT, GAP, MARGIN = 196, 76, 34, 14
@@ -14,7 +14,7 @@ BLUE, GREEN, AMBER = (
     ("#dcfce7", "#16a34a", "#052e16"),
     ("#fef3c7", "#d97706", "#451a03"),
 )
-# Title, folder, what flows on to the next box; rows are read from left to right, one below the other.
+# (title, folder, output, colors) of each box, by row.
 ROWS = (
     (
         ("Corpora", "data/corpora/", "texts, images, labels", BLUE),
@@ -33,7 +33,8 @@ ROWS = (
 )
 
 
-def box(x: float, y: float, title: str, folder: str, flow: str, colors: tuple[str, str, str]) -> list[str]:
+def box(x: float, y: float, title: str, folder: str, output: str, colors: tuple[str, str, str]) -> list[str]:
+    """Return the shapes of a box with its upper left corner at (x, y)."""
     fill, edge, ink = colors
     middle = x + WIDTH / 2
     return [
@@ -41,12 +42,8 @@ def box(x: float, y: float, title: str, folder: str, flow: str, colors: tuple[st
         'stroke-width="1.5"/>',
         text(middle, y + 24, title, 15, ink, font_weight="bold", text_anchor="middle"),
         text(middle, y + 44, folder, 12, ink, text_anchor="middle", font_family="monospace"),
-        text(middle, y + 63, flow, 12, ink, text_anchor="middle"),
+        text(middle, y + 63, output, 12, ink, text_anchor="middle"),
     ]
-
-
-def arrow(path: str) -> str:
-    return f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.5" marker-end="url(#head)"/>'
 
 
 def draw() -> str:
@@ -54,11 +51,11 @@ def draw() -> str:
     shapes = []
     for row, boxes in enumerate(ROWS):
         y = MARGIN + row * (HEIGHT + 56)
-        for column, (title, folder, flow, colors) in enumerate(boxes):
+        for column, (title, folder, output, colors) in enumerate(boxes):
             x = MARGIN + column * (WIDTH + GAP)
-            shapes += box(x, y, title, folder, flow, colors)
+            shapes += box(x, y, title, folder, output, colors)
             if column:
-                shapes.append(arrow(f"M{x - GAP} {y + HEIGHT / 2} H{x - 3}"))
+                shapes.append(line(f"M{x - GAP} {y + HEIGHT / 2} H{x - 3}"))
     columns = len(ROWS[0])
     width, height = 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP, 2 * MARGIN + 2 * HEIGHT + 56
     end, turn, start = (
@@ -66,20 +63,9 @@ def draw() -> str:
         MARGIN + HEIGHT + 28,
         MARGIN + WIDTH / 2,
     )
-    shapes.append(arrow(f"M{end} {MARGIN + HEIGHT} V{turn} H{start} V{MARGIN + HEIGHT + 53}"))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
-            "<title>The data path: corpora, tokenizers, batches, objective, model, step, loop, run folder, "
-            "trained model, use</title>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
-            *shapes,
-            "</svg>",
-            "",
-        ]
-    )
+    shapes.append(line(f"M{end} {MARGIN + HEIGHT} V{turn} H{start} V{MARGIN + HEIGHT + 53}"))
+    steps = "corpora, tokenizers, batches, objective, model, step, loop, run folder, trained model, use"
+    return svg(f"The data path: {steps}", width, height, shapes)
 
 
 if __name__ == "__main__":

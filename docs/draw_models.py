@@ -1,9 +1,9 @@
-"""Draws docs/models.svg: the line of models, from the package's registry.
+"""Draw docs/models.svg, the family tree of the models in the package's registry.
 
     python docs/draw_models.py
 
-A model of the registry that is missing in `PLACES` is an error: give it a column, a row and its paper. Encoders
-are drawn once, without the heads of their tasks.
+Every model of the registry needs an entry in `PLACES` with its column, row and paper. Encoders are drawn once,
+without the heads of their tasks.
 """
 
 import pathlib
@@ -15,13 +15,14 @@ FILE = pathlib.Path(__file__).with_name("models.svg")
 
 
 class Place(NamedTuple):
-    """Where a model stands in the picture.
+    """The position of a model in the picture.
 
     Attributes:
-      title: as the field calls it.
-      paper: authors and year.
-      column, row: of the grid; a column is a time.
-      parents: kind and name of the models that it follows from.
+      title: Name of the model.
+      paper: Authors and year.
+      column: Column of the grid, which stands for a time.
+      row: Row of the grid.
+      parents: Kind and name of each model that it is derived from.
     """
 
     title: str
@@ -33,7 +34,7 @@ class Place(NamedTuple):
 
 SEQ2SEQ, BAHDANAU, BERT = ("translator", "lstm"), ("translator", "bahdanau"), ("encoder", "bert")
 VIT = ("image_encoder", "vit")
-# By kind and name in the registry; names that share a module share a box, that of the first.
+# Places by kind and name in the registry; names with the same module share the box of the first.
 PLACES = {
     SEQ2SEQ: Place("LSTM seq2seq", "Sutskever et al. 2014", 0, 1),
     ("decoder", "lstm"): Place("Recurrent LM", "Zaremba et al. 2014", 0, 3),
@@ -59,8 +60,8 @@ PLACES = {
 YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–22")
 
 BOX_WIDTH, BOX_HEIGHT, GAP, ROW_GAP, MARGIN, TOP = 168, 64, 34, 20, 12, 34
-# Fill, edge and text of a box: readable on a light and on a dark page, since each box has its own ground.
-COLOURS = {
+# Colors of fill, edge and text by kind; boxes are filled, so that they are readable on light and dark pages.
+COLORS = {
     "translator": ("#dbeafe", "#3b82f6", "#172554"),
     "decoder": ("#dcfce7", "#16a34a", "#052e16"),
     "encoder": ("#fef3c7", "#d97706", "#451a03"),
@@ -77,22 +78,24 @@ GREY = "#7d8590"
 
 
 def corner(place: Place) -> tuple[int, int]:
-    """The upper left corner of a box."""
+    """Return the upper left corner of a box."""
     return MARGIN + place.column * (BOX_WIDTH + GAP), TOP + place.row * (BOX_HEIGHT + ROW_GAP)
 
 
 def names_of(kind: str, module: type) -> list[str]:
-    """The names of a module in the registry."""
+    """Return the names of a module in the registry."""
     return [name for name, entry in MODELS[kind].items() if entry.module is module]
 
 
-def text(x: float, y: float, words: str, size: int, colour: str, **style: Any) -> str:
+def text(x: float, y: float, words: str, size: int, color: str, **style: Any) -> str:
+    """Return a text element; `style` contains further attributes, with underscores instead of hyphens."""
     extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{extra}>{words}</text>'
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{color}"{extra}>{words}</text>'
 
 
 def box(kind: str, place: Place, names: list[str]) -> list[str]:
-    fill, edge, ink = COLOURS[kind]
+    """Return the shapes of a model's box."""
+    fill, edge, ink = COLORS[kind]
     x, y = corner(place)
     middle = x + BOX_WIDTH / 2
     return [
@@ -105,12 +108,16 @@ def box(kind: str, place: Place, names: list[str]) -> list[str]:
 
 
 def line(path: str) -> str:
+    """Return a line along a path, with an arrowhead."""
     return f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.5" marker-end="url(#head)"/>'
 
 
 def arrow(start: Place, end: Place) -> str:
-    """From the right edge of a box to the left edge of the next column, or round to the lower edge of a later
-    one; straight down within a column."""
+    """Return the arrow between two boxes.
+
+    It leads to the left edge of a box in the next column, to the lower edge of a box in a later column, or
+    straight down within a column.
+    """
     (x1, y1), (x2, y2) = corner(start), corner(end)
     if start.column == end.column:
         x, y = x1 + BOX_WIDTH // 2, y1 + BOX_HEIGHT
@@ -125,10 +132,26 @@ def arrow(start: Place, end: Place) -> str:
     return line(path)
 
 
+def svg(title: str, width: float, height: float, shapes: list[str]) -> str:
+    """Return a picture with these shapes, which may use the arrowhead "#head"."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
+            f"<title>{title}</title>",
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
+            f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
+            *shapes,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 def draw() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     boxes, arrows, drawn = [], [], set()
-    for kind in COLOURS:
+    for kind in COLORS:
         for name, entry in MODELS[kind].items():
             if (kind, entry.module) in drawn:
                 continue
@@ -145,26 +168,12 @@ def draw() -> str:
     ]
     legend, x, y = [], MARGIN, height - MARGIN - 26 * len(LABELS)
     for kind, label in LABELS.items():
-        fill, edge, _ = COLOURS[kind]
+        fill, edge, _ = COLORS[kind]
         legend.append(f'<rect x="{x}" y="{y}" width="16" height="16" rx="3" fill="{fill}" stroke="{edge}"/>')
         legend.append(text(x + 24, y + 13, label, 13, GREY))
         y += 26
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" font-family="system-ui, Helvetica, Arial, sans-serif">',
-            "<title>The line of models, from the LSTM translator to today's decoders, encoders and vision "
-            "models</title>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto"><path d="M0 0 L8 4 L0 8 Z" fill="{GREY}"/></marker></defs>',
-            *years,
-            *arrows,
-            *boxes,
-            *legend,
-            "</svg>",
-            "",
-        ]
-    )
+    title = "The line of models, from the LSTM translator to today's decoders, encoders and vision models"
+    return svg(title, width, height, [*years, *arrows, *boxes, *legend])
 
 
 if __name__ == "__main__":

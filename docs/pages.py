@@ -1,8 +1,7 @@
-"""Writes the pages of the site below build/pages: README, guides, a page per package, notebooks, experiments.
+"""Write the pages of the site to build/pages: README, guides, a page per package, notebooks, experiments.
 
-Everything in these folders is included by itself: a new module, package, guide (docs/*.md), notebook or
-experiment needs no line here. Pages keep the places that their files have in the repository, so that the
-links between them work on a code host and on the site.
+New modules, packages, guides (docs/*.md), notebooks and experiments are included without a change of this file.
+Pages keep the paths of their files in the repository, so that links work on a code host and on the site.
 """
 
 import ast
@@ -13,59 +12,61 @@ import shutil
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
-# Guides that a reader wants first; the others follow by name.
+# Guides at the start of the list; the others follow in alphabetical order.
 FIRST = ("getting_started", "translators", "decoders", "encoders", "vision", "data", "recipes", "runs")
 
 
 def write(name: str, text: str) -> None:
+    """Write a page."""
     path = PAGES / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def toctree(caption: str, names: list[str]) -> str:
+    """Return a table of contents in Markdown, or nothing if there are no pages."""
     if not names:
         return ""
     return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""])
 
 
-def titled(title: str, underline: str) -> str:
+def heading(title: str, underline: str) -> str:
+    """Return a heading in reStructuredText."""
     return f"{title}\n{underline * len(title)}\n\n"
 
 
 def package_page(folder: pathlib.Path) -> str:
-    """The page of a package: its docstring, then its modules with all that is public in them, then the packages
-    that it contains."""
+    """Return the page of a package: its docstring, its modules with public members, and its subpackages."""
     parts = folder.relative_to(ROOT).parts
     package = ".".join(parts)
-    text = titled(".".join(parts[1:]) or package, "=") + f".. automodule:: {package}\n   :no-members:\n\n"
+    text = heading(".".join(parts[1:]) or package, "=") + f".. automodule:: {package}\n   :no-members:\n\n"
     for path in sorted(folder.glob("[!_]*.py")):
-        text += titled(path.stem, "-") + f".. automodule:: {package}.{path.stem}\n\n"
-        # A function with a gradient of its own is an object, which automodule leaves out.
+        text += heading(path.stem, "-") + f".. automodule:: {package}.{path.stem}\n\n"
+        # `automodule` omits functions with a custom gradient, because they are objects.
         for name in re.findall(r"^@jax\.custom_\w+\ndef ([a-z]\w*)", path.read_text(encoding="utf-8"), re.M):
             text += f".. autofunction:: {package}.{path.stem}.{name}\n\n"
-    inner = [path.parent.name for path in sorted(folder.glob("*/__init__.py"))] if folder != PACKAGE else []
-    if inner:
-        text += "\n".join([".. toctree::", "", *(f"   {folder.name}/{name}" for name in inner), ""])
+    subpackages = [path.parent.name for path in sorted(folder.glob("*/__init__.py"))]
+    if subpackages and folder != PACKAGE:
+        text += "\n".join([".. toctree::", "", *(f"   {folder.name}/{name}" for name in subpackages), ""])
     return text
 
 
 def packages() -> list[str]:
-    """Writes a page per package, nested ones below the page of theirs; returns the pages of the top level, the
-    package's own modules last."""
+    """Write a page per package and return the pages of the top level, with `transformer_jax` as the last."""
     folders = [path.parent for path in sorted(PACKAGE.rglob("__init__.py"))]
     for folder in folders:
         write(f"packages/{page_name(folder)}.rst", package_page(folder))
-    inner = [folder for folder in folders if folder.parent == PACKAGE]
-    return [f"packages/{page_name(folder)}" for folder in [*inner, PACKAGE]]
+    top_level = [folder for folder in folders if folder.parent == PACKAGE]
+    return [f"packages/{page_name(folder)}" for folder in [*top_level, PACKAGE]]
 
 
 def page_name(folder: pathlib.Path) -> str:
-    """data/corpora of transformer_jax/data/corpora."""
+    """Return the path of a package's page, such as data/corpora for transformer_jax/data/corpora."""
     return folder.name if folder == PACKAGE else folder.relative_to(PACKAGE).as_posix()
 
 
 def notebooks() -> list[str]:
+    """Copy the notebooks and return their pages."""
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     for name in names:
         write(f"notebooks/{name}.ipynb", (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
@@ -73,7 +74,8 @@ def notebooks() -> list[str]:
 
 
 def experiments() -> None:
-    """Read, not imported: some need torch. A docstring is Markdown as it stands."""
+    """Write a page with the docstrings of the experiments, which are Markdown."""
+    # The modules are parsed instead of imported, because some need torch.
     text = "# Experiments\n"
     for path in sorted((ROOT / "experiments").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -84,7 +86,7 @@ def experiments() -> None:
 
 
 def with_linked_files(name: str) -> str:
-    """A Markdown file of the repository; files that it links to and that are no pages are copied beside it."""
+    """Return the text of a Markdown file, and copy the files that it links to unless they are pages."""
     source = ROOT / name
     text = source.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
@@ -105,14 +107,16 @@ def measurements() -> list[str]:
 
 
 def guides() -> list[str]:
-    found = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    names = [name for name in FIRST if name in found] + sorted(found - set(FIRST))
+    """Write the guides and return their pages."""
+    existing = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    names = [name for name in FIRST if name in existing] + sorted(existing - set(FIRST))
     for name in names:
         write(f"docs/{name}.md", with_linked_files(f"docs/{name}.md"))
     return [f"docs/{name}" for name in names]
 
 
 def main() -> None:
+    """Write all pages."""
     shutil.rmtree(PAGES, ignore_errors=True)
     experiments()
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
