@@ -41,7 +41,7 @@ from transformer_jax.training.config import RunConfig, Start, choose, field_name
 
 
 class Work(NamedTuple):
-    """A labelled data set.
+    """A labeled data set.
 
     Attributes:
       task: Name of the package's task.
@@ -78,7 +78,7 @@ class Arguments:
     """Flags of this experiment."""
 
     data: str
-    """Folder of the labelled sets."""
+    """Folder of the labeled sets."""
     starts: tuple[str, ...]
     """NAME=START, with a start as for `--start-from` of `classify`."""
     only: tuple[str, ...] = ("sst2_10k", "trec", "ewt_pos")

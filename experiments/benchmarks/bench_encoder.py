@@ -65,7 +65,7 @@ def masked_batch() -> dict[str, np.ndarray]:
     }
 
 
-def labelled_batches() -> list[tuple[np.ndarray, np.ndarray]]:
+def labeled_batches() -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (tokens (ROWS, T), labels (ROWS,)) for each length of `TEXT_LENGTHS`."""
     rng = np.random.default_rng(1)
     return [(rng.integers(5, V, (ROWS, T)), rng.integers(0, 2, ROWS)) for T in TEXT_LENGTHS]
@@ -105,7 +105,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
         "segments": np.ones((ROWS, LENGTH), np.int32),
         "weights": np.ones((ROWS, MASKED), np.float32),
     }
-    labelled = [
+    labeled = [
         {
             "tokens": tokens.astype(np.int32),
             "types": np.zeros_like(tokens, np.int32),
@@ -113,7 +113,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
             "weight": np.ones(ROWS, np.float32),
             "target": labels.astype(np.int32),
         }
-        for tokens, labels in labelled_batches()
+        for tokens, labels in labeled_batches()
     ]
     masked_lm = make_model(BertMaskedLM, BertConfig(vocab_size=V, pooler=False, **SMALL))
     classifier = make_model(BertClassifier, BertConfig(vocab_size=V, classes=2, **MINILM))
@@ -121,7 +121,7 @@ def our_training(_: Any) -> dict[str, Callable[[], Any]]:
     fine_tune = our_stepper(classifier, Classes(), **OPTIMIZER)
     return {
         "pretraining": lambda: pretrain(masked),
-        "finetuning": lambda: [fine_tune(batch) for batch in labelled] and None,
+        "finetuning": lambda: [fine_tune(batch) for batch in labeled] and None,
     }
 
 
@@ -157,19 +157,19 @@ def torch_training(_: Any) -> dict[str, Callable[[], Any]]:
     np.put_along_axis(labels, masked["positions"].astype(np.int64), masked["labels"].astype(np.int64), axis=1)
     tokens = torch.tensor(masked["tokens"]).long()
     masked_inputs = dict(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=torch.tensor(labels))
-    labelled = [
+    labeled = [
         dict(
             input_ids=torch.tensor(tokens),
             attention_mask=torch.ones(tokens.shape, dtype=torch.long),
             labels=torch.tensor(classes),
         )
-        for tokens, classes in labelled_batches()
+        for tokens, classes in labeled_batches()
     ]
     pretrain = torch_stepper(BertForMaskedLM(config(SMALL)), rate=OPTIMIZER["rate"])
     fine_tune = torch_stepper(BertForSequenceClassification(config(MINILM)), rate=OPTIMIZER["rate"])
     return {
         "pretraining": lambda: pretrain(**masked_inputs),
-        "finetuning": lambda: [fine_tune(**batch) for batch in labelled] and None,
+        "finetuning": lambda: [fine_tune(**batch) for batch in labeled] and None,
     }
 
 

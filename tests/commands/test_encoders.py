@@ -249,9 +249,9 @@ def test_bad_data(data, tmp_path):
         [("a", "b", "1"), ("a", "b", "high")], header=("sentence1", "sentence2", "score")
     )
     assert "no column label or labels or score to predict" in error_of([("a",), ("b",)], header=("sentence",))
-    unlabelled = write_table(tmp_path, "unlabelled", ("sentence",), [("a",)])
-    assert "unlabelled.tsv: no column label, which the training set has" in error_line(
-        classify, "--train", data / "label.tsv", "--test", unlabelled, *TINY, "--run-dir", tmp_path / "run"
+    unlabeled = write_table(tmp_path, "unlabeled", ("sentence",), [("a",)])
+    assert "unlabeled.tsv: no column label, which the training set has" in error_line(
+        classify, "--train", data / "label.tsv", "--test", unlabeled, *TINY, "--run-dir", tmp_path / "run"
     )
     assert "the score 'nan' is not a number" in error_of(
         [("a", "b", "1"), ("c", "d", "nan")], header=("sentence1", "sentence2", "score"), command=embed

@@ -33,10 +33,10 @@ def test_neighbours_and_successive_keys_are_uncorrelated():
     masks = np.stack(
         [np.asarray(dropout(jnp.ones((128, 128)), 0.5, jax.random.key(k))) == 0 for k in range(20)]
     ).astype(float)
-    centred = masks - masks.mean()
-    n = centred.size
+    centered = masks - masks.mean()
+    n = centered.size
     for shift, axis in ((1, 0), (1, 1), (1, 2), (2, 2), (16, 2), (64, 1)):
-        correlation = (centred * np.roll(centred, shift, axis)).mean() / centred.var()
+        correlation = (centered * np.roll(centered, shift, axis)).mean() / centered.var()
         assert abs(correlation) < 4 / n**0.5, (shift, axis)
     # No position is dropped more often than chance over the keys.
     counts = masks.sum(0)

@@ -1,4 +1,4 @@
-"""Initial values that make an encoder's heads attend to neighbouring tokens."""
+"""Initial values that make an encoder's heads attend to neighboring tokens."""
 
 import jax
 import jax.numpy as jnp

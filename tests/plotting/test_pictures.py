@@ -93,7 +93,7 @@ def test_the_legend_names_smoothed_labels_only_if_they_are_used():
     assert [first_label(2.0), first_label(2.1)] == ["training", "training, smoothed labels"]
 
 
-def test_ticks_of_unlabelled_cells_are_integers():
+def test_ticks_of_unlabeled_cells_are_integers():
     figure = plot_matrices(np.eye(5), xlabel="key", ylabel="query", colorbar_label="weight", title="T")
     figure.draw_without_rendering()
     for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):

@@ -130,7 +130,7 @@ def test_transformers_prepares_images_like_our_processor(resize, resized, family
     image = np.random.default_rng(0).integers(0, 256, (31, 24, 3), np.uint8)
     expected = reference(Image.fromarray(image), return_tensors="np")["pixel_values"][0]
     run = transformer_jax.load(tmp_path)
-    pixels = run.normalised(run.processor.batch([image]))[0]
+    pixels = run.normalize(run.processor.batch([image]))[0]
     np.testing.assert_allclose(pixels, expected.transpose(1, 2, 0), atol=1e-5)
 
 

@@ -119,7 +119,7 @@ def attention_maps(trained: Any, image: Any) -> AttentionMaps:
     """
     encoder = trained.encoder
     pixels = trained.processor.pixels(image)
-    states, weights = encoder.hidden_states(trained.normalised(pixels[None]), return_weights=True)
+    states, weights = encoder.hidden_states(trained.normalize(pixels[None]), return_weights=True)
     grid = encoder.patches.grid(*pixels.shape[:2])
     config = encoder.config
     return AttentionMaps(

@@ -64,7 +64,7 @@ def data(tmp_path_factory):
 
 
 def write_data(folder):
-    """Write labelled files in which the labels follow from the words, and return their folder."""
+    """Write labeled files in which the labels follow from the words, and return their folder."""
     rng = np.random.default_rng(0)
 
     def sentence():

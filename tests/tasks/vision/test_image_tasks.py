@@ -276,7 +276,7 @@ def test_entropies_are_those_of_all_outputs_at_once(tmp_path):
     assert set(results["teacher_entropy"]) == {"set", "set_"}
     trained = tasks.load(tmp_path / "run")
     outputs = np.asarray(
-        trained.model(trained.normalised(np.stack([trained.processor.pixels(p) for p in pixels])))
+        trained.model(trained.normalize(np.stack([trained.processor.pixels(p) for p in pixels])))
     )
     logits = (outputs - outputs.mean(axis=0)) / config.task.teacher_temperature
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -457,7 +457,7 @@ def test_the_loss_of_views_is_that_of_the_paper():
 
 
 def test_only_masked_patches_are_predicted():
-    """The loss matches NumPy: the error on normalised pixels of the patches that the encoder does not see."""
+    """The loss matches NumPy: the error on normalized pixels of the patches that the encoder does not see."""
     from flax import nnx
 
     from transformer_jax.models.vision.masked_autoencoder import MaskedAutoencoder

@@ -1,4 +1,4 @@
-"""Shared parts of the fine-tuning tasks of text encoders: labelled data, splits, batches and recipe."""
+"""Shared parts of the fine-tuning tasks of text encoders: labeled data, splits, batches and recipe."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def abstract_batch(config: RunConfig, *, pairs: bool = False) -> dict[str, jax.S
 
     Args:
       config: The run's config.
-      pairs: Rows are pairs of texts, labelled with whether the second follows the first.
+      pairs: Rows are pairs of texts, labeled with whether the second follows the first.
     """
     task: PretrainingConfig = config.task
     B, T, K = task.batch_size, task.context, Masking(rate=task.mask_rate).max_targets(task.context)

@@ -38,7 +38,7 @@ class QuestionAnsweringConfig(FineTuningConfig):
     """
 
     stride: int = 64
-    """Number of tokens that neighbouring windows share if a context is longer than the model's limit."""
+    """Number of tokens that neighboring windows share if a context is longer than the model's limit."""
     max_answer_length: int = 30
     """Maximum number of tokens in an answer."""
 

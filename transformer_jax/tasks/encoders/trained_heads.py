@@ -310,7 +310,7 @@ class TrainedReader(TrainedEncoder):
           unanswerable: Allow the answer ""; None means whether the training data had unanswerable questions,
             which is false for folders that another package saved.
           max_answer_length: Maximum number of tokens in an answer; None means that of the training, else 30.
-          stride: Number of tokens that neighbouring windows share; None means that of the training, else 128,
+          stride: Number of tokens that neighboring windows share; None means that of the training, else 128,
             but at most a quarter of the model's limit.
 
         Raises:

@@ -96,7 +96,7 @@ def multi30k(*, model: str = "transformer", preset: str = "tiny", steps: int = 9
     The tiny Transformer of the literature (4 layers, width 128, feed-forward width 256, 4 heads, dropout 0.3,
     joint BPE) with pre-norm and Muon, for 58 epochs in about one hour of two idle CPU cores. BPE-dropout and
     weight decay reduce overfitting. The length penalty has the best validation BLEU among 0.6, 0.8, 1.0 and 1.4
-    (40.51, 40.73, 41.04 and 41.27). The data set's lowercased, normalised and tokenised files are used:
+    (40.51, 40.73, 41.04 and 41.27). The data set's lowercased, normalized and tokenised files are used:
 
         python -m experiments.translate --recipe multi30k --bleu-tokenize none \
             --train train.lc.norm.tok.en.gz train.lc.norm.tok.de.gz \

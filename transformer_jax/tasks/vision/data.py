@@ -48,7 +48,7 @@ IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224,
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataConfig:
-    """Images to train and evaluate on, and their size and normalisation.
+    """Images to train and evaluate on, and their size and normalization.
 
     Raises:
       UserError: A value is out of range, or values contradict each other.

@@ -113,7 +113,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1
     """Fine-tune a pretrained or published model on new classes.
 
     Args:
-      start: Folders to start from; the first determines the model and the normalisation.
+      start: Folders to start from; the first determines the model and the normalization.
       model: Name of the model; it must match the start.
       steps: Number of training steps.
 
@@ -307,12 +307,12 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         return image_data.make_processor(config, labels, starts)
 
     processor = shared_processor(ImageProcessor, make)
-    relabelled = Splits(
+    relabeled = Splits(
         splits.train.with_classes(processor.labels),
         splits.valid.with_classes(processor.labels),
         {name: images.with_classes(processor.labels) for name, images in splits.tests.items()},
     )
-    return on_every_process(lambda: ImageClassification(config, relabelled, processor, mesh, note))
+    return on_every_process(lambda: ImageClassification(config, relabeled, processor, mesh, note))
 
 
 ENTRY = TaskEntry(

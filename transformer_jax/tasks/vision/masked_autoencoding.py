@@ -85,7 +85,7 @@ def _recipe(
 class MaskedPixels(Objective):
     """Mean squared error of the pixels of the masked patches.
 
-    Each target patch is normalised by its own mean and variance (section 4.1, "Reconstruction target").
+    Each target patch is normalized by its own mean and variance (section 4.1, "Reconstruction target").
 
     Args:
       config: Config of the task.

@@ -45,14 +45,14 @@ class TrainedImageEncoder(Trained):
         check_patches(size, self.encoder.config)
         return dataclasses.replace(self, processor=self.processor.at_size(size))
 
-    def normalised(self, pixels: np.ndarray) -> jax.Array:
+    def normalize(self, pixels: np.ndarray) -> jax.Array:
         """Normalise pixels (N, size, size, 3) uint8 from the processor to the model's input."""
         return normalize_images(pixels, self.processor.mean, self.processor.std)
 
     def run(
         self, name: str, function: Callable[[Any, jax.Array], jax.Array], images: Sequence[Any]
     ) -> np.ndarray:
-        """Apply a function of the model and normalised images, compiling it once per shape.
+        """Apply a function of the model and normalized images, compiling it once per shape.
 
         Args:
           name: Name of the function, the key of its compiled programs.
