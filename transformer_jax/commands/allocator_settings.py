@@ -2,9 +2,8 @@
 
 Each training step allocates its activations. By default glibc returns blocks of this size to the kernel after
 the step, and the next step causes page faults for all of them (GPT with 6 layers and width 384 on a virtual
-machine: 1.5 s per step with the memory kept, 1.6 to 4.7 s without). glibc reads the settings that keep the
-  memory, and that
-request pages of 2 MiB instead of 4 KiB, only when a process starts.
+machine: 1.5 s per step with the memory kept, 1.6 to 4.7 s without). Only a starting process reads glibc's
+settings, which keep the memory and request pages of 2 MiB instead of 4 KiB.
 """
 
 from __future__ import annotations

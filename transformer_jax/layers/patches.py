@@ -110,10 +110,9 @@ def _max_pool(x: jax.Array) -> jax.Array:
 class ConvolutionalTokens(nnx.Module):
     """Convolutions with ReLU and max pooling whose last feature map's pixels are the tokens.
 
-    Source: Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers", equation 2.
-      Convolutions
-    know which pixels are neighbors, which patches must learn from data. Each convolution has 3 x 3 pixels and
-    no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
+    The source is Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers", equation 2.
+    Convolutions know which pixels are neighbors, while patches must learn it from data. Each convolution has
+    3 x 3 pixels and no bias, and its pooling of 3 x 3 with stride 2 halves the grid.
 
     Args:
       layers: Number of convolutions.
