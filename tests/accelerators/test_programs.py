@@ -99,7 +99,7 @@ def config(name):
     if name == "dino":
         return configure(
             "self_distillation", "images", image_size=32, patch_size=4, convolutions=0, width=128, heads=4,
-            feed_forward=256, layers=1, batch_size=16, prototypes=64, part_size=16,
+            feed_forward=256, layers=1, batch_size=16, prototypes=64, local_crop_size=16,
         )  # fmt: skip
     if name == "masked_autoencoder":
         return configure(
