@@ -26,9 +26,11 @@ import tyro
 from transformer_jax import tasks
 from transformer_jax.commands.run_command import run_command
 from transformer_jax.data.batches.token_batches import TokenizedDocuments, validation_windows
+from transformer_jax.data.corpora.texts import files_corpus
 from transformer_jax.errors import UserError
 from transformer_jax.layers.positions.configs import SCHEMES, parse_positions
-from transformer_jax.tasks.decoders.language_modeling import evaluate, load_texts
+from transformer_jax.tasks.decoders.language_modeling import evaluate
+from transformer_jax.tasks.text_data import load_texts
 from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
 
@@ -68,7 +70,7 @@ def rows(arguments: Arguments) -> Iterator[dict[str, Any]]:
         text=arguments.text, tokenizer=arguments.tokenizer, batch_size=arguments.batch_size,
         steps=arguments.steps, seed=arguments.seed, sample_tokens=0,
     )  # fmt: skip
-    documents = load_texts(common.task).valid
+    documents = load_texts(common.task, files_corpus).valid
     characters = sum(map(len, documents))
     if characters <= max(LENGTHS):
         raise UserError(f"a held-out text of {characters} characters is too short: name more `text`")

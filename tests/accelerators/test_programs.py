@@ -239,7 +239,7 @@ def test_a_training_step(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-@pytest.mark.filterwarnings("ignore:attention. cudnn does not take dtype float32")
+@pytest.mark.filterwarnings("ignore:attention. cudnn does not support dtype float32")
 def test_products_without_a_kernel(topology):
     """For some products of 65 tokens in float32 a GPU's compiler has no kernel except Triton's."""
     report = step("dino", topology, "data=2")

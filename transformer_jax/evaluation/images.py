@@ -153,12 +153,7 @@ class ImageRunner:
         return np.concatenate(list(self.batches(model, images)))
 
     def batches(self, model: Any, images: Any) -> Iterator[np.ndarray]:
-        """Yield the results of `__call__` batch by batch, computing the next batch ahead.
-
-        Args:
-          model: See `__call__`.
-          images: See `__call__`.
-        """
+        """Yield the results of `__call__` batch by batch, computing the next batch ahead."""
         count = len(images)
         # Few images use a smaller batch, of few possible sizes.
         rows = next((r for r in (1, 8, 32, self._rows) if r >= count), self._rows)

@@ -61,15 +61,10 @@ def attention_flow(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
     It is the maximum flow from each input token to each position of the last layer, with the mean of the heads
     as the capacity of an edge. One maximum flow per pair of tokens makes it suitable for single sentences only.
 
-    Args:
-      weights: See `rollout`.
-      residual: See `rollout`.
+    Arguments and errors are those of `rollout`.
 
     Returns:
       (T, T) flows between 0 and 1, one row per position and one column per input token.
-
-    Raises:
-      ValueError: See `rollout`.
     """
     layers = _with_residual(weights, residual)
     L, T, _ = layers.shape

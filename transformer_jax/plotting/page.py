@@ -52,10 +52,10 @@ def pack(weights: np.ndarray) -> str:
 
 
 class Page:
-    """A page from an HTML template of this package and the data for its script.
+    """A page from `page.html`, a template with the page's content, and the data for its script.
 
     Args:
-      template: Name of the HTML file.
+      template: Name of an HTML file of this package that holds a style element, then the content.
       data: Data that JSON can represent.
       height: Height in a notebook, in pixels.
     """
@@ -66,7 +66,12 @@ class Page:
     @property
     def html(self) -> str:
         """The text of the page."""
-        page = (resources.files(__package__) / self._template).read_text(encoding="utf-8")
+        page, content = (
+            (resources.files(__package__) / name).read_text(encoding="utf-8")
+            for name in ("page.html", self._template)
+        )
+        style, end, body = content.partition("</style>\n")
+        page = page.replace("<!--STYLE-->\n", style + end).replace("<!--BODY-->\n", body)
         # "</script>" in a text would end the script element.
         data = json.dumps(self._data, ensure_ascii=False).replace("<", "\\u003c")
         return page.replace("/*DATA*/null", data)

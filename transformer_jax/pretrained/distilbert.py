@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.models.encoders.distilbert import (
-    DistilBert,
-    DistilBertClassifier,
-    DistilBertConfig,
-    DistilBertMaskedLM,
-    DistilBertReader,
-    DistilBertTagger,
-    rate_of_answers,
-)
+from transformer_jax.models.encoders import distilbert
 from transformer_jax.models.encoders.heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
     ANSWER_HEAD,
     CLASS_HEAD,
     activation_name,
     activation_of,
+    encoder_family,
     labels_of,
-    read_encoder_tokenizer,
-    written_settings,
 )
 from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
 
 
-def _describe(config: DistilBertConfig) -> dict[str, Any]:
+def _describe(config: distilbert.DistilBertConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "dim": config.width,
@@ -38,7 +29,7 @@ def _describe(config: DistilBertConfig) -> dict[str, Any]:
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "seq_classif_dropout": rate_of_classes(config),
-        "qa_dropout": rate_of_answers(config),
+        "qa_dropout": distilbert.rate_of_answers(config),
         "activation": activation_name(config.activation),
         **({"num_labels": config.classes} if config.classes else {}),
     }
@@ -62,12 +53,12 @@ def _body(ours: str) -> tuple[Tensor, ...]:
 
 
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
-    def config(hf_config: Mapping[str, Any]) -> DistilBertConfig:
+    def config(hf_config: Mapping[str, Any]) -> distilbert.DistilBertConfig:
         check_supported(hf_config, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
         dropout = hf_config.get("dropout", 0.1)
         # None if the rates are equal, so that a change of `dropout` changes all of them.
         classifier, reader = hf_config.get("seq_classif_dropout", 0.2), hf_config.get("qa_dropout", 0.1)
-        return DistilBertConfig(
+        return distilbert.DistilBertConfig(
             vocab_size=required(hf_config, "vocab_size"),
             width=required(hf_config, "dim"),
             layers=required(hf_config, "n_layers"),
@@ -82,36 +73,34 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
             classes=len(labels_of(hf_config)) if classes else 0,
         )
 
-    return Family(
-        model_type="distilbert",
-        architecture=architecture,
-        module=module,
+    return encoder_family(
+        "distilbert",
+        architecture,
+        module,
+        *heads,
         config=config,
+        body=_body,
         describe=_describe,
-        table=(*_body("" if module is DistilBert else "encoder/"), *heads),
-        prefix="distilbert.",
-        ignored=r"embeddings\.position_ids|vocab_projector\.weight",
-        processor=read_encoder_tokenizer,
-        settings=written_settings,
+        ignored=r"vocab_projector\.weight",
     )
 
 
 DISTILBERT = (
-    _family("DistilBertModel", DistilBert),
+    _family("DistilBertModel", distilbert.DistilBert),
     _family(
         "DistilBertForMaskedLM",
-        DistilBertMaskedLM,
+        distilbert.DistilBertMaskedLM,
         *linear("vocab_transform", "transform", unprefixed=True),
         *norm("vocab_layer_norm", "transform_norm", unprefixed=True),
         Tensor("vocab_projector.bias", ("vocab_bias",), unprefixed=True),
     ),
     _family(
         "DistilBertForSequenceClassification",
-        DistilBertClassifier,
+        distilbert.DistilBertClassifier,
         *linear("pre_classifier", "pooling", unprefixed=True),
         *CLASS_HEAD,
         classes=True,
     ),
-    _family("DistilBertForTokenClassification", DistilBertTagger, *CLASS_HEAD, classes=True),
-    _family("DistilBertForQuestionAnswering", DistilBertReader, *ANSWER_HEAD),
+    _family("DistilBertForTokenClassification", distilbert.DistilBertTagger, *CLASS_HEAD, classes=True),
+    _family("DistilBertForQuestionAnswering", distilbert.DistilBertReader, *ANSWER_HEAD),
 )

@@ -5,80 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.models.encoders.electra import (
-    Electra,
-    ElectraClassifier,
-    ElectraConfig,
-    ElectraDiscriminator,
-    ElectraGenerator,
-    ElectraReader,
-    ElectraTagger,
-)
+from transformer_jax.models.encoders import electra
 from transformer_jax.pretrained.encoder_tables import (
     ANSWER_HEAD,
     CLASS_HEAD,
+    DENSE_CLASS_HEAD,
     bert_body,
     common_description,
     common_fields,
-    read_encoder_tokenizer,
-    written_settings,
+    encoder_family,
 )
 from transformer_jax.pretrained.family import Family, Tensor, linear, norm
 
 
-def _describe(config: ElectraConfig) -> dict[str, Any]:
+def _describe(config: electra.ElectraConfig) -> dict[str, Any]:
     return {**common_description(config), "embedding_size": config.embedding_width}
 
 
+def _body(ours: str) -> tuple[Tensor, ...]:
+    return (*bert_body(ours), *linear("embeddings_project", f"{ours}projection", in_config="projects"))
+
+
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
-    def config(hf_config: Mapping[str, Any]) -> ElectraConfig:
-        return ElectraConfig(
+    def config(hf_config: Mapping[str, Any]) -> electra.ElectraConfig:
+        return electra.ElectraConfig(
             **common_fields(hf_config, classes=classes),
             embedding_width=hf_config.get("embedding_size", 128),
             generator_size=1.0,  # a published folder holds one of the two networks
-            max_length=hf_config.get("max_position_embeddings", 512),
-            token_types=hf_config.get("type_vocab_size", 2),
-            norm_epsilon=hf_config.get("layer_norm_eps", 1e-12),
         )
 
-    path = "" if module is Electra else "encoder/"
-    body = (*bert_body(path), *linear("embeddings_project", f"{path}projection", in_config="projects"))
-    return Family(
-        model_type="electra",
-        architecture=architecture,
-        module=module,
+    return encoder_family(
+        "electra",
+        architecture,
+        module,
+        *heads,
         config=config,
+        body=_body,
         describe=_describe,
-        table=(*body, *heads),
-        prefix="electra.",
-        ignored=r"embeddings\.(position|token_type)_ids|generator_lm_head\.weight",
-        processor=read_encoder_tokenizer,
-        settings=written_settings,
+        ignored=r"generator_lm_head\.weight",
     )
 
 
 ELECTRA = (
-    _family("ElectraModel", Electra),
+    _family("ElectraModel", electra.Electra),
     _family(
         "ElectraForMaskedLM",
-        ElectraGenerator,
+        electra.ElectraGenerator,
         *linear("generator_predictions.dense", "transform", unprefixed=True),
         *norm("generator_predictions.LayerNorm", "transform_norm", unprefixed=True),
         Tensor("generator_lm_head.bias", ("vocab_bias",), unprefixed=True),
     ),
     _family(
         "ElectraForPreTraining",
-        ElectraDiscriminator,
+        electra.ElectraDiscriminator,
         *linear("discriminator_predictions.dense", "transform", unprefixed=True),
         *linear("discriminator_predictions.dense_prediction", "head", unprefixed=True),
     ),
-    _family(
-        "ElectraForSequenceClassification",
-        ElectraClassifier,
-        *linear("classifier.dense", "pooling", unprefixed=True),
-        *linear("classifier.out_proj", "head", unprefixed=True),
-        classes=True,
-    ),
-    _family("ElectraForTokenClassification", ElectraTagger, *CLASS_HEAD, classes=True),
-    _family("ElectraForQuestionAnswering", ElectraReader, *ANSWER_HEAD),
+    _family("ElectraForSequenceClassification", electra.ElectraClassifier, *DENSE_CLASS_HEAD, classes=True),
+    _family("ElectraForTokenClassification", electra.ElectraTagger, *CLASS_HEAD, classes=True),
+    _family("ElectraForQuestionAnswering", electra.ElectraReader, *ANSWER_HEAD),
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.pretrained.family import Tensor, check_supported, linear, norm, required
+from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
 from transformer_jax.pretrained.sentence_modules import (
     LIMIT,
     dense_layers,
@@ -66,6 +66,10 @@ PROBLEMS = {
 }
 # Rows of the heads for classification (texts, tokens, images) and question answering.
 CLASS_HEAD = linear("classifier", "head", unprefixed=True)
+DENSE_CLASS_HEAD = (
+    *linear("classifier.dense", "pooling", unprefixed=True),
+    *linear("classifier.out_proj", "head", unprefixed=True),
+)
 ANSWER_HEAD = linear("qa_outputs", "head", unprefixed=True)
 # Task settings without a field in `transformers`; they have a field of our own in `config.json`.
 _TASK_SETTINGS, _SETTING_NAMES = "task_settings", ("pairs", "stride", "longest", "unanswerable")
@@ -118,12 +122,16 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
     return fields, further | written_modules(tokenizer, config.width, limit)
 
 
-def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
+def common_fields(
+    config: Mapping[str, Any], *, classes: bool, token_types: int = 2, norm_epsilon: float = 1e-12
+) -> dict[str, Any]:
     """Return the fields of our encoders' configs from a `config.json` with BERT's names.
 
     Args:
       config: Contents of `config.json`.
       classes: Whether the head has classes.
+      token_types: Number of token types if `config.json` does not contain it.
+      norm_epsilon: Epsilon of the normalizations if `config.json` does not contain it.
 
     Raises:
       UserError: A field is missing, or the model is not supported.
@@ -141,6 +149,9 @@ def common_fields(config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]
         layers=required(config, "num_hidden_layers"),
         heads=required(config, "num_attention_heads"),
         feed_forward=required(config, "intermediate_size"),
+        max_length=config.get("max_position_embeddings", 512),
+        token_types=config.get("type_vocab_size", token_types),
+        norm_epsilon=config.get("layer_norm_eps", norm_epsilon),
         dropout=config.get("hidden_dropout_prob", 0.1),
         attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
         classifier_dropout=config.get("classifier_dropout"),
@@ -184,4 +195,48 @@ def bert_body(ours: str) -> tuple[Tensor, ...]:
         *linear(f"{layer}.intermediate.dense", f"{block}/feed_forward/expand"),
         *linear(f"{layer}.output.dense", f"{block}/feed_forward/contract"),
         *norm(f"{layer}.output.LayerNorm", f"{block}/feed_forward_norm"),
+    )
+
+
+def bert_body_with_pooler(ours: str) -> tuple[Tensor, ...]:
+    """Return the rows of `bert_body` and of the pooler, if the config has one."""
+    return (*bert_body(ours), *linear("pooler.dense", f"{ours}pooler", in_config="pooler"))
+
+
+def encoder_family(
+    model_type: str,
+    architecture: str,
+    module: type,
+    *heads: Tensor,
+    config: Callable[[Mapping[str, Any]], Any],
+    body: Callable[[str], tuple[Tensor, ...]],
+    describe: Callable[[Any], dict[str, Any]] = common_description,
+    ignored: str,
+    optional: tuple[str, ...] | None = None,
+) -> Family:
+    """Return the family of a text encoder, alone or with a head; see `Family`.
+
+    Args:
+      model_type: The `model_type` in `config.json`, and the prefix of the tensors' names.
+      architecture: Class name in the `architectures` of `config.json`.
+      module: Our model class; one with a head holds the encoder as `encoder`.
+      *heads: Rows of the head.
+      config: Function from the contents of `config.json` to our config.
+      body: Function from the prefix of our names to the rows of the encoder.
+      describe: Function from our config to the contents of `config.json`.
+      ignored: Regular expression for tensors that are not read, besides stored positions and types.
+      optional: See `Family`.
+    """
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        module=module,
+        config=config,
+        describe=describe,
+        table=(*body("encoder/" if heads else ""), *heads),
+        prefix=f"{model_type}.",
+        ignored=rf"embeddings\.(position|token_type)_ids|{ignored}",
+        processor=read_encoder_tokenizer,
+        settings=written_settings,
+        optional=optional,
     )

@@ -216,21 +216,28 @@ def recipe_keywords(recipe: Callable[..., RunConfig]) -> dict[str, inspect.Param
     return dict(inspect.signature(recipe, eval_str=True).parameters)
 
 
-def shared_processor(processor_type: type[AnyProcessor], make: Callable[[], AnyProcessor]) -> AnyProcessor:
-    """Create a processor in the first process and return it in every process.
+def shared_processor(
+    processor_type: type[AnyProcessor], make: Callable[[], AnyProcessor], stored: Files | None
+) -> AnyProcessor:
+    """Read or create a processor in the first process and return it in every process.
 
     Args:
       processor_type: Type of the processor.
       make: Function that creates it.
+      stored: Files of an existing run to read it from, or None to create it.
 
     Raises:
       UserError: `make` raised it.
     """
+
+    def read_or_make() -> AnyProcessor:
+        return make() if stored is None else processor_type.from_files(stored)
+
     if jax.process_count() == 1:
-        return make()
+        return read_or_make()
 
     def encoded() -> dict[str, str]:
-        return {name: base64.b64encode(content).decode() for name, content in make().files().items()}
+        return {name: base64.b64encode(data).decode() for name, data in read_or_make().files().items()}
 
     files = broadcast_from_first(encoded)
     return processor_type.from_files({name: base64.b64decode(text) for name, text in files.items()})

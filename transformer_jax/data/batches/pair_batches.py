@@ -80,14 +80,7 @@ def packed_bucket(
 ) -> Bucket:
     """Return the shape of packed batches: rows as long as the longest example, rounded up to 16 or the limit.
 
-    Args:
-      lengths: See `choose_buckets`.
-      batch_tokens: See `choose_buckets`.
-      row_multiple: See `choose_buckets`.
-      limit: See `choose_buckets`.
-
-    Raises:
-      UserError: See `choose_buckets`.
+    Arguments and errors are those of `choose_buckets`.
     """
     max_length = -(-int(np.max(lengths)) // 16) * 16
     _check_budget(batch_tokens, max_length, row_multiple)

@@ -110,12 +110,7 @@ class TfdsPairs(TfdsRecords[Pair]):
 
 
 class TfdsTexts(TfdsRecords[str]):
-    """One split as a sequence of texts.
-
-    Args:
-      builder: See `TfdsRecords`.
-      split: See `TfdsRecords`.
-    """
+    """One split as a sequence of texts."""
 
     def __init__(self, builder: Any, split: str):
         self._feature = text_feature(builder)

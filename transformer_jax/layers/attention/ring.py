@@ -8,12 +8,13 @@ again, together with their gradients. No device ever holds the keys of more than
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 from transformer_jax.distributed.mesh import SEQUENCE
-from transformer_jax.layers.attention.chunked import KEYS, QUERIES, Ring, chunked_attention
+from transformer_jax.layers.attention.chunked import Ring, chunked_attention
 from transformer_jax.layers.attention.visibility import Visibility
 from transformer_jax.layers.positions.bias import PositionBias
 
@@ -34,25 +35,12 @@ def ring_attention(
     *,
     mask: jax.Array | Visibility | None = None,
     bias: jax.Array | PositionBias | None = None,
-    scale: float,
-    weight_dropout: float = 0.0,
     dropout_key: jax.Array | None = None,
-    queries: int = QUERIES,
-    keys: int = KEYS,
+    **options: Any,
 ) -> jax.Array:
     """Compute `chunked_attention` over the axis `sequence` of the program's mesh, which must divide T and S.
 
-    Args:
-      query: See `chunked_attention`.
-      key: See `chunked_attention`.
-      value: See `chunked_attention`.
-      mask: See `chunked_attention`.
-      bias: See `chunked_attention`.
-      scale: See `chunked_attention`.
-      weight_dropout: See `chunked_attention`.
-      dropout_key: See `chunked_attention`.
-      queries: See `chunked_attention`.
-      keys: See `chunked_attention`.
+    The arguments are those of `chunked_attention`, except `ring`; `options` holds its scalars.
 
     Returns:
       (B, T, H, width) in the query's dtype.
@@ -71,8 +59,7 @@ def ring_attention(
     )
     def local(query, key, value, mask, bias, dropout_key):
         return chunked_attention(
-            query, key, value, mask=mask, bias=bias, scale=scale, weight_dropout=weight_dropout,
-            dropout_key=dropout_key, queries=queries, keys=keys, ring=ring,
-        )  # fmt: skip
+            query, key, value, mask=mask, bias=bias, dropout_key=dropout_key, ring=ring, **options
+        )
 
     return local(query, key, value, mask, bias, dropout_key)

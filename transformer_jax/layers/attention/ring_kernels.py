@@ -246,14 +246,7 @@ def ring_kernel_attention(
     The turns of the ring are unrolled, because the kernel of each turn has its own band; a device skips parts
     outside its band.
 
-    Args:
-      kernel: See `kernel_attention`.
-      query: See `kernel_attention`.
-      key: See `kernel_attention`.
-      value: See `kernel_attention`.
-      mask: See `kernel_attention`.
-      scale: See `kernel_attention`.
-      interpret: See `kernel_attention`.
+    The arguments are those of `kernel_attention`.
 
     Returns:
       (B, T, H, K) in the query's dtype.

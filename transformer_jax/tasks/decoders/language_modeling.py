@@ -25,19 +25,13 @@ from transformer_jax.data.corpora import texts
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
-from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
+from transformer_jax.distributed.mesh import place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.layers.losses import cross_entropy_in_parts
 from transformer_jax.models.registry import DECODERS
-from transformer_jax.training.config import (
-    FREE,
-    Optimization,
-    RunConfig,
-    check_accumulation,
-    check_at_least,
-    choose,
-)
+from transformer_jax.tasks.text_data import TextDataConfig, check_context, check_mesh, load_texts
+from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
@@ -47,49 +41,27 @@ _SAMPLE_PROMPT = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModelingConfig:
+class LanguageModelingConfig(TextDataConfig):
     """Text to train on, its division into rows, and the samples to print during training.
 
     Raises:
       UserError: A value is out of range, or values contradict each other.
     """
 
-    text: tuple[str, ...] = ()
-    """Text to train on: files, or folders of .txt files, plain or .gz; defaults to `corpus`."""
-    valid: tuple[str, ...] = ()
-    """Text to validate on, as `text`; by default a tenth of the text is held out."""
-    corpus: str = "python"
-    """python, the language reference that ships with every Python, or tfds:NAME, any set of TensorFlow
-    Datasets with texts. Ignored if `text` names files."""
-    splits: tuple[str, str] = ("train", "validation")
-    """Training and validation split of a tfds: corpus, in TFDS syntax: train[:98%] ..."""
-    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of TFDS data sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
     tokenizer: str = "bpe"
     """char (one token per character), bpe (byte-level, trained on the text), or the path of a published
     tokenizer: tokenizer.json, NAME.tiktoken, or a folder with tokenizer.json or vocab.json and merges.txt."""
     packing: Literal["stream", "documents"] = "stream"
     """stream: rows are windows of all texts joined. documents: rows hold complete documents that do not attend
     to each other."""
-    context: int = 128
-    """Tokens per row, T."""
-    batch_size: int = 16
-    """Rows per batch, B."""
     sample: str | None = dataclasses.field(default=None, metadata=FREE)
     """Prompt of the samples printed during training; None means the first words of the validation text."""
     sample_tokens: int = dataclasses.field(default=48, metadata=FREE)
     """Tokens per sample; 0 for no samples."""
 
     def __post_init__(self) -> None:
-        if self.valid and not self.text:
-            raise UserError("`valid` needs `text`")
-        if not self.text and self.corpus != "python" and not self.corpus.startswith("tfds:"):
-            raise UserError(
-                f"unknown corpus {self.corpus!r}: write python or tfds:NAME, or name files with `text`"
-            )
-        if not self.corpus.startswith("tfds:") and self.data_dir is not None:
-            raise UserError("`data_dir` needs a `corpus` tfds:NAME")
-        check_at_least(self, context=1, batch_size=1, sample_tokens=0)
+        super().__post_init__()
+        check_at_least(self, sample_tokens=0)
 
 
 # Constants of Adam in GPT-3 (Brown et al. 2020, appendix B).
@@ -157,22 +129,8 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     Raises:
       UserError: Values contradict each other.
     """
-    task: LanguageModelingConfig = config.task
-    if model_config.max_length < task.context:
-        raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
-    check_accumulation(task.batch_size, config.optimization)
+    check_context(config, model_config)
     return NextToken()
-
-
-def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Check that the mesh can shard the rows and tokens of a batch.
-
-    Raises:
-      UserError: The mesh does not divide them.
-    """
-    task: LanguageModelingConfig = config.task
-    check_rows(task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
-    check_tokens(task.context, mesh, "`context`")
 
 
 def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -183,19 +141,6 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     if task.packing == "documents":
         dtypes["segments"] = jnp.int32
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()}
-
-
-def load_texts(task: LanguageModelingConfig) -> texts.TextCorpus:
-    """Load the documents of a config.
-
-    Raises:
-      UserError: See `files_corpus` and `tfds_corpus`.
-    """
-    if task.text:
-        return texts.files_corpus(task.text, task.valid)
-    if task.corpus.startswith("tfds:"):
-        return texts.tfds_corpus(task.corpus, task.splits, task.data_dir)
-    return texts.python_reference()
 
 
 def make_tokenizer(config: RunConfig, corpus: texts.TextCorpus) -> TextTokenizer:
@@ -355,25 +300,11 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> LanguageModeling:
-    """Open the text, train or read the tokenizer, and make batches; see `TaskEntry.prepare`.
-
-    Args:
-      config: Config of the run.
-      objective: Objective of the task.
-      mesh: Mesh that batches are sharded over, or None.
-      stored: Files of the run in the folder, or None for a new run.
-      starts: Opened folders that the run starts from.
-      note: Receives lines of text about the data and samples.
-    """
-    corpus = on_first_then_every_process(lambda: load_texts(config.task))
-
-    def make() -> TextTokenizer:
-        if stored is not None:
-            return TextTokenizer.from_files(stored)
-        tokenizer = processor_of(starts)
-        return make_tokenizer(config, corpus) if tokenizer is None else tokenizer
-
-    tokenizer = shared_processor(TextTokenizer, make)
+    """Open the text, train or read the tokenizer, and make batches; see `TaskEntry.prepare`."""
+    corpus = on_first_then_every_process(lambda: load_texts(config.task, texts.files_corpus))
+    tokenizer = shared_processor(
+        TextTokenizer, lambda: processor_of(starts) or make_tokenizer(config, corpus), stored
+    )
     return on_every_process(lambda: LanguageModeling(config, corpus, tokenizer, mesh, note))
 
 

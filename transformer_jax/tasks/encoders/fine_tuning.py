@@ -386,8 +386,6 @@ def make_tokenizer(
     """
 
     def make() -> EncoderTokenizer:
-        if stored is not None:
-            return EncoderTokenizer.from_files(stored)
         tokenizer = processor_of(starts)
         if tokenizer is None:
             tokenizer = EncoderTokenizer.wordpiece(
@@ -400,4 +398,4 @@ def make_tokenizer(
         keeps_labels = labels and (needed <= known if allow_more_labels else needed == known)
         return tokenizer.with_labels(tokenizer.labels if keeps_labels else tuple(labels), **settings)
 
-    return shared_processor(EncoderTokenizer, make)
+    return shared_processor(EncoderTokenizer, make, stored)

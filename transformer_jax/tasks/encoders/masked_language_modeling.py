@@ -14,6 +14,7 @@ from transformer_jax.data.batches.masked_batches import EncodedDocuments, Packed
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.layers.losses import cross_entropy, mean_of_rows, sums_in_parts
+from transformer_jax.tasks import text_data
 from transformer_jax.tasks.encoders import pretraining
 from transformer_jax.tasks.encoders.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.encoders.trained_heads import TrainedMaskedLM
@@ -139,5 +140,5 @@ ENTRY = TaskEntry(
     objective,
     functools.partial(pretraining.prepare, MaskedLanguageModeling),
     TrainedMaskedLM,
-    check_mesh=pretraining.check_mesh,
+    check_mesh=text_data.check_mesh,
 )

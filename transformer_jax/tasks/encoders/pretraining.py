@@ -19,19 +19,13 @@ from transformer_jax.data.batches.masked_batches import (
 )
 from transformer_jax.data.corpora import texts
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.mesh import check_rows, check_tokens, place_batch, rows_here
+from transformer_jax.distributed.mesh import place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.encoders.sizes import check_lowercase, choose_encoder, fit_to_tokenizer
 from transformer_jax.tasks.encoders.trained import check_no_classes
-from transformer_jax.training.config import (
-    FREE,
-    Optimization,
-    RunConfig,
-    Start,
-    check_accumulation,
-    check_at_least,
-)
+from transformer_jax.tasks.text_data import TextDataConfig, check_context, load_texts
+from transformer_jax.training.config import Optimization, RunConfig, Start, check_at_least
 from transformer_jax.training.objective import Objective, Sums
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
@@ -41,49 +35,27 @@ _VALIDATION_BATCHES = 50
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingConfig:
+class PretrainingConfig(TextDataConfig):
     """Text of a pretraining, and how it is split into rows and masked.
 
     Raises:
       UserError: A value is out of range, or values contradict each other.
     """
 
-    text: tuple[str, ...] = ()
-    """Text to train on: files, or folders of .txt files, plain, .gz or .xz; an empty line ends a document.
-    Without it, `corpus` is read."""
-    valid: tuple[str, ...] = ()
-    """Text to validate on, in the formats of `text`; without it, a tenth of the documents is held out."""
-    corpus: str = "python"
-    """python, the language reference that ships with every Python, or tfds:NAME, any set of TensorFlow
-    Datasets with texts. Ignored if `text` names files."""
-    splits: tuple[str, str] = ("train", "validation")
-    """Training and validation split of a tfds: corpus, in the syntax of TFDS: train[:98%] ..."""
-    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of the TFDS sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
     tokenizer: str = "wordpiece"
     """wordpiece or bpe (byte-level), trained on the text, or the file or folder of a published tokenizer:
     tokenizer.json, vocab.txt, or vocab.json and merges.txt."""
     lowercase: bool = True
     """Fold case and accents in a wordpiece vocabulary that is trained from scratch."""
-    context: int = 128
-    """Number of tokens in a row T."""
     batch_size: int = 32
-    """Number of rows in a batch B."""
+    """Rows per batch B."""
     mask_rate: float = 0.15
     """Share of the tokens to predict."""
     whole_word_masking: bool = False
     """Predict all pieces of a word together, or none."""
 
     def __post_init__(self) -> None:
-        if self.valid and not self.text:
-            raise UserError("`valid` needs `text`")
-        if not self.text and self.corpus != "python" and not self.corpus.startswith("tfds:"):
-            raise UserError(
-                f"unknown corpus {self.corpus!r}: write python or tfds:NAME, or name files with `text`"
-            )
-        names_tfds = self.data_dir is not None or self.splits != PretrainingConfig.splits
-        if names_tfds and (self.text or not self.corpus.startswith("tfds:")):
-            raise UserError("`data_dir` and `splits` are for a corpus tfds:NAME")
+        super().__post_init__()
         if not self.lowercase and self.tokenizer not in ("wordpiece", "bpe"):
             raise UserError(
                 f"`lowercase` is for a vocabulary that is trained, and {self.tokenizer} brings its own: leave "
@@ -91,7 +63,7 @@ class PretrainingConfig:
             )
         if not 0 < self.mask_rate < 1:
             raise UserError(f"`mask_rate` {self.mask_rate} must be above 0 and below 1")
-        check_at_least(self, context=8, batch_size=1)
+        check_at_least(self, context=8)
 
 
 def make_recipe(
@@ -145,25 +117,11 @@ def check(config: RunConfig, model_config: Any) -> None:
     Raises:
       UserError: Values contradict each other.
     """
-    task: PretrainingConfig = config.task
-    if model_config.max_length < task.context:
-        raise UserError(f"`max_length` {model_config.max_length} is below `context` {task.context}")
+    check_context(config, model_config)
     check_no_classes(model_config)
     if getattr(model_config, "classes", 0):
         raise UserError(f"`classes` {model_config.classes}: pretraining has none; leave it out")
     check_lowercase(config)
-    check_accumulation(task.batch_size, config.optimization)
-
-
-def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Check that the mesh divides the rows and tokens of a batch.
-
-    Raises:
-      UserError: The mesh does not divide them.
-    """
-    task: PretrainingConfig = config.task
-    check_rows(task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
-    check_tokens(task.context, mesh, "`context`")
 
 
 def abstract_batch(config: RunConfig, *, pairs: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
@@ -185,19 +143,6 @@ def abstract_batch(config: RunConfig, *, pairs: bool = False) -> dict[str, jax.S
     if pairs:
         shapes |= dict(types=((B, T), jnp.int32), next_label=((B,), jnp.int32), next_weight=((B,), jnp.float32))
     return {name: jax.ShapeDtypeStruct(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
-
-
-def load_texts(task: PretrainingConfig) -> texts.TextCorpus:
-    """Load the documents that a config names.
-
-    Raises:
-      UserError: See `paragraphs_corpus` and `tfds_corpus`.
-    """
-    if task.text:
-        return texts.paragraphs_corpus(task.text, task.valid)
-    if task.corpus.startswith("tfds:"):
-        return texts.tfds_corpus(task.corpus, task.splits, task.data_dir)
-    return texts.python_reference()
 
 
 def make_tokenizer(config: RunConfig, corpus: texts.TextCorpus) -> EncoderTokenizer:
@@ -323,11 +268,9 @@ def prepare(
     note: Callable[[str], None],
 ) -> Pretraining:
     """Open the text, make or read the tokenizer, and make batches; see `TaskEntry.prepare`."""
-    corpus = on_first_then_every_process(lambda: load_texts(config.task))
+    corpus = on_first_then_every_process(lambda: load_texts(config.task, texts.paragraphs_corpus))
 
     def make() -> EncoderTokenizer:
-        if stored is not None:
-            return EncoderTokenizer.from_files(stored)
         tokenizer = processor_of(starts)
         if tokenizer is None:
             return make_tokenizer(config, corpus)
@@ -338,5 +281,5 @@ def prepare(
             )
         return tokenizer.with_labels(())
 
-    tokenizer = shared_processor(EncoderTokenizer, make)
+    tokenizer = shared_processor(EncoderTokenizer, make, stored)
     return on_every_process(lambda: task_type(config, corpus, tokenizer, mesh, note))

@@ -19,6 +19,7 @@ from transformer_jax.layers.losses import (
     token_keys,
     tokens_in_parts,
 )
+from transformer_jax.tasks import text_data
 from transformer_jax.tasks.encoders import pretraining
 from transformer_jax.tasks.encoders.pretraining import Pretraining, PretrainingConfig
 from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
@@ -159,5 +160,5 @@ ENTRY = TaskEntry(
     objective,
     functools.partial(pretraining.prepare, ReplacedTokenDetection),
     TrainedElectra.from_pretraining,
-    check_mesh=pretraining.check_mesh,
+    check_mesh=text_data.check_mesh,
 )

@@ -256,21 +256,10 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> Translation:
-    """Open the corpus, train or read the tokenizer, and make batches; see `TaskEntry.prepare`.
-
-    Args:
-      config: Config of the run.
-      objective: Objective of the task.
-      mesh: Mesh that batches are sharded over, or None.
-      stored: Files of the run in the folder, or None for a new run.
-      starts: Opened folders that the run starts from.
-      note: Receives lines of text about the data.
-    """
+    """Open the corpus, train or read the tokenizer, and make batches; see `TaskEntry.prepare`."""
     corpus = on_first_then_every_process(lambda: load_corpus(config))
 
     def make_tokenizer() -> BytePairTokenizer:
-        if stored is not None:
-            return BytePairTokenizer.from_files(stored)
         if (tokenizer := processor_of(starts)) is not None:
             return tokenizer
         if not isinstance(corpus.train, list):
@@ -278,7 +267,7 @@ def prepare(
         texts = (text for pair in corpus.train for text in pair if text)
         return BytePairTokenizer.train(texts, config.model.vocab_size)
 
-    tokenizer = shared_processor(BytePairTokenizer, make_tokenizer)
+    tokenizer = shared_processor(BytePairTokenizer, make_tokenizer, stored)
     lengths = np.load(io.BytesIO(stored[_LENGTHS])) if stored and _LENGTHS in stored else None
     pairs = on_every_process(lambda: PreparedPairs(config, corpus, tokenizer, note, lengths))
     smallest = min(bucket.rows for bucket in pairs.train.buckets) // config.optimization.accumulation

@@ -299,14 +299,12 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     splits = on_first_then_every_process(lambda: image_data.open_splits(config.task))
 
     def make() -> ImageProcessor:
-        if stored is not None:
-            return ImageProcessor.from_files(stored)
         # A classifier that starts from one with the same classes keeps the order of its labels.
         known: Sequence[str] = getattr(starts[0].processor, "labels", ()) if starts else ()
         labels = known if set(splits.train.classes) == set(known) else splits.train.classes
         return image_data.make_processor(config, labels, starts)
 
-    processor = shared_processor(ImageProcessor, make)
+    processor = shared_processor(ImageProcessor, make, stored)
     relabeled = Splits(
         splits.train.with_classes(processor.labels),
         splits.valid.with_classes(processor.labels),

@@ -229,23 +229,7 @@ def prepare(
     starts: Sequence[Any],
     note: Callable[[str], None],
 ) -> ImagePretraining:
-    """Open the images of a pretraining task and make batches; see `TaskEntry.prepare`.
-
-    Args:
-      task: Class of the task.
-      config: Config of the run.
-      objective: Objective of the task.
-      mesh: Mesh that batches are sharded over, or None.
-      stored: Files of the run in the folder, or None for a new run.
-      starts: Opened folders that the run starts from.
-      note: Receives lines of text about the images.
-    """
+    """Open the images for a task of class `task` and make batches; see `TaskEntry.prepare`."""
     splits = on_first_then_every_process(lambda: image_data.open_splits(config.task, labeled=False))
-
-    def make() -> ImageProcessor:
-        if stored is not None:
-            return ImageProcessor.from_files(stored)
-        return image_data.make_processor(config, (), starts)
-
-    processor = shared_processor(ImageProcessor, make)
+    processor = shared_processor(ImageProcessor, lambda: image_data.make_processor(config, (), starts), stored)
     return on_every_process(lambda: task(config, splits, processor, objective, mesh, note))
