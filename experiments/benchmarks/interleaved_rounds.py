@@ -1,4 +1,7 @@
-"""Benchmarks whose sides run in separate processes and are measured in interleaved rounds."""
+"""Benchmarks of several implementations ("sides"), each in its own process.
+
+They take turns in every round, so that changes of the machine's speed affect all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from typing import Any
 
 
 def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], argument: Any) -> None:
-    """Run each job that the connection names, and send (seconds, result, peak bytes).
+    """Run the worker process of a side: receive names of jobs, run them, and send the measurements.
+
+    A measurement is (seconds, result, peak bytes of the process's memory). None ends the worker.
 
     Args:
       connection: Connection to the parent process.
       make: Function that returns the jobs of this side by name.
-      argument: Argument of `make`.
+      argument: Value to pass to `make`; it must be picklable.
     """
     if make.__name__.startswith("torch"):
         import torch
@@ -35,16 +40,17 @@ def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], 
 
 
 def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rounds: int) -> dict[str, Any]:
-    """Measure each job on each side in interleaved rounds and return the medians.
+    """Measure each job on each side in interleaved rounds, and return the median times.
 
     Args:
       jobs: Number of calls in one measurement, by name of the job.
       sides: Functions that return the jobs of a side, by name of the side; each runs in a separate process.
-      argument: Argument of these functions.
+      argument: Value to pass to these functions; it must be picklable.
       rounds: Number of measurements per side.
 
     Returns:
-      {job: {side: {"seconds", "peak"}, "results": {side: result of the first call}}}.
+      For each job a dictionary: by name of the side, {"seconds": median time of a call, "peak": largest memory
+      of the process in bytes}, and under "results" the result of the first call by name of the side.
     """
     context = multiprocessing.get_context("spawn")
     connections = {}
@@ -77,15 +83,15 @@ def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rou
 
 
 def compare_throughput(medians: dict[str, Any], amount: int, unit: str) -> tuple[float, str]:
-    """Compare the throughput of this package with that of torch.
+    """Compare the throughput of the sides "ours" and "torch".
 
     Args:
-      medians: Report of one job; see `compare`.
-      amount: Number of processed units per call.
+      medians: Entry of a job in the result of `compare`.
+      amount: Number of units, such as tokens, that a call processes.
       unit: Name of the unit.
 
     Returns:
-      (ratio of this package's throughput to torch's, a line with the throughput and the peak memory of both).
+      (ratio of our throughput to torch's, a printable summary with throughput and peak memory of both).
     """
     rates = {side: amount / medians[side]["seconds"] for side in ("ours", "torch")}
     line = ", ".join(
@@ -96,12 +102,15 @@ def compare_throughput(medians: dict[str, Any], amount: int, unit: str) -> tuple
 
 
 def print_rates(report: dict[str, Any], amounts: dict[str, int], unit: str) -> dict[str, float]:
-    """Print and return the throughput of all sides, and the ratios of this package's throughput to the others'.
+    """Print the throughput of all sides, and the ratios of our throughput to that of the others.
 
     Args:
-      report: Report of all jobs; see `compare`.
-      amounts: Number of processed units per call, by job.
+      report: Result of `compare`.
+      amounts: Number of units, such as tokens, that a call processes, by job.
       unit: Name of the unit.
+
+    Returns:
+      The printed numbers: throughput by "JOB_SIDE", ratio by "JOB_ratio" (to torch) and "JOB_onnx_ratio".
     """
     rates = {}
     for job, amount in amounts.items():
@@ -118,7 +127,7 @@ def print_rates(report: dict[str, Any], amounts: dict[str, int], unit: str) -> d
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Return the model name of the CPU."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next(

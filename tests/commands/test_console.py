@@ -68,18 +68,19 @@ def test_every_training_command_has_a_plan(capsys, monkeypatch):
         assert out.strip() == PLANNED[name]
 
 
-def test_programs_are_cached_next_to_the_run_only_on_accelerators(tmp_path, monkeypatch):
+def test_programs_are_cached_for_the_user_only_on_accelerators(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = {}
     monkeypatch.setattr(jax.config, "update", settings.__setitem__)
-    keep_programs(tmp_path / "runs" / "one")
+    keep_programs()
     assert settings == {}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    keep_programs(tmp_path / "runs" / "one")
-    assert settings == {"jax_compilation_cache_dir": str(tmp_path / "runs" / ".programs")}
+    keep_programs()
+    assert settings == {"jax_compilation_cache_dir": str(tmp_path / "transformer_jax" / "programs")}
     settings.clear()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    keep_programs(tmp_path / "runs" / "one")
+    keep_programs()
     assert settings == {}
 
 

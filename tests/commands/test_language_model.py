@@ -220,7 +220,7 @@ def test_the_commands(text, tmp_path):
     ("flags", "message"),
     [
         ((), "name the model: either --weights FOLDER or --run-dir DIR"),
-        (("--run-dir", "nowhere"), "no such file; is nowhere the folder of a run?"),
+        (("--run-dir", "nowhere"), "no such file; is nowhere the folder of a run, or of weights?"),
         (("--weights", "nowhere"), "nowhere: no such folder of weights"),
         (("--run-dir", "x", "--prompt", ""), "the prompt is empty"),
         (

@@ -152,7 +152,7 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--text", "a", "--html", "none/x.html"], "--html 'none/x.html': no file can be written there"),
         (["--text", "a", "--html", "x.html", "--plot-attention", "x.png"], "contradict each other"),
         (["--text", "a", "--stdin"], "contradict each other"),
-        (["--text", "a"], "is .* the folder of a run?"),
+        (["--text", "a"], "is .* the folder of a run, or of weights?"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, arguments, message):
@@ -293,7 +293,7 @@ def test_a_run_starts_from_another(files, tmp_path):
     start = (Start(str(tmp_path / "first")),)
     changes = dict(schedule="cosine", start=start, vocab_size=300, dropout=0.2, steps=8)
     second = train(config(files, **changes), tmp_path / "second", note=notes.append)
-    assert f"starting from {tmp_path / 'first'}, averaged" in notes
+    assert f"starting from {tmp_path / 'first'} (averaged)" in notes
     assert second["parameters"] == first["parameters"]
     losses = [
         [row["loss"] for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("first", "second")

@@ -69,7 +69,10 @@ def test_a_missing_folder_or_config(folder, tmp_path):
     [
         (dict(model_type="mamba"), "unknown architecture, model_type is 'mamba': known are gpt2, llama"),
         (dict(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is supported"),
-        (dict(rope_parameters={"rope_type": "longrope"}), "rope scaling 'longrope' is not supported"),
+        (
+            dict(rope_parameters={"rope_type": "longrope"}),
+            r"rope_parameters\.rope_type \"longrope\": known are default, linear, llama3, yarn",
+        ),
         (dict(num_attention_heads=3, head_dim=None), "width 16 must be a multiple of heads 3"),
         (
             dict(hidden_size=32),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
+from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.data.corpora.image_files import conversion_of
 from transformer_jax.distributed.processes import is_first
@@ -72,7 +73,7 @@ def use(flags: Arguments, size: int | None = None) -> None:
         run = run.at_size(size or run.encoder.config.image_size)
     for file in flags.images:
         if kind := conversion_of(file):
-            print(f"{file}: {kind}, converted to RGB", file=sys.stderr)
+            print(f"{one_line(str(file))}: {kind}, converted to RGB", file=sys.stderr)
     if isinstance(run, TrainedImageClassifier):
         for file, (label, probabilities) in zip(flags.images, run.classify(list(flags.images)), strict=True):
             probability = probabilities[label]
@@ -80,7 +81,7 @@ def use(flags: Arguments, size: int | None = None) -> None:
                 answer = {"file": file, "label": label, "probability": probability}
                 print(json.dumps(answer, ensure_ascii=False))
             else:
-                print(f"{file}: {label} ({probability:.3f})")
+                print(one_line(f"{file}: {label} ({probability:.3f})"))
     elif flags.plot_attention is None and flags.html is None:
         raise UserError(f"{flags.run_dir} holds a {type(run.model).__name__}, which has no classes")
     if flags.plot_attention is not None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from transformer_jax.commands import encoder_use
 from transformer_jax.commands.encoder_use import Use, lines_of_stdin, truncate, use
 from transformer_jax.commands.parsing import parse_run
@@ -37,6 +39,8 @@ class Arguments(encoder_use.Arguments):
 def _use(flags: Arguments, pooling: str | None) -> Use:
     def answer(run: TrainedEncoder, items: list[str]) -> list[dict[str, Any]]:
         vectors = run.embed(items, pooling=pooling, normalize=flags.normalize)
+        if flags.json and not np.isfinite(vectors).all():
+            raise UserError("a vector has NaN or infinite values, which JSON cannot represent")
         return [
             {"text": text, "embedding": vector.tolist()} for text, vector in zip(items, vectors, strict=True)
         ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_jax.commands.parsing import Parsed, parse_run
+from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
@@ -174,7 +175,8 @@ def use(parsed: Parsed, usage: Use, folder: str, text: str | None) -> None:
             model, page_text = usage.page_input(run, batch[0])
             write_page(model, run.processor, page_text, flags.html, title=title_of(batch[0]))
         for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False) if flags.json else usage.line(answer), flush=True)
+            line = json.dumps(answer, ensure_ascii=False) if flags.json else usage.line(answer)
+            print(one_line(line), flush=True)
 
 
 def title_of(item: str | tuple[str, str] | list[str]) -> str:

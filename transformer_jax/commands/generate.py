@@ -20,6 +20,7 @@ from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import mesh_of, on_mesh
 from transformer_jax.distributed.processes import Processes, is_first, on_every_process, reporting_lost_process
 from transformer_jax.errors import UserError
+from transformer_jax.limits import LENGTH, SAMPLES, check_seed
 from transformer_jax.models.registry import DECODERS
 from transformer_jax.pretrained import is_published
 from transformer_jax.pretrained.folder import read_config
@@ -111,8 +112,7 @@ def _check(arguments: Arguments) -> Sampling:
         from transformer_jax.plotting.page import check_writable
 
         check_writable(arguments.html)
-    if arguments.seed < 0:
-        raise UserError(f"`seed` {arguments.seed} is below 0")
+    check_seed(arguments.seed)
     try:
         "".join((*arguments.prompt, *arguments.stop)).encode("utf-8")
     except UnicodeEncodeError:
@@ -137,6 +137,9 @@ def _check_counts(arguments: Arguments) -> None:
     for name in ("max_new_tokens", "samples", "draft_tokens"):
         if getattr(arguments, name) < 1:
             raise UserError(f"`{name}` {getattr(arguments, name)} is below 1")
+    SAMPLES.check(arguments.samples, "`samples`")
+    SAMPLES.check(arguments.draft_tokens, "`draft_tokens`")
+    LENGTH.check(arguments.max_new_tokens, "`max_new_tokens`")
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax generate") -> None:
@@ -150,7 +153,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax gene
     arguments.processes.join()
     sampling = _check(arguments)
     if arguments.run_dir is not None:
-        keep_programs(pathlib.Path(arguments.run_dir))
+        keep_programs()
     mesh = on_every_process(lambda: mesh_of(arguments.mesh))
     with on_mesh(mesh), reporting_lost_process():
         generate(arguments, sampling, mesh)

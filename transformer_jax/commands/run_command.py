@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
+from transformer_jax.commands.terminal import EscapingStream, one_line
 from transformer_jax.distributed.processes import (
     ProcessLost,
     SharedError,
@@ -22,7 +24,8 @@ from transformer_jax.training.loop import Stopped
 
 
 def as_flags(message: str) -> str:
-    """Return an error message with its arguments written as flags: `run_dir` becomes --run-dir."""
+    """Return a message in one line with its arguments written as flags: `run_dir` becomes --run-dir."""
+    message = one_line(message)
     return re.sub(r"`([a-z][a-z0-9_.]*)`", lambda match: "--" + match[1].replace("_", "-"), message)
 
 
@@ -56,7 +59,9 @@ def run_command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():  # restores how warnings are shown
+        stdout: Any = EscapingStream(sys.stdout)
+        # How warnings are shown is restored at the end.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(stdout):
             warnings.showwarning = _show_warning
             main()
     except ProcessLost as error:
@@ -75,7 +80,7 @@ def run_command(
         return 130
     except Stopped as stop:
         if is_first():
-            print(str(stop), file=sys.stderr)
+            print(one_line(str(stop)), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of standard output has stopped.

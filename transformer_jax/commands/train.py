@@ -23,6 +23,7 @@ from transformer_jax.commands.plan_decoding import (
     show_reports,
 )
 from transformer_jax.commands.run_command import as_flags
+from transformer_jax.commands.terminal import one_line
 from transformer_jax.distributed.mesh import make_mesh, parse_mesh, row_shards
 from transformer_jax.distributed.targets import (
     Topology,
@@ -54,14 +55,14 @@ def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bo
 
 def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution: Execution) -> None:
     """Train or resume the run and print its scores."""
-    keep_programs(run_dir)
+    keep_programs()
     results, lines = driver.train(
         entry,
         config,
         run_dir,
         execution=execution,
         tasks=TASKS,
-        note=lambda line: print(line, file=sys.stderr),
+        note=lambda line: print(one_line(line), file=sys.stderr),
         start_time=START_TIME,
     )
     for line in lines:
@@ -73,14 +74,16 @@ def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution:
     )
 
 
-def keep_programs(run_dir: pathlib.Path) -> None:
-    """Make JAX cache the programs that it compiles for accelerators in `.programs` next to the run's folder.
+def keep_programs() -> None:
+    """Make JAX cache the programs that it compiles for accelerators in the user's cache folder.
 
-    The program of a large model takes minutes to compile. On a CPU nothing is cached, and the environment
-    variable JAX_COMPILATION_CACHE_DIR takes precedence.
+    The program of a large model takes minutes to compile. The folder is never that of a run, because a run that
+    comes from someone else could bring programs. On a CPU nothing is cached, and the environment variable
+    JAX_COMPILATION_CACHE_DIR takes precedence.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
-        jax.config.update("jax_compilation_cache_dir", str(run_dir.absolute().parent / ".programs"))
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(cache / "transformer_jax" / "programs"))
 
 
 def fake_devices(mesh: str | None) -> Mesh | None:

@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
     config = parsed.config
     run_dir = pathlib.Path(flags.run_dir or default_run_dir(ENTRY, parsed, corpus_name(parsed)))
     if uses:
-        keep_programs(run_dir)
+        keep_programs()
         with parsed.execution.on_mesh() as mesh:
             translate(parsed, run_dir, mesh)
     else:

@@ -17,9 +17,12 @@ from transformer_jax.decoding.top_k import top_k
 from transformer_jax.decoding.translator import bucket_length
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
+from transformer_jax.limits import check_values
 
 # Largest number of tokens per call of the compiled loop; the host reads them between two calls.
 _CHUNK = 32
+# Logits are divided by the temperature in float32.
+_MIN_TEMPERATURE = 1e-4
 # The number of rows in a batch is rounded up to one of these.
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -46,8 +49,14 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        if not self.temperature >= 0:
+        check_values(self)
+        if self.temperature < 0:
             raise UserError(f"`temperature` {self.temperature} is below 0")
+        if 0 < self.temperature < _MIN_TEMPERATURE:
+            raise UserError(
+                f"`temperature` {self.temperature} is too small for float32: use 0, the most probable token, "
+                f"or at least {_MIN_TEMPERATURE}"
+            )
         if not self.repetition_penalty > 0:
             raise UserError(f"`repetition_penalty` {self.repetition_penalty} is not above 0")
         if self.top_k is not None and self.top_k < 1:

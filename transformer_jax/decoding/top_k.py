@@ -70,11 +70,16 @@ def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[j
         logits = jnp.pad(logits, ((0, 0), (0, 0), (0, chunks * size - V)), constant_values=-jnp.inf)
     chunked = logits.reshape(B, W, chunks, size)
     maxima = chunked.max(axis=-1)
-    offsets = scores - log_sum_exp(logits, maxima.max(axis=-1, keepdims=True))[..., 0]
-    _, kept = jax.lax.top_k((maxima + offsets[..., None]).reshape(B, W * chunks), min(k, W * chunks))
+    # Differences to the maximum are exact where logits are close to it, even if they are large.
+    maximum = maxima.max(axis=-1)
+    offsets = scores - log_sum_exp(logits - maximum[..., None], 0.0)[..., 0]
+    differences = (maxima - maximum[..., None]) + offsets[..., None]
+    _, kept = jax.lax.top_k(differences.reshape(B, W * chunks), min(k, W * chunks))
     kept = jnp.sort(kept, axis=-1)
     candidates = jnp.take_along_axis(chunked.reshape(B, W * chunks, size), kept[..., None], axis=1)
-    candidates += jnp.take_along_axis(offsets, kept // chunks, axis=1)[..., None]
+    beams = kept // chunks
+    candidates -= jnp.take_along_axis(maximum, beams, axis=1)[..., None]
+    candidates += jnp.take_along_axis(offsets, beams, axis=1)[..., None]
     sums, indices = jax.lax.top_k(candidates.reshape(B, -1), k)
     chunk = jnp.take_along_axis(kept, indices // size, axis=1)
     # If all candidates are -inf, an index of the padding could be selected.
@@ -82,6 +87,6 @@ def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[j
     return sums, chunk // chunks, tokens
 
 
-def log_sum_exp(x: jax.Array, maximum: jax.Array) -> jax.Array:
+def log_sum_exp(x: jax.Array, maximum: jax.Array | float) -> jax.Array:
     """Return log(sum(exp(x))) over the last axis, keeping the axis; `maximum` (..., 1) is the maximum of x."""
     return maximum + jnp.log(jnp.exp(x - maximum).sum(axis=-1, keepdims=True))

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
+from transformer_jax.limits import SAMPLES
 
 # The search compiles once per source length, so lengths are rounded up to one of these.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -134,6 +136,9 @@ class Translator:
       beam_size: Number of beams; 1 is greedy search.
       alpha: Exponent of the length penalty, see `beam_search`.
       rows: Largest number of sentences in a batch.
+
+    Raises:
+      UserError: `alpha` is not finite, or `beam_size` is above its limit.
     """
 
     def __init__(
@@ -145,6 +150,9 @@ class Translator:
         alpha: float = 0.6,
         rows: int = MAX_SENTENCES,
     ):
+        if not math.isfinite(alpha):
+            raise UserError(f"`length_penalty` {alpha} is not a finite number")
+        SAMPLES.check(beam_size, "`beam_size`")
         self.model, self.tokenizer = model, tokenizer
         self.beam_size, self.alpha, self.rows = beam_size, alpha, rows
 

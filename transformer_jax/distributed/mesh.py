@@ -22,7 +22,7 @@ ROWS = (DATA, FSDP)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse the size of every axis from "data=2,tensor=4"; omitted axes have size 1.
+    """Return the size of every axis from a text such as "data=2,tensor=4"; omitted axes have size 1.
 
     Raises:
       UserError: An axis is unknown or repeated, or a size is below 1.
@@ -44,7 +44,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(text: str | None) -> Mesh | None:
-    """Return the mesh of a run; without a text, `data` over all devices of several processes, else None.
+    """Return the mesh that a text describes, or the default mesh of a run if the text is None.
+
+    The default is None with one process, and all devices on the axis `data` with several.
 
     Raises:
       UserError: See `make_mesh`.
@@ -60,7 +62,8 @@ def make_mesh(text: str) -> Mesh:
     A run of one process may use fewer devices than it has; it takes the first ones.
 
     Raises:
-      UserError: The text is invalid, see `parse_mesh`, or its size does not divide the number of devices.
+      UserError: The text is invalid, see `parse_mesh`; or the product of its sizes does not divide the number
+        of devices, or with several processes does not equal it.
     """
     sizes = parse_mesh(text)
     count, devices = math.prod(sizes.values()), jax.devices()
@@ -75,7 +78,7 @@ def make_mesh(text: str) -> Mesh:
 
 
 def planned_mesh(text: str) -> AbstractMesh:
-    """Build the mesh of "data=64,fsdp=8" without devices, for planning a run on another machine.
+    """Build the `AbstractMesh` of "data=64,fsdp=8", which needs no devices, to plan a run on another machine.
 
     Raises:
       UserError: The text is invalid, see `parse_mesh`.
@@ -85,7 +88,7 @@ def planned_mesh(text: str) -> AbstractMesh:
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Shard the programs compiled in this context over the mesh; None changes nothing."""
+    """Return a context manager in which programs are compiled for the mesh; None changes nothing."""
     if mesh is None:
         yield
         return
@@ -96,20 +99,22 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
 def platform() -> str:
     """Return the platform that the program is compiled for: "cpu", "gpu" or "tpu".
 
-    The mesh's devices determine it, which may be on another machine; without a mesh, the default device does.
+    It is the platform of the current mesh's devices, which need not be attached to this machine, or without a
+    mesh that of the default device.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def constrained(x: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
-    """Constrain x to be sharded over axes of the current mesh, as far as they divide its dimensions.
+    """Apply a sharding constraint to x for the current mesh.
 
-    Without a mesh, on a mesh with other axes, and within `jax.shard_map`, return x unchanged.
+    A dimension that its mesh axes do not divide stays unsharded. Without a mesh, on a mesh with other axes, and
+    within `jax.shard_map`, x is returned unchanged.
 
     Args:
-      x: Any array.
-      axes: The name of a mesh axis, several names, or None for each dimension.
+      x: The array.
+      axes: For each dimension of x, the name of a mesh axis, a tuple of names, or None.
     """
     mesh = jax.sharding.get_abstract_mesh()
     has_axes = set(AXES) <= set(mesh.axis_names) and all(
@@ -134,10 +139,11 @@ def replicated(tree: Any) -> Any:
 
 
 def check_model(config: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Check that the heads of a model can be sharded over `tensor`, and its tokens over `sequence`.
+    """Check that a model can be computed on a mesh.
 
     Raises:
-      UserError: They cannot.
+      UserError: The axis `tensor` does not divide the heads, or the model is recurrent and `sequence` is above
+        1.
     """
     sequence = mesh.shape.get(SEQUENCE, 1)
     if sequence > 1 and not hasattr(config, "heads"):
@@ -162,12 +168,12 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
     Args:
       rows: Number of rows of the batch.
       mesh: The run's mesh; None means one device.
-      flag: The setting that determines the number of rows.
-      whole: Require that the shards divide the rows. Otherwise the batch is padded with empty rows, and each
-        shard needs at least one row.
+      flag: Name of the setting that determines the number of rows, for the error message.
+      whole: Require that the number of shards divides the number of rows. Otherwise the batch is padded with
+        empty rows, and each shard needs at least one row.
 
     Raises:
-      UserError: It cannot.
+      UserError: The number of rows is below the number of shards, or not divisible by it although `whole`.
     """
     parts = row_shards(mesh)
     if rows < parts or (whole and rows % parts):
@@ -178,10 +184,10 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
 
 
 def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
-    """Check that rows of `length` tokens can be sharded over `sequence`.
+    """Check that the mesh axis `sequence` divides rows of `length` tokens.
 
     Raises:
-      UserError: They cannot.
+      UserError: It does not; the message names the setting `flag`.
     """
     parts = mesh.shape[SEQUENCE]
     if length % parts:
@@ -189,7 +195,7 @@ def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
 
 
 def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.ndarray:
-    """Return a mask (rows,) of the batch rows that `place_batch` puts on this process's devices.
+    """Return a mask (rows,), True for the rows of a batch that `place_batch` puts on this process's devices.
 
     Args:
       rows: Number of rows of the batch.
@@ -211,7 +217,8 @@ def rows_here(rows: int, mesh: Mesh | None, *, micro_batches: int = 1) -> np.nda
 def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch's array (B, ...).
 
-    Rows are sharded over `data` and `fsdp`, and tokens over `sequence` if it divides them.
+    The first dimension is sharded over `data` and `fsdp`, and the second over `sequence` if that axis divides
+    it.
     """
     if len(shape) < 2:
         return NamedSharding(mesh, PartitionSpec(ROWS))
@@ -219,15 +226,15 @@ def rows_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
 
 
 def place_batch(batch: Any, mesh: Mesh | None, *, micro_batches: int = 1) -> Any:
-    """Place a global batch of NumPy arrays on the devices, sharded as by `rows_sharding`.
+    """Place a global batch of NumPy arrays on the devices with the sharding of `rows_sharding`.
 
     Every process passes arrays of the global shape; only the rows of `rows_here` are read. Each micro-batch is
-    padded to equal shards with rows of zeros, which have no weight.
+    padded to equal shards with rows of zeros, which have weight 0 in the loss.
 
     Args:
       batch: Tree of arrays (B, ...).
       mesh: The run's mesh; None returns the batch unchanged.
-      micro_batches: Number of parts that a step processes one after another; it divides B.
+      micro_batches: Number of micro-batches of a step with gradient accumulation; it divides B.
     """
     if mesh is None:
         return batch

@@ -13,7 +13,7 @@ def check_bleu_tokenizer(name: str) -> None:
     """Check that a tokenizer of sacreBLEU is known and its requirements are installed.
 
     Raises:
-      ValueError: It is not.
+      ValueError: sacreBLEU has no tokenizer of this name.
     """
     if name not in BLEU_TOKENIZERS:
         raise ValueError(f"unknown BLEU tokenizer {name!r}: choose one of {', '.join(BLEU_TOKENIZERS)}")

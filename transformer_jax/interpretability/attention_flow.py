@@ -24,7 +24,7 @@ def entropy(weights: np.ndarray) -> np.ndarray:
 
 
 def _with_residual(weights: np.ndarray, residual: float) -> np.ndarray:
-    """Average the heads of (L, H, T, T), add the residual stream, and normalize the rows of (L, T, T)."""
+    """Return the mean over heads (L, T, T), mixed with the identity matrix, with rows that sum to 1."""
     weights = np.asarray(weights, np.float64)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
         raise ValueError(f"self-attention weights are (L, H, T, T), got {weights.shape}")
@@ -36,14 +36,17 @@ def _with_residual(weights: np.ndarray, residual: float) -> np.ndarray:
 
 
 def rollout(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
-    """Compute attention rollout (Abnar & Zuidema 2020, section 3.1), the product of the layers' mean heads.
+    """Compute attention rollout (Abnar & Zuidema 2020, section 3.1).
+
+    It is the product over layers of the attention matrices, averaged over heads and mixed with the identity for
+    the residual connection.
 
     Args:
       weights: (L, H, T, T) self-attention of one text.
-      residual: Share of the residual stream in each layer; the paper uses 0.5.
+      residual: Weight of the identity in each layer, residual * I + (1 - residual) * A; the paper uses 0.5.
 
     Returns:
-      (L, T, T): the share of each input token in each position after each layer. Rows sum to 1.
+      (L, T, T): [l, i, j] is the share of input token j in position i after layer l. Rows sum to 1.
 
     Raises:
       ValueError: The weights have another shape, or the share is outside [0, 1).
@@ -58,8 +61,9 @@ def rollout(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
 def attention_flow(weights: np.ndarray, *, residual: float = 0.5) -> np.ndarray:
     """Compute attention flow (Abnar & Zuidema 2020, section 3.2).
 
-    It is the maximum flow from each input token to each position of the last layer, with the mean of the heads
-    as the capacity of an edge. One maximum flow per pair of tokens makes it suitable for single sentences only.
+    It is the maximum flow from each input token to each position of the last layer, with the matrices of
+    `rollout` as capacities of the edges. It solves a maximum-flow problem for each pair of tokens, so it is
+    slow for more than one sentence.
 
     Arguments and errors are those of `rollout`.
 

@@ -7,16 +7,31 @@ from typing import Any
 
 from transformer_jax.layers.positions.configs import Positions, parse_positions
 from transformer_jax.layers.positions.rotary import RotaryScaling
+from transformer_jax.limits import check_values
 
+# Fields that are at least 1 in every config.
+_SIZES = {
+    "vocab_size", "vocab_multiple", "width", "hidden", "layers", "encoder_layers", "decoder_layers", "heads",
+    "kv_heads", "head_width", "feed_forward", "max_length", "embedding_width", "image_size", "patch_size",
+    "channels", "decoder_width", "decoder_heads",
+}  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_choices(config: Any, **choices: Sequence[str]) -> None:
-    """Check that each named field holds one of its choices, and `dtype` one of the dtypes.
+    """Check the values that every model config has, and that each named field holds one of its choices.
 
     Raises:
-      ValueError: A field holds another value.
+      UserError: A number is not finite or above its limit, see `check_values`.
+      ValueError: A field holds another value than its choices, a size is below 1, or `norm_epsilon` is not
+        above 0.
     """
+    check_values(config)
+    for field in sorted(_SIZES & vars(config).keys()):
+        if (size := getattr(config, field)) is not None and size < 1:
+            raise ValueError(f"{field}={size} must be at least 1")
+    if hasattr(config, "norm_epsilon") and not config.norm_epsilon > 0:
+        raise ValueError(f"norm_epsilon={config.norm_epsilon} must be above 0")
     for field, allowed in (choices | {"dtype": DTYPES}).items():
         if getattr(config, field) not in allowed:
             raise ValueError(f"{field}={getattr(config, field)!r} is not one of {', '.join(allowed)}")

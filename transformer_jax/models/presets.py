@@ -23,6 +23,16 @@ class Presets:
         cls.presets = tuple(cls.preset_fields)
 
     @classmethod
+    def undefined(cls, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those fields in `values` that a preset does not define.
+
+        Args:
+          name: Name of the preset.
+          values: Values by field.
+        """
+        return {field: value for field, value in values.items() if field not in cls.preset_fields[name]}
+
+    @classmethod
     def preset(cls, name: str, vocab_size: int | None = None, **changes: Any) -> Self:
         """Return the config of a named size.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import TYPE_CHECKING
+
+from transformer_jax.errors import UserError
+from transformer_jax.json_files import read_object
 
 if TYPE_CHECKING:
     from transformer_jax.pretrained.folder import load, save
@@ -25,10 +27,10 @@ def is_published(folder: str | pathlib.Path) -> bool:
     if pathlib.Path(folder).suffix == ".npz":
         return pathlib.Path(folder).is_file()
     try:
-        config = json.loads((pathlib.Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_object(pathlib.Path(folder) / "config.json")
+    except UserError:
         return False
-    if not isinstance(config, dict) or "format_version" in config:
+    if "format_version" in config:
         return False
     return any(name in config for name in ("model_type", "architectures", "architecture"))
 

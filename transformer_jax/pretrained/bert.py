@@ -36,6 +36,7 @@ def _family(
         *heads,
         config=config,
         body=bert_body_with_pooler,
+        unembedding="cls.predictions.decoder.weight" if module is bert.BertMaskedLM else None,
         ignored=r"cls\.predictions\.decoder\.(weight|bias)" + (unused_heads if optional or not pooler else ""),
         optional=("pooler", *optional) if optional else None,
     )

@@ -5,17 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from transformer_jax.json_files import convert
 from transformer_jax.models.encoders import distilbert
 from transformer_jax.models.encoders.heads import rate_of_classes
 from transformer_jax.pretrained.encoder_tables import (
+    ACTIVATIONS,
     ANSWER_HEAD,
     CLASS_HEAD,
+    Activation,
     activation_name,
-    activation_of,
     encoder_family,
     labels_of,
 )
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
+from transformer_jax.pretrained.family import (
+    CONFIG,
+    Family,
+    Rate,
+    Size,
+    Tensor,
+    check_supported,
+    linear,
+    norm,
+)
+
+
+class _Fields(msgspec.Struct):
+    vocab_size: Size
+    dim: Size
+    n_layers: Size
+    n_heads: Size
+    hidden_dim: Size
+    max_position_embeddings: Size = 512
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+    seq_classif_dropout: Rate = 0.2
+    qa_dropout: Rate = 0.1
+    activation: Activation = "gelu"
+    sinusoidal_pos_embds: bool = False
+    tie_weights_: bool = True
+    tie_word_embeddings: bool = True
+
+
+def _unless(dropout: float, rate: float) -> float | None:
+    return None if rate == dropout else rate
 
 
 def _describe(config: distilbert.DistilBertConfig) -> dict[str, Any]:
@@ -54,22 +88,21 @@ def _body(ours: str) -> tuple[Tensor, ...]:
 
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
     def config(hf_config: Mapping[str, Any]) -> distilbert.DistilBertConfig:
-        check_supported(hf_config, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
-        dropout = hf_config.get("dropout", 0.1)
-        # None if the rates are equal, so that a change of `dropout` changes all of them.
-        classifier, reader = hf_config.get("seq_classif_dropout", 0.2), hf_config.get("qa_dropout", 0.1)
+        fields = convert(hf_config, _Fields, CONFIG)
+        check_supported(fields, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
         return distilbert.DistilBertConfig(
-            vocab_size=required(hf_config, "vocab_size"),
-            width=required(hf_config, "dim"),
-            layers=required(hf_config, "n_layers"),
-            heads=required(hf_config, "n_heads"),
-            feed_forward=required(hf_config, "hidden_dim"),
-            max_length=hf_config.get("max_position_embeddings", 512),
-            dropout=dropout,
-            attention_dropout=hf_config.get("attention_dropout", 0.1),
-            classifier_dropout=None if classifier == dropout else classifier,
-            reader_dropout=None if reader == dropout else reader,
-            activation=activation_of(hf_config, "activation"),
+            vocab_size=fields.vocab_size,
+            width=fields.dim,
+            layers=fields.n_layers,
+            heads=fields.n_heads,
+            feed_forward=fields.hidden_dim,
+            max_length=fields.max_position_embeddings,
+            dropout=fields.dropout,
+            attention_dropout=fields.attention_dropout,
+            # None if the rates are equal, so that a change of `dropout` changes all of them.
+            classifier_dropout=_unless(fields.dropout, fields.seq_classif_dropout),
+            reader_dropout=_unless(fields.dropout, fields.qa_dropout),
+            activation=ACTIVATIONS[fields.activation],
             classes=len(labels_of(hf_config)) if classes else 0,
         )
 
@@ -81,6 +114,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         config=config,
         body=_body,
         describe=_describe,
+        unembedding="vocab_projector.weight" if module is distilbert.DistilBertMaskedLM else None,
         ignored=r"vocab_projector\.weight",
     )
 

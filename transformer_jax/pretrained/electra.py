@@ -11,6 +11,7 @@ from transformer_jax.pretrained.encoder_tables import (
     CLASS_HEAD,
     DENSE_CLASS_HEAD,
     bert_body,
+    bert_fields,
     common_description,
     common_fields,
     encoder_family,
@@ -30,7 +31,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
     def config(hf_config: Mapping[str, Any]) -> electra.ElectraConfig:
         return electra.ElectraConfig(
             **common_fields(hf_config, classes=classes),
-            embedding_width=hf_config.get("embedding_size", 128),
+            embedding_width=bert_fields(hf_config).embedding_size,
             generator_size=1.0,  # a published folder holds one of the two networks
         )
 
@@ -42,6 +43,7 @@ def _family(architecture: str, module: type, *heads: Tensor, classes: bool = Fal
         config=config,
         body=_body,
         describe=_describe,
+        unembedding="generator_lm_head.weight" if module is electra.ElectraGenerator else None,
         ignored=r"generator_lm_head\.weight",
     )
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
+from transformer_jax.json_files import convert
+from transformer_jax.limits import CLASSES
+from transformer_jax.pretrained.family import (
+    CONFIG,
+    Count,
+    Family,
+    Positive,
+    Rate,
+    Size,
+    Tensor,
+    check_supported,
+    linear,
+    norm,
+)
 from transformer_jax.pretrained.sentence_modules import (
     LIMIT,
     dense_layers,
@@ -24,18 +40,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-
-
-def activation_of(config: Mapping[str, Any], field: str = "hidden_act") -> str:
-    """Return our name of the activation in a `config.json`.
-
-    Raises:
-      UserError: The activation is not supported.
-    """
-    name = config.get(field, "gelu")
-    if name not in ACTIVATIONS:
-        raise UserError(f"config.json: {field} {name!r} is none of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"]
 
 
 def activation_name(activation: str) -> str:
@@ -50,12 +55,45 @@ def activation_name(activation: str) -> str:
     raise UserError(f"no published encoder has the activation {activation!r}: keep the model as a run")
 
 
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels of a classifier in the order of their numbers; the default is two."""
-    labels = config.get("id2label")
-    if isinstance(labels, Mapping) and labels:
-        return tuple(str(labels[key]) for key in sorted(labels, key=int))
-    return tuple(f"LABEL_{n}" for n in range(int(config.get("num_labels") or 2)))
+class TaskSettings(msgspec.Struct):
+    """Task settings without a field in `transformers`, which our folders store in `config.json`."""
+
+    pairs: bool | None = None
+    stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    longest: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    unanswerable: bool | None = None
+
+
+class HeadFields(msgspec.Struct):
+    """Fields of a `config.json` that describe the head of a classifier, a tagger or a reader."""
+
+    architectures: list[str] | None = None
+    id2label: dict[str, str | int] | None = None
+    num_labels: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    problem_type: Literal["single_label_classification", "regression", "multi_label_classification"] | None = (
+        None
+    )
+    task_settings: TaskSettings | None = None
+
+
+def labels_of(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels of a classifier in the order of their numbers; the default is two.
+
+    Raises:
+      UserError: The numbers of `id2label` are not 0 to n - 1, or there are too many.
+    """
+    head = convert(hf_config, HeadFields, CONFIG)
+    if not head.id2label:
+        count = head.num_labels or 2
+        CLASSES.check(count, f"{CONFIG}: num_labels")
+        return tuple(f"LABEL_{n}" for n in range(count))
+    numbers = {key: int(key) if re.fullmatch(r"0|[1-9]\d{0,9}", key) else -1 for key in head.id2label}
+    if sorted(numbers.values()) != list(range(len(numbers))):
+        key = next((k for k, n in numbers.items() if not 0 <= n < len(numbers)), "")
+        raise UserError(
+            f"{CONFIG}: id2label has the key {key!r}: its keys must be the numbers 0 to {len(numbers) - 1}"
+        )
+    return tuple(str(label) for _, label in sorted(head.id2label.items(), key=lambda item: numbers[item[0]]))
 
 
 # Our targets by the `problem_type` of `config.json`.
@@ -71,8 +109,6 @@ DENSE_CLASS_HEAD = (
     *linear("classifier.out_proj", "head", unprefixed=True),
 )
 ANSWER_HEAD = linear("qa_outputs", "head", unprefixed=True)
-# Task settings without a field in `transformers`; they have a field of our own in `config.json`.
-_TASK_SETTINGS, _SETTING_NAMES = "task_settings", ("pairs", "stride", "longest", "unanswerable")
 
 
 def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> EncoderTokenizer:
@@ -80,14 +116,16 @@ def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -
     tokenizer = EncoderTokenizer.open(folder)
     tokenizer.settings |= sentence_settings(folder)
     tokenizer.dense_layers = dense_layers(folder)
-    saved = hf_config.get(_TASK_SETTINGS)
-    if isinstance(saved, Mapping):
-        tokenizer.settings |= {name: saved[name] for name in _SETTING_NAMES if name in saved}
-    architecture = next(iter(hf_config.get("architectures") or ()), "")
+    head = convert(hf_config, HeadFields, CONFIG)
+    if head.task_settings is not None:
+        tokenizer.settings |= {
+            name: value for name, value in msgspec.to_builtins(head.task_settings).items() if value is not None
+        }
+    architecture = next(iter(head.architectures or ()), "")
     if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return tokenizer
     labels = labels_of(hf_config)
-    problem = hf_config.get("problem_type")
+    problem = head.problem_type
     if problem is None and architecture.endswith("ForSequenceClassification") and len(labels) == 1:
         problem = "regression"
     target = PROBLEMS.get(str(problem), "label")
@@ -110,8 +148,9 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
     fields: dict[str, Any] = {}
     if settings.get("target") in problems:
         fields["problem_type"] = problems[settings["target"]]
-    if task_settings := {name: settings[name] for name in _SETTING_NAMES if name in settings}:
-        fields[_TASK_SETTINGS] = task_settings
+    names = TaskSettings.__struct_fields__
+    if task_settings := {name: settings[name] for name in names if name in settings}:
+        fields["task_settings"] = task_settings
     limit = min(settings.get("max_length", config.max_length), config.max_length)
     types = ["token_type_ids"] if getattr(config, "token_types", 0) > 1 else []
     # `transformers` needs the first field to return token types and the second one to truncate.
@@ -122,41 +161,75 @@ def written_settings(tokenizer: EncoderTokenizer, config: Any) -> tuple[dict[str
     return fields, further | written_modules(tokenizer, config.width, limit)
 
 
-def common_fields(
-    config: Mapping[str, Any], *, classes: bool, token_types: int = 2, norm_epsilon: float = 1e-12
-) -> dict[str, Any]:
-    """Return the fields of our encoders' configs from a `config.json` with BERT's names.
+class BertFields(msgspec.Struct):
+    """Fields of a `config.json` with BERT's names."""
 
-    Args:
-      config: Contents of `config.json`.
-      classes: Whether the head has classes.
-      token_types: Number of token types if `config.json` does not contain it.
-      norm_epsilon: Epsilon of the normalizations if `config.json` does not contain it.
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size = 512
+    type_vocab_size: Count | None = None
+    layer_norm_eps: Positive | None = None
+    hidden_dropout_prob: Rate = 0.1
+    attention_probs_dropout_prob: Rate = 0.1
+    classifier_dropout: Rate | None = None
+    hidden_act: Activation = "gelu"
+    pad_token_id: Count | None = None
+    embedding_size: Size = 128
+    position_embedding_type: str | None = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+
+
+def bert_fields(hf_config: Mapping[str, Any]) -> BertFields:
+    """Return the fields of a `config.json` with BERT's names.
 
     Raises:
-      UserError: A field is missing, or the model is not supported.
+      UserError: A field is missing or has another type or range, or the model is not supported.
     """
+    fields = convert(hf_config, BertFields, CONFIG)
     check_supported(
-        config,
+        fields,
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
+    return fields
+
+
+def common_fields(
+    hf_config: Mapping[str, Any], *, classes: bool, token_types: int = 2, norm_epsilon: float = 1e-12
+) -> dict[str, Any]:
+    """Return the fields of our encoders' configs from a `config.json` with BERT's names.
+
+    Args:
+      hf_config: Contents of `config.json`.
+      classes: Whether the head has classes.
+      token_types: Number of token types if `config.json` does not contain it.
+      norm_epsilon: Epsilon of the normalizations if `config.json` does not contain it.
+
+    Raises:
+      UserError: See `bert_fields`.
+    """
+    fields = bert_fields(hf_config)
     return dict(
-        vocab_size=required(config, "vocab_size"),
-        width=required(config, "hidden_size"),
-        layers=required(config, "num_hidden_layers"),
-        heads=required(config, "num_attention_heads"),
-        feed_forward=required(config, "intermediate_size"),
-        max_length=config.get("max_position_embeddings", 512),
-        token_types=config.get("type_vocab_size", token_types),
-        norm_epsilon=config.get("layer_norm_eps", norm_epsilon),
-        dropout=config.get("hidden_dropout_prob", 0.1),
-        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-        classifier_dropout=config.get("classifier_dropout"),
-        activation=activation_of(config),
-        classes=len(labels_of(config)) if classes else 0,
+        vocab_size=fields.vocab_size,
+        width=fields.hidden_size,
+        layers=fields.num_hidden_layers,
+        heads=fields.num_attention_heads,
+        feed_forward=fields.intermediate_size,
+        max_length=fields.max_position_embeddings,
+        token_types=token_types if fields.type_vocab_size is None else fields.type_vocab_size,
+        norm_epsilon=fields.layer_norm_eps or norm_epsilon,
+        dropout=fields.hidden_dropout_prob,
+        attention_dropout=fields.attention_probs_dropout_prob,
+        classifier_dropout=fields.classifier_dropout,
+        activation=ACTIVATIONS[fields.hidden_act],
+        classes=len(labels_of(hf_config)) if classes else 0,
     )
 
 
@@ -180,7 +253,7 @@ def common_description(config: Any) -> dict[str, Any]:
 
 
 def bert_body(ours: str) -> tuple[Tensor, ...]:
-    """Return the rows of embeddings and blocks with BERT's names; `ours` is the prefix of our names."""
+    """Return the table entries of embeddings and blocks with BERT's names; `ours` prefixes our names."""
     layer, block = "encoder.layer.{layer}", f"{ours}blocks"
     return (
         Tensor("embeddings.word_embeddings.weight", (f"{ours}embeddings/tokens/table/embedding",)),
@@ -199,7 +272,7 @@ def bert_body(ours: str) -> tuple[Tensor, ...]:
 
 
 def bert_body_with_pooler(ours: str) -> tuple[Tensor, ...]:
-    """Return the rows of `bert_body` and of the pooler, if the config has one."""
+    """Return the table entries of `bert_body` and of the pooler, if the config has one."""
     return (*bert_body(ours), *linear("pooler.dense", f"{ours}pooler", in_config="pooler"))
 
 
@@ -213,6 +286,7 @@ def encoder_family(
     describe: Callable[[Any], dict[str, Any]] = common_description,
     ignored: str,
     optional: tuple[str, ...] | None = None,
+    unembedding: str | None = None,
 ) -> Family:
     """Return the family of a text encoder, alone or with a head; see `Family`.
 
@@ -226,6 +300,7 @@ def encoder_family(
       describe: Function from our config to the contents of `config.json`.
       ignored: Regular expression for tensors that are not read, besides stored positions and types.
       optional: See `Family`.
+      unembedding: Name under which the files of a masked LM may store the token embeddings.
     """
     return Family(
         model_type=model_type,
@@ -239,4 +314,5 @@ def encoder_family(
         processor=read_encoder_tokenizer,
         settings=written_settings,
         optional=optional,
+        head=unembedding,
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert
 from transformer_jax.models.encoders.heads import SequenceClassifier
 from transformer_jax.pretrained.bert import BERT
 from transformer_jax.pretrained.distilbert import DISTILBERT
 from transformer_jax.pretrained.electra import ELECTRA
-from transformer_jax.pretrained.family import Family
+from transformer_jax.pretrained.family import CONFIG, Family
 from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
 from transformer_jax.pretrained.roberta import ROBERTA
@@ -26,6 +29,14 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
 }  # fmt: skip
 
 
+class _Kind(msgspec.Struct):
+    """The fields of a `config.json` that determine the family."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    architecture: str | None = None
+
+
 def family_of_config(config: Mapping[str, Any]) -> Family:
     """Return the family of a published folder.
 
@@ -35,15 +46,16 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     Raises:
       UserError: The `model_type` or the architecture is unknown.
     """
-    name = config.get("model_type")
-    if name is None and "architecture" in config:
+    kind = convert(config, _Kind, CONFIG)
+    name = kind.model_type
+    if name is None and kind.architecture is not None:
         return TIMM if has_classes(config) else TIMM_ENCODER  # only timm's files have this field
     if name not in FAMILIES:
         raise UserError(
             f"config.json: unknown architecture, model_type is {name!r}: known are {', '.join(FAMILIES)}"
         )
     families = FAMILIES[name]
-    architectures = config.get("architectures") or [families[0].architecture]
+    architectures = kind.architectures or [families[0].architecture]
     for family in families:
         if family.architecture in architectures and family.accepts(config):
             return family

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
@@ -37,7 +39,7 @@ class Tensor:
 def linear(
     theirs: str, ours: str, *, unprefixed: bool = False, in_config: str | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the rows for weight and bias of a torch Linear."""
+    """Return the table entries for weight and bias of a torch Linear."""
     options: dict[str, Any] = dict(unprefixed=unprefixed, in_config=in_config)
     return (
         Tensor(f"{theirs}.weight", (f"{ours}/kernel",), transposed=True, **options),
@@ -46,7 +48,7 @@ def linear(
 
 
 def norm(theirs: str, ours: str, *, unprefixed: bool = False) -> tuple[Tensor, ...]:
-    """Return the rows for scale and bias of a torch LayerNorm."""
+    """Return the table entries for scale and bias of a torch LayerNorm."""
     return (
         Tensor(f"{theirs}.weight", (f"{ours}/scale",), unprefixed=unprefixed),
         Tensor(f"{theirs}.bias", (f"{ours}/bias",), unprefixed=unprefixed),
@@ -98,28 +100,24 @@ class Family:
     writable: bool = True
 
 
-def check_supported(config: Mapping[str, Any], **supported: Any) -> None:
+# Types of the fields of published `config.json` files. Fields that are not listed in a struct are ignored.
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+CONFIG = "config.json"
+
+
+def check_supported(config: msgspec.Struct, **supported: Any) -> None:
     """Check that fields of a `config.json` have the only values that our models support.
 
     Args:
-      config: Contents of `config.json`.
-      **supported: The supported value of each field, which is also its default.
+      config: The fields.
+      **supported: The supported value of each field.
 
     Raises:
       UserError: A field has another value.
     """
     for field, value in supported.items():
-        if config.get(field, value) != value:
-            raise UserError(f"config.json: {field} is {config[field]!r}; only {value!r} is supported")
-
-
-def required(config: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of `config.json`.
-
-    Raises:
-      UserError: The field is missing.
-    """
-    try:
-        return config[name]
-    except KeyError:
-        raise UserError(f"config.json: {name} is missing") from None
+        if getattr(config, field) != value:
+            raise UserError(f"{CONFIG}: {field} is {getattr(config, field)!r}; only {value!r} is supported")

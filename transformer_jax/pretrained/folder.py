@@ -7,11 +7,13 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import safetensors
 from flax import nnx
@@ -21,21 +23,27 @@ from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.distributed.mesh import check_model
 from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert, read_json, read_object
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import is_vector, layer_shape, named_leaves, with_leaves
 from transformer_jax.pretrained.families import FAMILIES, family_of_config, family_of_model
-from transformer_jax.pretrained.family import Family, Tensor
+from transformer_jax.pretrained.family import CONFIG, Count, Family, Tensor
 from transformer_jax.pretrained.tensor_files import (
     INDEX,
     SINGLE,
     ArrayFile,
     TensorFiles,
-    read_json,
     write_tensors,
 )
 from transformer_jax.pretrained.vit_arrays import VIT_ARRAYS, describe_arrays
 
 _LARGEST_FILE = 5_000_000_000
+
+
+class _EndFields(msgspec.Struct):
+    """The end tokens in `config.json` or `generation_config.json`."""
+
+    eos_token_id: Count | list[Count] | None = None
 
 
 def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
@@ -49,7 +57,7 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     if folder.suffix == ".npz":
         hf_config, family = describe_arrays(folder), VIT_ARRAYS
     elif folder.is_dir():
-        hf_config = read_json(folder / "config.json")
+        hf_config = read_object(folder / CONFIG)
         family = family_of_config(hf_config)
     else:
         raise UserError(f"{folder}: no such folder of weights")
@@ -97,8 +105,38 @@ def read_model_config(folder: pathlib.Path) -> Any:
     return _without_missing_part(family, config, _open(folder)) if family.optional else config
 
 
-def _open(folder: pathlib.Path) -> TensorFiles | ArrayFile:
-    return ArrayFile(folder) if folder.suffix == ".npz" else TensorFiles(folder)
+def _open(folder: pathlib.Path, *, allow_nonfinite: bool = False) -> TensorFiles | ArrayFile:
+    file_type = ArrayFile if folder.suffix == ".npz" else TensorFiles
+    return file_type(folder, allow_nonfinite=allow_nonfinite)
+
+
+def _tied_tables(family: Family, config: Any, files: TensorFiles | ArrayFile) -> tuple[Any, dict[str, str]]:
+    """Resolve how the files of a tied model store the table that embeddings and logits share.
+
+    As in `transformers`, it may be stored under either name, and a model whose files hold two different tables
+    is not tied, whatever its config says.
+
+    Returns:
+      (the config, the names to read instead of those in the family's table).
+
+    Raises:
+      UserError: The tables differ, and the model has no separate table for logits.
+    """
+    names = files.names()
+    if family.head is None or family.head not in names or not getattr(config, "tie", True):
+        return config, {}
+    row = next(row for row in family.table if _is_vocabulary(row.ours[0]))
+    table = _prefix(family, names) + row.theirs
+    if table not in names:
+        return config, {table: family.head}
+    if files.shape(table) == files.shape(family.head) and np.array_equal(
+        files.read(table), files.read(family.head)
+    ):
+        return config, {}
+    if not hasattr(config, "tie"):
+        raise UserError(f"{files.folder}: {family.head} differs from {table}; only equal tables are supported")
+    warnings.warn(f"{files.folder}: {family.head} differs from {table}, so they are not tied", stacklevel=3)
+    return dataclasses.replace(config, tie=False), {}
 
 
 def _without_missing_part(family: Family, config: Any, files: TensorFiles | ArrayFile) -> Any:
@@ -116,6 +154,7 @@ def load(
     dtype: str | None = None,
     mesh: jax.sharding.Mesh | None = None,
     compute: ComputeOptions = ComputeOptions(),
+    allow_nonfinite: bool = False,
 ) -> tuple[Any, Any]:
     """Load a published model with its tokenizer or image processor.
 
@@ -127,6 +166,7 @@ def load(
       dtype: "float32" or "bfloat16" for parameters and computation; None means float32.
       mesh: Mesh to shard the parameters over, see `parameter_sharding`; None means the default device.
       compute: Options for computing the model.
+      allow_nonfinite: Load weights although some are NaN or infinite.
 
     Returns:
       (the model, its tokenizer or image processor).
@@ -140,11 +180,12 @@ def load(
     if mesh is not None:
         check_model(config, mesh)
     tokenizer = _read_tokenizer(folder, family, hf_config, config)
-    files = _open(folder)
+    files = _open(folder, allow_nonfinite=allow_nonfinite)
     config = _without_missing_part(family, config, files)
+    config, aliases = _tied_tables(family, config, files)
     shape = jax.eval_shape(lambda: family.module(config, rngs=nnx.Rngs(0), compute=compute))
     parameters = named_leaves(shape)
-    locations = _locations(family, config, files, parameters)
+    locations = _locations(family, config, files, parameters, aliases)
     leaves = {}
     for name, leaf in parameters.items():
         sharding = parameter_sharding(name, leaf.shape, mesh, shape)
@@ -177,9 +218,9 @@ def _matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _rows(family: Family, config: Any) -> list[Tensor]:
-    """Return the rows of the family's table that exist for a config."""
+    """Return the entries of the family's table whose tensors exist for a config."""
     rows = [t for t in family.table if t.in_config is None or getattr(config, t.in_config)]
-    if family.head is None or config.tie:
+    if family.head is None or getattr(config, "tie", True):
         return rows
     return [*rows, Tensor(family.head, ("unembedding/table/embedding",), unprefixed=True)]
 
@@ -215,9 +256,21 @@ def _published_layout(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndar
 
 
 def _locations(
-    family: Family, config: Any, files: TensorFiles | ArrayFile, parameters: dict[str, Any]
+    family: Family,
+    config: Any,
+    files: TensorFiles | ArrayFile,
+    parameters: dict[str, Any],
+    aliases: Mapping[str, str],
 ) -> dict[str, _Location]:
-    """Locate each parameter in the files; one error lists all missing, unknown and misshapen tensors."""
+    """Locate each parameter in the files; one error lists all missing, unknown and misshapen tensors.
+
+    Args:
+      family: The model's family.
+      config: The model's config.
+      files: Files of the tensors.
+      parameters: Parameters or their shapes by canonical name.
+      aliases: Names to read instead of those in the family's table.
+    """
     available = files.names()
     prefix = _prefix(family, available)
     problems, used, locations = [], set(), {}
@@ -227,6 +280,7 @@ def _locations(
         names = tuple(
             start + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
         )
+        names = tuple(aliases.get(name, name) for name in names)
         expected = _stored_shape(tensor, config, parameters)
         for name in names:
             if name not in available:
@@ -245,7 +299,7 @@ def _locations(
         for name in available - used
         if not re.fullmatch(family.ignored, name.removeprefix(prefix))
         # The files of a tied model may contain the unembedding table too.
-        and not (family.head is not None and config.tie and name == family.head)
+        and not (name == family.head and getattr(config, "tie", True))
     ]
     problems += [f"unknown {name}" for name in unknown]
     if problems:
@@ -292,8 +346,8 @@ def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any]
     if not isinstance(tokenizer, TextTokenizer):
         return tokenizer
     generation = folder / "generation_config.json"
-    ends = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    ends = config.get("eos_token_id") if ends is None else ends
+    ends = read_json(generation, _EndFields).eos_token_id if generation.is_file() else None
+    ends = convert(config, _EndFields, str(folder / CONFIG)).eos_token_id if ends is None else ends
     if ends is not None:
         tokenizer.ends = tuple(ends) if isinstance(ends, list) else (ends,)
     return tokenizer
@@ -364,7 +418,7 @@ def save(
         if not isinstance(tokenizer, ImageProcessor):
             settings_file = "tokenizer_config.json"
             tokenizer.save(folder / "tokenizer.json")
-        files = {**extra_files, settings_file: tokenizer_config, "config.json": hf_config}
+        files = {**extra_files, settings_file: tokenizer_config, CONFIG: hf_config}
         for name, value in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             content = value if isinstance(value, bytes) else (json.dumps(value, indent=1) + "\n").encode()

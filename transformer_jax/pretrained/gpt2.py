@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert
 from transformer_jax.layers.positions.configs import Learned
 from transformer_jax.models.decoders.gpt import GPT, GPTConfig
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, norm, required
+from transformer_jax.pretrained.family import CONFIG, Family, Positive, Size, Tensor, check_supported, norm
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
-def _config(config: Mapping[str, Any]) -> GPTConfig:
+class _Fields(msgspec.Struct):
+    vocab_size: Size
+    n_embd: Size
+    n_layer: Size
+    n_head: Size
+    n_inner: Size | None = None
+    n_positions: Size = 1024
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"] = "gelu_new"
+    layer_norm_epsilon: Positive = 1e-5
+    tie_word_embeddings: bool = True
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+
+
+def _config(hf_config: Mapping[str, Any]) -> GPTConfig:
+    fields = convert(hf_config, _Fields, CONFIG)
     check_supported(
-        config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+        fields, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
     )
-    activation = config.get("activation_function", "gelu_new")
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"config.json: activation_function {activation!r} is none of {', '.join(_ACTIVATIONS)}")
-    width, heads = required(config, "n_embd"), required(config, "n_head")
     return GPTConfig(
-        vocab_size=required(config, "vocab_size"),
-        width=width,
-        layers=required(config, "n_layer"),
-        heads=heads,
-        kv_heads=heads,
-        feed_forward=config.get("n_inner") or 4 * width,
-        max_length=config.get("n_positions", 1024),
-        activation=_ACTIVATIONS[activation],
-        tie=config.get("tie_word_embeddings", True),
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        vocab_size=fields.vocab_size,
+        width=fields.n_embd,
+        layers=fields.n_layer,
+        heads=fields.n_head,
+        kv_heads=fields.n_head,
+        feed_forward=fields.n_inner or 4 * fields.n_embd,
+        max_length=fields.n_positions,
+        activation=_ACTIVATIONS[fields.activation_function],
+        tie=fields.tie_word_embeddings,
+        norm_epsilon=fields.layer_norm_epsilon,
     )
 
 
@@ -64,7 +79,7 @@ def _projections(kind: str) -> tuple[str, ...]:
 
 
 def _dense(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
-    """Return the rows of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
+    """Return the table entries of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
     return Tensor(f"{theirs}.weight", (f"{ours}/kernel",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
 
 

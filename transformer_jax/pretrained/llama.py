@@ -3,65 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert
 from transformer_jax.layers.positions.rotary import RotaryScaling
 from transformer_jax.models.decoders.llama import Llama, LlamaConfig
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, required
+from transformer_jax.pretrained.family import CONFIG, Family, Positive, Size, Tensor, check_supported
 
 
-def _scaling(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """Read theta and scaling from `rope_parameters` (transformers v5) or `rope_theta`, `rope_scaling` (v4)."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"config.json: partial_rotary_factor {rope['partial_rotary_factor']} is not supported")
-    kind = rope.get("rope_type", rope.get("type", "default"))
+class _Rope(msgspec.Struct):
+    rope_type: Literal["default", "linear", "llama3", "yarn"] | None = None
+    type: Literal["default", "linear", "llama3", "yarn"] | None = None  # before version 4.43
+    rope_theta: Positive | None = None
+    factor: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    original_max_position_embeddings: Size | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    attention_factor: Positive | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+    partial_rotary_factor: float = 1.0
+
+
+class _Fields(msgspec.Struct):
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Positive = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: Positive | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    original_max_position_embeddings: Size | None = None
+    partial_rotary_factor: float | None = None
+
+
+def _scaling(fields: _Fields) -> tuple[float, RotaryScaling | None]:
+    """Return theta and the scaling, with the precedence of `transformers`.
+
+    `rope_scaling` (version 4) replaces `rope_parameters` (version 5), a theta in either of them replaces
+    `rope_theta`, and the trained length beside them replaces the one in them.
+    """
+    rope = fields.rope_scaling or fields.rope_parameters or _Rope()
+    theta = rope.rope_theta or fields.rope_theta or 10_000.0
+    if rope.partial_rotary_factor != 1.0 or fields.partial_rotary_factor not in (None, 1.0):
+        raise UserError(f"{CONFIG}: partial_rotary_factor other than 1 is not supported")
+    kind = rope.rope_type or rope.type or "default"
     if kind == "default":
         return theta, None
-    if kind not in ("linear", "llama3", "yarn"):
-        raise UserError(
-            f"config.json: rope scaling {kind!r} is not supported: known are default, linear, llama3, yarn"
-        )
-    factor = float(required(rope, "factor"))
+
+    def required(name: str) -> float:
+        if (value := getattr(rope, name)) is None:
+            raise UserError(f"{CONFIG}: {name} of rope scaling {kind} is missing")
+        return value
+
+    factor = required("factor")
     if kind == "linear":
         return theta, RotaryScaling("linear", factor)
-    length = int(rope.get("original_max_position_embeddings") or config.get("max_position_embeddings", 2048))
+    lengths = (
+        fields.original_max_position_embeddings,
+        rope.original_max_position_embeddings,
+        fields.max_position_embeddings,
+    )
+    length = next(length for length in lengths if length is not None)
     if kind == "llama3":
-        low, high = float(required(rope, "low_freq_factor")), float(required(rope, "high_freq_factor"))
+        low, high = required("low_freq_factor"), required("high_freq_factor")
         return theta, RotaryScaling("llama3", factor, length, low_factor=low, high_factor=high)
-    if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("truncate") is False:
-        raise UserError("config.json: yarn with mscale or without truncation is not supported")
+    if rope.mscale or rope.mscale_all_dim or rope.truncate is False:
+        raise UserError(f"{CONFIG}: yarn with mscale or without truncation is not supported")
     return theta, RotaryScaling(
         "yarn",
         factor,
         length,
-        beta_fast=float(rope.get("beta_fast") or 32),
-        beta_slow=float(rope.get("beta_slow") or 1),
-        attention_factor=rope.get("attention_factor"),
+        beta_fast=rope.beta_fast or 32.0,
+        beta_slow=rope.beta_slow or 1.0,
+        attention_factor=rope.attention_factor,
     )
 
 
-def _config(config: Mapping[str, Any]) -> LlamaConfig:
-    check_supported(config, hidden_act="silu")
-    theta, scaling = _scaling(config)
-    heads = required(config, "num_attention_heads")
+def _config(hf_config: Mapping[str, Any]) -> LlamaConfig:
+    fields = convert(hf_config, _Fields, CONFIG)
+    check_supported(fields, hidden_act="silu")
+    theta, scaling = _scaling(fields)
     return LlamaConfig(
-        vocab_size=required(config, "vocab_size"),
-        width=required(config, "hidden_size"),
-        layers=required(config, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_width=config.get("head_dim"),
-        feed_forward=required(config, "intermediate_size"),
-        max_length=config.get("max_position_embeddings", 2048),
+        vocab_size=fields.vocab_size,
+        width=fields.hidden_size,
+        layers=fields.num_hidden_layers,
+        heads=fields.num_attention_heads,
+        kv_heads=fields.num_key_value_heads or fields.num_attention_heads,
+        head_width=fields.head_dim,
+        feed_forward=fields.intermediate_size,
+        max_length=fields.max_position_embeddings,
         rotary_theta=theta,
         rotary_scaling=scaling,
-        attention_bias=config.get("attention_bias", False),
-        feed_forward_bias=config.get("mlp_bias", False),
-        tie=config.get("tie_word_embeddings", False),
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        attention_bias=fields.attention_bias,
+        feed_forward_bias=fields.mlp_bias,
+        tie=fields.tie_word_embeddings,
+        norm_epsilon=fields.rms_norm_eps,
     )
 
 
@@ -98,7 +150,13 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _linear(theirs: str, ours: str, bias: str) -> tuple[Tensor, Tensor]:
-    """Return the rows of a torch Linear; `bias` is the field of our config that enables its bias."""
+    """Return the table entries for weight and bias of a torch Linear in each layer.
+
+    Args:
+      theirs: Path of the module in the published layer.
+      ours: Path of the module in our block.
+      bias: Field of our config that must be true for the bias to exist.
+    """
     return (
         Tensor(f"layers.{{layer}}.{theirs}.weight", (f"blocks/{ours}/kernel",), transposed=True),
         Tensor(f"layers.{{layer}}.{theirs}.bias", (f"blocks/{ours}/bias",), in_config=bias),

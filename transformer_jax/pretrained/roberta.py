@@ -11,6 +11,7 @@ from transformer_jax.pretrained.encoder_tables import (
     CLASS_HEAD,
     DENSE_CLASS_HEAD,
     bert_body_with_pooler,
+    bert_fields,
     common_description,
     common_fields,
     encoder_family,
@@ -27,7 +28,8 @@ def _family(
 ) -> Family:
     def config(hf_config: Mapping[str, Any]) -> roberta.RobertaConfig:
         fields = common_fields(hf_config, classes=classes, token_types=1, norm_epsilon=1e-5)
-        padding_id = hf_config.get("pad_token_id", 1)
+        padding_id = bert_fields(hf_config).pad_token_id
+        padding_id = 1 if padding_id is None else padding_id
         # The first position of a text follows that of the padding.
         fields["max_length"] = hf_config.get("max_position_embeddings", 514) - padding_id - 1
         return roberta.RobertaConfig(**fields, padding_id=padding_id, pooler=pooler)
@@ -40,6 +42,7 @@ def _family(
         config=config,
         body=bert_body_with_pooler,
         describe=_describe,
+        unembedding="lm_head.decoder.weight" if module is roberta.RobertaMaskedLM else None,
         # Checkpoints of older releases keep a pooler that the head does not read.
         ignored=r"lm_head\.decoder\.(weight|bias)" + ("" if pooler else r"|pooler\.dense\.(weight|bias)"),
         optional=None if heads else ("pooler", "pooler.dense.weight"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import DenseLayer, EncoderTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, read_json
+from transformer_jax.json_files import read_json
+from transformer_jax.pretrained.family import CONFIG, Size
+from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, check_inside
+
+# A text has at least a token besides the first and the last one.
+_Length = Annotated[float, msgspec.Meta(ge=3)] | None
 
 _NAMED_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 _POOLINGS = {
@@ -26,6 +31,37 @@ _DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "G
 LIMIT, _NO_LIMIT = ("tokenizer_config.json", "model_max_length"), 10**6
 
 
+class _Module(msgspec.Struct):
+    type: str
+    path: str
+
+
+class _Pooling(msgspec.Struct):
+    pooling_mode: str | list[str] | None = None
+    pooling_mode_mean_tokens: bool = False
+    pooling_mode_cls_token: bool = False
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+
+
+class _Dense(msgspec.Struct):
+    in_features: Size
+    out_features: Size
+    bias: bool = True
+    activation_function: str = "Tanh"
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+
+
+class _Limit(msgspec.Struct):
+    """The limits in `sentence_bert_config.json` and `tokenizer_config.json`; both count special tokens."""
+
+    max_seq_length: _Length = None
+    model_max_length: _Length = None
+
+
 def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """Return the type and folder of each module in `modules.json`, or none without the file.
 
@@ -36,13 +72,10 @@ def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     file = folder / "modules.json"
     if not file.is_file():
         return []
-    try:
-        modules = [
-            (module["type"].rpartition(".")[2], folder / module["path"])
-            for module in json.loads(file.read_text(encoding="utf-8"))
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{file}: expected modules with type and path ({error!r})") from None
+    entries = read_json(file, list[_Module])
+    for entry in entries:
+        check_inside(folder, entry.path, str(file))
+    modules = [(entry.type.rpartition(".")[2], folder / entry.path) for entry in entries]
     order = ("Transformer", "Pooling", "Dense", "Normalize")
     types = [module_type for module_type, _ in modules]
     for module_type in types:
@@ -65,25 +98,26 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"normalise": False}
     for module_type, path in modules:
         if module_type == "Pooling":
-            settings["pooling"] = _pooling_of(path, read_json(path / "config.json"))
+            settings["pooling"] = _pooling_of(path / CONFIG, read_json(path / CONFIG, _Pooling))
         elif module_type == "Normalize":
             settings["normalise"] = True
     # Without its own field, as since version 6, the limit is the tokenizer's.
     for name, field in (("sentence_bert_config.json", "max_seq_length"), LIMIT):
-        length = read_json(folder / name).get(field) if (folder / name).is_file() else None
-        if isinstance(length, (int, float)) and length < _NO_LIMIT:
+        limits = read_json(folder / name, _Limit) if (folder / name).is_file() else _Limit()
+        length = getattr(limits, field)
+        if length is not None and length < _NO_LIMIT:
             return settings | {"max_length": int(length)}
     return settings
 
 
-def _pooling_of(path: pathlib.Path, module_config: Mapping[str, Any]) -> str:
+def _pooling_of(path: pathlib.Path, fields: _Pooling) -> str:
     """Return the pooling in a module's `config.json`: flags, or since version 6 a name or a list."""
-    modes = module_config.get("pooling_mode")
+    modes = fields.pooling_mode
     if modes is None:
-        modes = [name for name, on in module_config.items() if name.startswith("pooling_mode_") and on is True]
-    names = [modes] if isinstance(modes, str) else list(modes)
+        modes = [name for name in _Pooling.__struct_fields__[1:] if getattr(fields, name)]
+    names = [modes] if isinstance(modes, str) else modes
     if len(names) != 1 or names[0] not in _POOLINGS | _NAMED_POOLINGS:
-        raise UserError(f"{path}: pooling by {' and '.join(map(str, names)) or 'nothing'} is not supported")
+        raise UserError(f"{path}: pooling by {' and '.join(names) or 'nothing'} is not supported")
     return (_POOLINGS | _NAMED_POOLINGS)[names[0]]
 
 
@@ -97,16 +131,16 @@ def dense_layers(folder: pathlib.Path) -> tuple[DenseLayer, ...]:
 
 
 def _dense_layer(path: pathlib.Path) -> DenseLayer:
-    module_config = read_json(path / "config.json")
-    activation = str(module_config.get("activation_function", "Tanh")).rpartition(".")[2].removesuffix("()")
+    fields = read_json(path / CONFIG, _Dense)
+    activation = fields.activation_function.rpartition(".")[2].removesuffix("()")
     if activation not in _DENSE_ACTIVATIONS:
         known = ", ".join(_DENSE_ACTIVATIONS)
-        raise UserError(f"{path / 'config.json'}: the activation {activation} is none of {known}")
+        raise UserError(f"{path / CONFIG}: the activation {activation} is none of {known}")
     for field in ("module_input_name", "module_output_name"):
-        if module_config.get(field) not in (None, "sentence_embedding"):
-            raise UserError(f"{path / 'config.json'}: {field} {module_config[field]!r} is not supported")
-    sizes = module_config.get("out_features"), module_config.get("in_features")
-    names = ["linear.weight", *(["linear.bias"] if module_config.get("bias", True) else [])]
+        if getattr(fields, field) not in (None, "sentence_embedding"):
+            raise UserError(f"{path / CONFIG}: {field} {getattr(fields, field)!r} is not supported")
+    sizes = fields.out_features, fields.in_features
+    names = ["linear.weight", *(["linear.bias"] if fields.bias else [])]
     files = TensorFiles(path)
     for name, shape in zip(names, (sizes, sizes[:1]), strict=False):
         if name not in files.names() or files.shape(name) != shape:

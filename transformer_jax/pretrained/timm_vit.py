@@ -5,12 +5,15 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from transformer_jax.data.tokenizers.image_processor import RESAMPLING, ImageProcessor
+import msgspec
+
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert
 from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
-from transformer_jax.pretrained.family import Family, Tensor, linear, norm
+from transformer_jax.pretrained.family import CONFIG, Count, Family, Size, Tensor, linear, norm
 from transformer_jax.pretrained.vit import embeddings
 
 _NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)(_distilled)?_patch(\d+)_(?:(dinov2)|(\d+))")
@@ -23,42 +26,56 @@ _SIZES = {
 }
 
 
-def _image_settings(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's settings for preparing images."""
-    return dict(hf_config.get("pretrained_cfg") or hf_config)
+class _ImageFields(msgspec.Struct):
+    """Settings for preparing images, in `pretrained_cfg` or at the top level."""
+
+    input_size: Annotated[list[Size], msgspec.Meta(min_length=3, max_length=3)] | None = None
+    interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic"] = "bicubic"
+    crop_pct: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    num_classes: Count | None = None
+    label_names: list[str] | None = None
+
+
+class _Fields(_ImageFields):
+    architecture: str = ""
+    pretrained_cfg: _ImageFields | None = None
+
+
+def _fields(hf_config: Mapping[str, Any]) -> tuple[_Fields, _ImageFields]:
+    fields = convert(hf_config, _Fields, CONFIG)
+    return fields, fields.pretrained_cfg or fields
 
 
 def _config(hf_config: Mapping[str, Any]) -> ViTConfig:
-    name = str(hf_config["architecture"]).partition(".")[0]
+    fields, image_fields = _fields(hf_config)
+    name = fields.architecture.partition(".")[0]
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"config.json: architecture {name} is not supported: timm's vit_SIZE_patchN_PIXELS, "
+            f"{CONFIG}: architecture {name} is not supported: timm's vit_SIZE_patchN_PIXELS, "
             "deit_SIZE_patchN_PIXELS and vit_SIZE_patchN_dinov2 are, with sizes tiny to huge"
         )
     size, distilled, patch, dinov2, image = match.groups()
     layers, width, heads = _SIZES[size]
-    settings = _image_settings(hf_config)
-    pixels = settings.get("input_size", (3, int(image or 518), 0))[1]
+    pixels = int(image or 518) if image_fields.input_size is None else image_fields.input_size[1]
+    counts = (fields.num_classes, image_fields.num_classes, 1_000)
     return ViTConfig(
-        image_size=int(pixels), patch_size=int(patch), width=width, layers=layers, heads=heads,
+        image_size=pixels, patch_size=int(patch), width=width, layers=layers, heads=heads,
         feed_forward=4 * width, layer_scale=1e-5 if dinov2 else 0.0, distillation=bool(distilled),
         distillation_head=bool(distilled), antialias=True,
-        classes=int(hf_config.get("num_classes", settings.get("num_classes", 1_000))),
+        classes=next(count for count in counts if count is not None),
     )  # fmt: skip
 
 
 def _processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> ImageProcessor:
-    settings = _image_settings(hf_config)
+    fields, image_fields = _fields(hf_config)
     size = _config(hf_config).image_size
-    resampling = settings.get("interpolation", "bicubic")
-    if resampling not in RESAMPLING:
-        raise UserError(f"config.json: interpolation {resampling!r} is none of {', '.join(RESAMPLING)}")
-    labels = hf_config.get("label_names") or settings.get("label_names") or ()
     return ImageProcessor(
-        size=size, resize="shortest", resized=max(size, int(size / settings.get("crop_pct", 0.9))),
-        resampling=resampling, mean=tuple(settings.get("mean", (0.5,) * 3)),
-        std=tuple(settings.get("std", (0.5,) * 3)), labels=tuple(labels),
+        size=size, resize="shortest", resized=max(size, int(size / image_fields.crop_pct)),
+        resampling=image_fields.interpolation, mean=image_fields.mean, std=image_fields.std,
+        labels=tuple(fields.label_names or image_fields.label_names or ()),
     )  # fmt: skip
 
 
@@ -68,7 +85,7 @@ def has_classes(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _table(path: str) -> tuple[Tensor, ...]:
-    """Return the rows of an encoder; `path` is the prefix of our names."""
+    """Return the table entries of an encoder; `path` is the prefix of our names."""
     theirs, ours = "blocks.{layer}", f"{path}blocks"
     joined = tuple(f"{ours}/self_attention/{name}" for name in ("query", "key", "value"))
     rows = [

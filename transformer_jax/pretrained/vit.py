@@ -7,10 +7,30 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.json_files import convert
 from transformer_jax.models.vision.vit import ViT, ViTClassifier, ViTConfig
-from transformer_jax.pretrained.encoder_tables import CLASS_HEAD, activation_name, activation_of, labels_of
-from transformer_jax.pretrained.family import Family, Tensor, check_supported, linear, norm, required
+from transformer_jax.pretrained.encoder_tables import (
+    ACTIVATIONS,
+    CLASS_HEAD,
+    Activation,
+    activation_name,
+    labels_of,
+)
+from transformer_jax.pretrained.family import (
+    CONFIG,
+    Count,
+    Family,
+    Positive,
+    Rate,
+    Size,
+    Tensor,
+    check_supported,
+    linear,
+    norm,
+)
 
 _CLASSIFIES = ("ForImageClassification", "ForImageClassificationWithTeacher")
 
@@ -19,11 +39,11 @@ def read_image_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> 
     """Open the image processor of a folder, with the labels of `config.json` if its head has classes."""
     architecture = next(iter(hf_config.get("architectures") or ()), "")
     labels = labels_of(hf_config) if architecture.endswith(_CLASSIFIES) else ()
-    return ImageProcessor.open(folder, size=int(required(hf_config, "image_size")), labels=labels)
+    return ImageProcessor.open(folder, size=convert(hf_config, _Fields, CONFIG).image_size, labels=labels)
 
 
 def embeddings(path: str, *, patches: str, tokens: Mapping[str, str], positions: str) -> tuple[Tensor, ...]:
-    """Return the rows of patches, tokens and positions; `path` is the prefix of our names."""
+    """Return the table entries of patches, tokens and positions; `path` is the prefix of our names."""
     return (
         Tensor(f"{patches}.weight", (f"{path}patches/projection/kernel",), layout="patches"),
         Tensor(f"{patches}.bias", (f"{path}patches/projection/bias",)),
@@ -67,20 +87,44 @@ def _body(path: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> t
     return tuple(rows)
 
 
-def _common(hf_config: Mapping[str, Any], *, classes: bool) -> dict[str, Any]:
-    check_supported(hf_config, qkv_bias=True, pooler_act="tanh")
-    return dict(
-        image_size=int(required(hf_config, "image_size")),
-        patch_size=int(required(hf_config, "patch_size")),
-        width=required(hf_config, "hidden_size"),
-        layers=required(hf_config, "num_hidden_layers"),
-        heads=required(hf_config, "num_attention_heads"),
-        channels=hf_config.get("num_channels", 3),
-        dropout=hf_config.get("hidden_dropout_prob", 0.0),
-        attention_dropout=hf_config.get("attention_probs_dropout_prob", 0.0),
-        activation=activation_of(hf_config),
+class _Fields(msgspec.Struct):
+    image_size: Size
+    patch_size: Size
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    intermediate_size: Size = 3072
+    num_channels: Size = 3
+    hidden_dropout_prob: Rate = 0.0
+    attention_probs_dropout_prob: Rate = 0.0
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Positive | None = None
+    qkv_bias: bool = True
+    pooler_act: str = "tanh"
+    mlp_ratio: Positive = 4
+    apply_layernorm: bool = True
+    layerscale_value: float = 1.0
+    drop_path_rate: Rate = 0.0
+    num_register_tokens: Count = 4
+
+
+def _common(hf_config: Mapping[str, Any], *, classes: bool) -> tuple[dict[str, Any], _Fields]:
+    """Return the fields of our config that all families share, and all fields of `config.json`."""
+    fields = convert(hf_config, _Fields, CONFIG)
+    check_supported(fields, qkv_bias=True, pooler_act="tanh", apply_layernorm=True)
+    common = dict(
+        image_size=fields.image_size,
+        patch_size=fields.patch_size,
+        width=fields.hidden_size,
+        layers=fields.num_hidden_layers,
+        heads=fields.num_attention_heads,
+        channels=fields.num_channels,
+        dropout=fields.hidden_dropout_prob,
+        attention_dropout=fields.attention_probs_dropout_prob,
+        activation=ACTIVATIONS[fields.hidden_act],
         classes=len(labels_of(hf_config)) if classes else 0,
     )
+    return common, fields
 
 
 def _description(config: ViTConfig) -> dict[str, Any]:
@@ -120,10 +164,11 @@ def _vit_family(
     headless = module is ViT
 
     def config(hf_config: Mapping[str, Any]) -> ViTConfig:
+        common, fields = _common(hf_config, classes=not headless)
         return ViTConfig(
-            **_common(hf_config, classes=not headless),
-            feed_forward=required(hf_config, "intermediate_size"),
-            norm_epsilon=hf_config.get("layer_norm_eps", 1e-12),
+            **common,
+            feed_forward=fields.intermediate_size,
+            norm_epsilon=fields.layer_norm_eps or 1e-12,
             distillation=distillation,
             distillation_head=distillation_head,
             pooler=headless,
@@ -183,15 +228,15 @@ def _dinov2_family(model_type: str, architecture: str, module: type, *, register
     headless = module is ViT
 
     def config(hf_config: Mapping[str, Any]) -> ViTConfig:
-        check_supported(hf_config, apply_layernorm=True)
-        width, ratio = required(hf_config, "hidden_size"), hf_config.get("mlp_ratio", 4)
+        common, fields = _common(hf_config, classes=not headless)
+        width, ratio = fields.hidden_size, fields.mlp_ratio
         return ViTConfig(
-            **_common(hf_config, classes=not headless),
+            **common,
             feed_forward=_swiglu_width(width, ratio) if gated else int(width * ratio),
-            norm_epsilon=hf_config.get("layer_norm_eps", 1e-6),
-            layer_scale=hf_config.get("layerscale_value", 1.0),
-            stochastic_depth=hf_config.get("drop_path_rate", 0.0),
-            registers=hf_config.get("num_register_tokens", 4) if registers else 0,
+            norm_epsilon=fields.layer_norm_eps or 1e-6,
+            layer_scale=fields.layerscale_value,
+            stochastic_depth=fields.drop_path_rate,
+            registers=fields.num_register_tokens if registers else 0,
             antialias=registers,
             gated=gated,
             pooling="class" if headless else "class_mean",

@@ -12,6 +12,17 @@ from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
 from transformer_jax.pretrained.family import Family, Tensor
 from transformer_jax.pretrained.tensor_files import ArrayFile
 
+_BLOCK = "Transformer/encoderblock_0"
+# The arrays that determine the model's sizes, and their numbers of axes.
+_AXES = {
+    "embedding/kernel": 4,
+    "cls": 3,
+    "Transformer/posembed_input/pos_embedding": 3,
+    f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel": 3,
+    f"{_BLOCK}/MlpBlock_3/Dense_0/kernel": 2,
+    "head/kernel": 2,
+}
+
 
 def describe_arrays(path: pathlib.Path) -> dict[str, Any]:
     """Infer the model's sizes from the shapes of the arrays.
@@ -21,18 +32,19 @@ def describe_arrays(path: pathlib.Path) -> dict[str, Any]:
     """
     file = ArrayFile(path)
     names = file.names()
-    needed = ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "head/kernel", "cls")
-    missing = [name for name in needed if name not in names]
+    missing = [name for name in _AXES if name not in names]
     if missing:
         raise UserError(f"{path}: not a Vision Transformer: {', '.join(missing)} is missing")
+    for name, axes in _AXES.items():
+        if len(file.shape(name)) != axes:
+            raise UserError(f"{path}: {name} is {file.shape(name)}; expected {axes} axes")
     size, _, channels, width = file.shape("embedding/kernel")
-    side = round((file.shape("Transformer/posembed_input/pos_embedding")[1] - 1) ** 0.5)
-    block = "Transformer/encoderblock_0"
+    side = round(max(file.shape("Transformer/posembed_input/pos_embedding")[1] - 1, 0) ** 0.5)
     layers = sum(name.endswith("/LayerNorm_0/scale") for name in names)
     return {
         "image_size": side * size, "patch_size": size, "width": width, "layers": layers, "channels": channels,
-        "heads": file.shape(f"{block}/MultiHeadDotProductAttention_1/query/kernel")[1],
-        "feed_forward": file.shape(f"{block}/MlpBlock_3/Dense_0/kernel")[1],
+        "heads": file.shape(f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel")[1],
+        "feed_forward": file.shape(f"{_BLOCK}/MlpBlock_3/Dense_0/kernel")[1],
         "classes": file.shape("head/kernel")[1], "pooler": "pre_logits/kernel" in names,
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ import dataclasses
 import errno
 import logging
 import pathlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,10 @@ _log = logging.getLogger(__name__)
 
 # Suffix of the file that marks an unfinished save; it is removed once the manifest is written.
 _BEGUN = ".begun"
+# Suffix of the folder of a checkpoint that replaces another one when it is complete.
+_DRAFT = ".draft"
+# Name of the folder of a step.
+_STEP = r"0|[1-9][0-9]{0,17}"
 
 
 def _is_key(leaf: Any) -> bool:
@@ -79,7 +84,8 @@ def _parts(state: TrainState) -> dict[str, Any]:
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
     """Return the steps with a manifest, in ascending order, without comparing digests."""
-    return sorted(int(p.parent.name) for p in folder.glob(f"*/{MANIFEST}") if p.parent.name.isdigit())
+    names = (path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
+    return sorted(int(name) for name in names if re.fullmatch(_STEP, name))
 
 
 class Checkpoints:
@@ -89,10 +95,11 @@ class Checkpoints:
       folder: Folder of the checkpoints, created at the first save.
       keep_last: Number of newest scheduled checkpoints to keep, in addition to the best and the newest.
       save_every: Steps between scheduled checkpoints.
+      run: `RunFolder.identity` of the run, which its manifests contain; "" accepts those of any run.
     """
 
-    def __init__(self, folder: str | pathlib.Path, keep_last: int = 1, save_every: int = 1):
-        self.folder = pathlib.Path(folder).absolute()
+    def __init__(self, folder: str | pathlib.Path, keep_last: int = 1, save_every: int = 1, *, run: str = ""):
+        self.folder, self.run = pathlib.Path(folder).absolute(), run
         self.keep_last, self.save_every = keep_last, save_every
         self.best: int | None = None
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
@@ -137,7 +144,7 @@ class Checkpoints:
           UserError: The disk is full or the folder cannot be written.
         """
         self.wait()
-        draft, target = self.folder / f"{name}.draft", self.folder / name
+        draft, target = self.folder / f"{name}{_DRAFT}", self.folder / name
         self._write(draft.name, {"model": _storable(model)}, step)
         self.wait()
 
@@ -186,7 +193,10 @@ class Checkpoints:
             self._orbax.wait_until_finished()
             if not is_first():
                 return
-            manifest: dict[str, Any] = {"format_version": 3, "step": step, "sha256": digests(target)}
+            name = target.name.removesuffix(_DRAFT)
+            manifest: dict[str, Any] = {
+                "format_version": 3, "step": step, "sha256": digests(target), "name": name, "run": self.run
+            }  # fmt: skip
             if totals is not None:
                 manifest["totals"] = dataclasses.asdict(totals)
             write_text_atomically(target / MANIFEST, manifest_text(manifest))
@@ -269,18 +279,24 @@ class Checkpoints:
 
     def _step_of(self, name: str) -> int | None:
         manifest = read_manifest(self.folder / name) if self._is_complete(name) else None
-        return None if manifest is None else manifest.get("step")
+        return None if manifest is None else manifest.step
 
     def is_complete(self, name: int | str) -> bool:
-        """Return whether every file of a checkpoint, including its manifest, exists and is unchanged."""
+        """Return whether a checkpoint belongs to its name and run, and all files exist and are unchanged."""
         return broadcast_from_first(lambda: self._is_complete(name))
 
     def _is_complete(self, name: int | str) -> bool:
         folder = self.folder / str(name)
         manifest = read_manifest(folder)
         try:
-            return manifest is not None and manifest["sha256"] == digests(folder)
-        except (OSError, KeyError):
+            return (
+                manifest is not None
+                and manifest.name in ("", str(name))
+                and (not re.fullmatch(_STEP, str(name)) or manifest.step == int(name))
+                and (not self.run or manifest.run in ("", self.run))
+                and manifest.sha256 == digests(folder)
+            )
+        except OSError:
             return False
 
     def restore(self, target: TrainState) -> tuple[TrainState, Totals] | None:
@@ -307,7 +323,9 @@ class Checkpoints:
         """Return the run's totals at a complete checkpoint."""
 
         def read() -> dict[str, Any]:
-            return (read_manifest(self.folder / str(step)) or {}).get("totals", {})
+            manifest = read_manifest(self.folder / str(step))
+            totals = None if manifest is None else manifest.totals
+            return {} if totals is None else dataclasses.asdict(totals)
 
         return Totals(**broadcast_from_first(read))
 

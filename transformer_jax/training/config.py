@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
@@ -12,6 +11,8 @@ import msgspec
 
 from transformer_jax.errors import UserError
 from transformer_jax.layers.positions.configs import Positions, parse_positions
+from transformer_jax.limits import check_seed, check_values
+from transformer_jax.training.name_patterns import check_pattern
 from transformer_jax.training.optimizers import OPTIMIZERS
 from transformer_jax.training.schedules import SCHEDULES, extends
 
@@ -34,11 +35,12 @@ def choose(field: str, value: str, choices: Sequence[str]) -> None:
 
 
 def check_at_least(config: Any, **limits: float) -> None:
-    """Check that fields are not below their limits.
+    """Check the numbers of a config, see `check_values`, and that fields are not below their limits.
 
     Raises:
-      UserError: A field is below its limit.
+      UserError: A field is below its limit, or a number is not finite or too large.
     """
+    check_values(config)
     for field, limit in limits.items():
         if not (value := getattr(config, field)) >= limit:
             raise UserError(f"`{field}` {value} is below {limit}")
@@ -163,6 +165,10 @@ class Start:
     into: str = ""
     leave_out: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for pattern in self.leave_out:
+            check_pattern(pattern, f"`start` {self.folder}: leave_out")
+
     def __str__(self) -> str:
         prefixes = [f"{key}={value}" for key in ("part", "into") if (value := getattr(self, key))]
         return ",".join([self.folder, *prefixes, *(f"leave_out={pattern}" for pattern in self.leave_out)])
@@ -225,11 +231,9 @@ class RunConfig:
     preset: str = dataclasses.field(default="", metadata=FREE)
 
     def __post_init__(self) -> None:
-        check_at_least(self, seed=0)
-        try:
-            re.compile(self.trainable)
-        except re.error as error:
-            raise UserError(f"`trainable` {self.trainable!r} is not a regular expression: {error}") from None
+        check_values(self)
+        check_seed(self.seed)
+        check_pattern(self.trainable, "`trainable`")
 
     def with_values(self, **values: Any) -> RunConfig:
         """Return a copy with some fields of the run, its task, model or optimization changed.

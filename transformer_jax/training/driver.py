@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -14,16 +15,18 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from transformer_jax.distributed.mesh import check_model, check_rows, place_batch
-from transformer_jax.distributed.processes import agreed, check_same, is_first
+from transformer_jax.distributed.processes import agreed, broadcast_from_first, check_same, is_first
 from transformer_jax.distributed.sharding import describe_sharding, gradient_shardings, state_shardings
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Optimization, RunConfig, as_json
 from transformer_jax.training.execution import Execution
 from transformer_jax.training.loop import fit
+from transformer_jax.training.memory_check import check_memory
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.optimizers import make_optimizer
 from transformer_jax.training.run_folder import AVERAGED, RunFolder
+from transformer_jax.training.run_lock import locked
 from transformer_jax.training.schedules import growing_weight_decay, make_schedule
 from transformer_jax.training.starts import open_starts, start_model
 from transformer_jax.training.step import (
@@ -73,8 +76,12 @@ def train(
     note = note if is_first() else (lambda line: None)
     tasks = {**(tasks or {}), entry.name: entry}
     compute = execution.compute
-    with execution.on_mesh() as mesh:
+    with contextlib.ExitStack() as stack:
+        mesh = stack.enter_context(execution.on_mesh())
         objective = checked_objective(entry, config, mesh)
+        check_size(entry, config, mesh)
+        RunFolder.open(path, entry, config)  # an error here leaves no trace in the folder
+        broadcast_from_first(lambda: stack.enter_context(locked(path)))
         folder = RunFolder.open(path, entry, config)
         starts = open_starts(folder, config, tasks)
         stored_files = None if folder.stored is None else folder.stored.files
@@ -95,7 +102,7 @@ def train(
         folder.create(config, task, starts)
         name = " ".join(filter(None, (description["model"], config.preset)))
         note(f"{name}, {parameters:,} parameters, {task.about}")
-        with folder.checkpoints(config) as checkpoints:
+        with folder.checkpoints(config, description["identity"]) as checkpoints:
             totals = Totals()
             restored = checkpoints.restore(state)
             if restored is not None:
@@ -132,6 +139,18 @@ def train(
         }
         folder.finish(results, read_metrics(path))
     return results, lines
+
+
+def check_size(entry: TaskEntry, config: RunConfig, mesh: Mesh | None) -> None:
+    """Check that the model and a batch can fit in the memory of the devices.
+
+    Raises:
+      UserError: They are larger.
+    """
+    module = module_of(entry, config.model)
+    model = jax.eval_shape(lambda: module(config.model, rngs=nnx.Rngs(0)))
+    check_memory(model, mesh, "the model's parameters are {}: choose a smaller `preset`, `width` or `layers`")
+    check_memory(dict(entry.abstract_batch(config)), mesh, "a batch is {}: choose a smaller batch")
 
 
 @agreed

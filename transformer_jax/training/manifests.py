@@ -8,6 +8,12 @@ import os
 import pathlib
 from typing import Any
 
+import msgspec
+
+from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert, parse_json, read_bytes
+from transformer_jax.training.totals import Totals
+
 MANIFEST = "manifest.json"
 
 
@@ -20,23 +26,43 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of a manifest.
+
+    Attributes:
+      format_version: Version of the format.
+      step: Step that the parameters belong to.
+      sha256: Digest of every other file of the folder, by relative path.
+      name: Name of the folder; "" in manifests older than this field.
+      run: `RunFolder.identity` of the run; "" in manifests older than this field.
+      totals: The run's totals, in a checkpoint that training resumes from.
+    """
+
+    format_version: int
+    step: int
+    sha256: dict[str, str]
+    name: str = ""
+    run: str = ""
+    totals: Totals | None = None
+    manifest_sha256: str = ""
+
+
 def manifest_text(manifest: dict[str, Any]) -> str:
     """Return the text of a manifest: JSON that includes a digest of itself."""
     digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
     return json.dumps(manifest | {"manifest_sha256": digest}, indent=1)
 
 
-def read_manifest(folder: pathlib.Path) -> dict[str, Any] | None:
+def read_manifest(folder: pathlib.Path) -> Manifest | None:
     """Read the manifest of a folder; return None if it is absent or damaged."""
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-    except (OSError, ValueError):
+        content = read_bytes(folder / MANIFEST)
+        fields = parse_json(content, dict[str, Any], str(folder / MANIFEST))
+        manifest = convert(fields, Manifest, str(folder / MANIFEST))
+    except UserError:
         return None
-    if not isinstance(manifest, dict):
-        return None
-    content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
-    return manifest if text == manifest_text(content) else None
+    fields.pop("manifest_sha256", None)
+    return manifest if content == manifest_text(fields).encode() else None
 
 
 def write_text_atomically(path: pathlib.Path, text: str) -> None:

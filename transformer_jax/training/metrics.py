@@ -11,20 +11,21 @@ from tensorboardX import SummaryWriter
 
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import read_bytes
 from transformer_jax.training.manifests import write_text_atomically
 
 FILE = "metrics.jsonl"
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Read a run's `metrics.jsonl`, skipping the incomplete line that a killed run leaves."""
+    """Read a run's `metrics.jsonl`, skipping incomplete lines, which a killed run leaves, and foreign ones."""
     path = pathlib.Path(folder) / FILE
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in read_bytes(path).splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line.decode("utf-8"))
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append({name: value for name, value in row.items() if isinstance(value, int | float)})
     return rows
 
 

@@ -69,4 +69,4 @@ class TrainingProgress:
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -8,17 +8,24 @@ pictures.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from transformer_jax.distributed.processes import agreed, broadcast_from_first, on_every_process
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert, read_bytes, read_object
 from transformer_jax.models.registry import MODELS, name_of
 from transformer_jax.training.checkpoints import Checkpoints, saved_steps, write_text_atomically
 from transformer_jax.training.config import RunConfig, as_json, from_json, run_config_from_json
+from transformer_jax.training.manifests import MANIFEST
+from transformer_jax.training.run_lock import LOCK
 from transformer_jax.training.schedules import extends
 from transformer_jax.training.task import OpenedStart, Task, TaskEntry
 
@@ -27,18 +34,23 @@ CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints"
 AVERAGED = "averaged"
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Read a JSON file of a run.
+class _Description(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of a run's `config.json`.
 
-    Raises:
-      UserError: The file does not exist or is not JSON.
+    `files` holds the digest of each file by name, and only the names in folders older than the digests, which
+    have no `identity` and no digest of this file either.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+
+    format_version: int
+    task: str
+    model: str
+    run: dict[str, Any]
+    model_config: dict[str, Any]
+    fingerprint: str
+    files: dict[str, str] | list[str]
+    starts: list[str] = []
+    identity: str = ""
+    sha256: str = ""
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
@@ -79,7 +91,7 @@ def is_run(folder: str | pathlib.Path) -> bool:
     """
     try:
         path = pathlib.Path(folder) / CONFIG
-        return path.exists() and "format_version" in read_json(path)
+        return path.exists() and "format_version" in read_object(path)
     except OSError as error:
         raise UserError(f"{folder}: cannot be used ({error.strerror}); name another `run_dir`") from None
 
@@ -91,14 +103,23 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
       UserError: The folder is not a run, or a run of another format.
     """
     path = pathlib.Path(folder) / CONFIG
-    config = read_json(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such file; is {path.parent} the folder of a run, or of weights?")
+    config = read_object(path)
     version = config.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format version {version}, and this package reads {FORMAT_VERSION}: "
             "install the version that wrote it"
         )
+    description = convert(config, _Description, str(path))
+    if description.sha256 not in ("", _digest({n: v for n, v in config.items() if n != "sha256"})):
+        raise UserError(f"{path} does not match its digest; it was changed by hand: restore it")
     return config
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +134,7 @@ class Stored:
       fingerprint: Digest of the data.
       files: Files of the processor and the task, by name.
       starts: Digests of the folders in `run.start`, in the same order; empty in runs older than this field.
+      identity: Digest of the config that the run was created with; "" in runs older than this field.
     """
 
     task: str
@@ -122,6 +144,7 @@ class Stored:
     fingerprint: str
     files: dict[str, bytes]
     starts: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def read_run(folder: str | pathlib.Path, tasks: Mapping[str, TaskEntry]) -> Stored:
@@ -147,13 +170,18 @@ def read_run(folder: str | pathlib.Path, tasks: Mapping[str, TaskEntry]) -> Stor
     run = run_config_from_json(config["run"], task=entry.config, model=model_type, source=path)
     files = {}
     for name in config["files"]:
-        try:
-            files[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
+        if name not in {*entry.processor.FILES, *entry.files}:
+            raise UserError(f"{path}: {name!r} is not a file of a run of {config['task']}")
+        files[name] = read_bytes(folder / name)
+        digest = config["files"][name] if isinstance(config["files"], dict) else None
+        if digest not in (None, hashlib.sha256(files[name]).hexdigest()):
+            raise UserError(f"{folder / name} does not match its digest in {CONFIG}: restore it")
     model_config = from_json(model_type, config["model_config"], f"{path}, model_config")
     starts = tuple(config.get("starts", ()))
-    return Stored(config["task"], config["model"], run, model_config, config["fingerprint"], files, starts)
+    return Stored(
+        config["task"], config["model"], run, model_config, config["fingerprint"], files, starts,
+        config.get("identity", ""),
+    )  # fmt: skip
 
 
 def models_of(entry: TaskEntry) -> Mapping[str, Any]:
@@ -226,16 +254,20 @@ class RunFolder:
     def describe(self, config: RunConfig, task: Task, starts: Sequence[OpenedStart] = ()) -> dict[str, Any]:
         """Return the contents of `config.json`; a new run stores the digests of its `starts`."""
         digests = [start.digest for start in starts] if self.stored is None else self.stored.starts
-        return dict(
+        files = {**task.processor.files(), **task.files}
+        description: dict[str, Any] = dict(
             format_version=FORMAT_VERSION,
             task=self.entry.name,
             model=name_of(models_of(self.entry), config.model),
             run=as_json(config),
             model_config=as_json(task.model_config),
             fingerprint=task.fingerprint,
-            files=sorted({**task.processor.files(), **task.files}),
+            files={name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
             starts=list(digests),
         )
+        identity = _digest(description) if self.stored is None else self.stored.identity
+        description |= {"identity": identity}
+        return description | {"sha256": _digest(description)}
 
     def create(self, config: RunConfig, task: Task, starts: Sequence[OpenedStart] = ()) -> None:
         """Write what a new run needs to be resumed, `config.json` last; update an existing run's free fields.
@@ -256,12 +288,13 @@ class RunFolder:
         broadcast_from_first(write)
         on_every_process(lambda: read_config(self.path))
 
-    def checkpoints(self, config: RunConfig) -> Checkpoints:
+    def checkpoints(self, config: RunConfig, identity: str) -> Checkpoints:
         """Return the checkpoints of the run, a context manager."""
         optimization = config.optimization
         return Checkpoints(
-            self.path / CHECKPOINTS, keep_last=optimization.average, save_every=optimization.save_every
-        )
+            self.path / CHECKPOINTS, keep_last=optimization.average, save_every=optimization.save_every,
+            run=identity,
+        )  # fmt: skip
 
     def finish(self, results: Mapping[str, Any], metrics: Sequence[dict[str, Any]]) -> None:
         """Draw the losses and write `results.json`.
@@ -336,7 +369,7 @@ def check_free(folder: pathlib.Path, unfinished: set[str]) -> None:
         names = {p.name.removesuffix(".draft") for p in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise UserError(f"{folder}: cannot be used ({error.strerror}); name another `run_dir`") from None
-    if names - unfinished:
+    if names - unfinished - {LOCK}:
         raise UserError(f"{folder} exists and is not a run: name another `run_dir`")
     # The folder could be read above, so its parents can.
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -352,7 +385,12 @@ def checkpoint_names(checkpoints: Checkpoints) -> Iterator[str]:
     The averaged parameters come first, unless the run was extended after they were computed.
     """
     steps = checkpoints.steps()
-    if (checkpoints.step_of(AVERAGED) or -1) >= max(steps, default=0):
+    if (checkpoints.folder / AVERAGED / MANIFEST).exists() and not checkpoints.is_complete(AVERAGED):
+        warnings.warn(
+            f"{checkpoints.folder / AVERAGED} does not match its manifest; another checkpoint is read instead",
+            stacklevel=2,
+        )
+    elif (checkpoints.step_of(AVERAGED) or -1) >= max(steps, default=0):
         yield AVERAGED
     for step in reversed(steps):
         if checkpoints.is_complete(step):

@@ -213,7 +213,8 @@ def open_start(start: Start, tasks: Mapping[str, TaskEntry], run_dir: pathlib.Pa
         model, processor = pretrained.load(folder)
         return OpenedStart(start, model, processor, "published")
     if not is_run(folder):
-        raise UserError(f"{folder / 'config.json'}: no such file; is {folder} the folder of a run?")
+        path = folder / "config.json"
+        raise UserError(f"{path}: no such file; is {folder} the folder of a run, or of weights?")
     stored = read_run(folder, tasks)
     model, weights = read_trained(folder, tasks[stored.task], stored)
     return OpenedStart(start, model, tasks[stored.task].processor.from_files(stored.files), weights)
@@ -347,7 +348,9 @@ def start_model(
     folders = [opened.start.folder for opened in starts]
     if problems:
         raise UserError(f"`start` {', '.join(folders)} does not fit: {'; '.join(sorted(problems))}")
-    sources = ", ".join(f"{opened.start.folder}, {opened.weights}" for opened in starts)
+    sources = ", ".join(
+        f"{opened.start.folder} ({'step ' * opened.weights.isdigit()}{opened.weights})" for opened in starts
+    )
     note(f"starting from {sources}" + ("; with a new head for other classes" if other_classes else ""))
 
     def copy(name: str, leaf: Any) -> Any:

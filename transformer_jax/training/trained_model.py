@@ -91,7 +91,7 @@ def read_trained(
         return tree if mesh is None else placed_shapes(tree, model_shardings(tree, mesh))
 
     model, extra = jax.eval_shape(create)
-    with Checkpoints(pathlib.Path(folder) / CHECKPOINTS) as checkpoints:
+    with Checkpoints(pathlib.Path(folder) / CHECKPOINTS, run=stored.identity) as checkpoints:
         if weights is None:
             weights = next(iter(checkpoint_names(checkpoints)), None)
         if weights is None:

@@ -1,4 +1,4 @@
-"""Labeled images in folders, archives and files of arrays."""
+"""Datasets of images in folders, archives and .npz files, labeled by folder or by an array."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_image_name
 from transformer_jax.data.corpora.image_sets import ImageSet, Source
+from transformer_jax.data.corpora.unpacking import check_inflated, check_zip
 from transformer_jax.errors import UserError
 
 # Names of folders of splits, which must not be mistaken for classes.
@@ -28,7 +29,7 @@ _NUMBERED = re.compile(r"\d+_(.+)")
 
 
 class _Files:
-    """Contents of files."""
+    """Sequence of the bytes of files, read on request."""
 
     def __init__(self, paths: Sequence[pathlib.Path]):
         self._paths = list(paths)
@@ -45,7 +46,7 @@ class _Files:
 
 
 class _TarMembers:
-    """Contents of members of an uncompressed tar file, by offset and size."""
+    """Sequence of the bytes of members of an uncompressed tar file, read on request by offset and size."""
 
     def __init__(self, path: pathlib.Path, ranges: Sequence[tuple[int, int]]):
         self._path, self._ranges = path, list(ranges)
@@ -60,7 +61,10 @@ class _TarMembers:
 
 
 class _ZipMembers:
-    """Contents of members of a zip file, which each process opens once because its index must be read."""
+    """Sequence of the bytes of members of a zip file, read on request.
+
+    Each worker process opens the file once and keeps it open, because opening reads the whole index.
+    """
 
     def __init__(self, path: pathlib.Path, names: Sequence[str]):
         self._path, self._names = path, list(names)
@@ -82,7 +86,7 @@ class _ZipMembers:
 
 
 def splits_of(path: str) -> tuple[str, ...]:
-    """Return the splits in an .npz file, such as ("train", "test"); () for anything else."""
+    """Return the splits in an .npz file, such as ("train", "test"); () without splits and for other files."""
     if not path.endswith(".npz") or not pathlib.Path(path).is_file():
         return ()
     try:
@@ -93,11 +97,11 @@ def splits_of(path: str) -> tuple[str, ...]:
 
 
 class Expected(NamedTuple):
-    """Expectations of a set before it is opened.
+    """Requirements on a dataset that is opened.
 
     Attributes:
-      classes: Classes of the training set, or ().
-      labeled: True if the set must have classes.
+      classes: Classes of the training dataset, which another dataset must share; () accepts any classes.
+      labeled: True if the dataset must have classes.
     """
 
     classes: Sequence[str]
@@ -105,7 +109,12 @@ class Expected(NamedTuple):
 
 
 def _check_splits(root: str, parents: Iterable[str]) -> None:
-    """Check that a folder does not contain folders of two splits."""
+    """Check that a dataset does not contain folders of two splits, such as train/ and test/, taken for classes.
+
+    Args:
+      root: The dataset's folder or archive.
+      parents: Paths of the folders that contain images, relative to it.
+    """
     subfolders: dict[tuple[str, ...], set[str]] = {}
     for parent in set(parents):
         parts = pathlib.PurePosixPath(parent).parts
@@ -120,7 +129,14 @@ def _check_splits(root: str, parents: Iterable[str]) -> None:
 
 
 def _check_filled(root: str, folders: Iterable[str], parent: str, classes: set[str]) -> None:
-    """Check that all folders in `parent` are classes with images."""
+    """Check that every subfolder of `parent` contains an image, so that no class is lost.
+
+    Args:
+      root: The dataset's folder or archive.
+      folders: Paths of all folders in the dataset.
+      parent: Path of the folder whose subfolders are the classes.
+      classes: Names of the subfolders with images.
+    """
     parent_parts = pathlib.PurePosixPath(parent).parts
     depth = len(parent_parts)
     for folder in sorted(folders):
@@ -133,14 +149,14 @@ def _check_filled(root: str, folders: Iterable[str], parent: str, classes: set[s
 def _label_by_folder(
     root: str, names: Sequence[str], source: Source, folders: Iterable[str], expected: Expected
 ) -> ImageSet:
-    """Return the set of files whose classes are the names of their folders.
+    """Build a dataset that labels each image with the name of its folder.
 
     Args:
-      root: The folder or archive, for messages.
-      names: Paths of the images in it.
-      source: Contents of the images.
-      folders: All folders in it.
-      expected: See `Expected`.
+      root: The dataset's folder or archive, for error messages.
+      names: Paths of the images in the dataset.
+      source: Sequence of the images' bytes.
+      folders: Paths of all folders in the dataset.
+      expected: Requirements on the classes.
     """
     if not names:
         raise UserError(f"{root}: no images; their names must end in .jpg, .png, .webp ...")
@@ -218,9 +234,12 @@ def read_tar(path: pathlib.Path, expected: Expected) -> ImageSet:
     try:
         # Compressed archives have no random access, so their encoded files are kept in memory.
         plain = tarfile.is_tarfile(path) and _is_plain_tar(path)
+        size = path.stat().st_size
         with tarfile.open(path) as file:
             for member in file:
                 _check_inside(str(path), [member.name])
+                if not plain:
+                    check_inflated(member.offset_data + member.size, size, str(path))
                 if member.isdir():
                     folders.add(member.name.rstrip("/"))
                 if member.issym() and is_image_name(member.name):
@@ -268,6 +287,7 @@ def read_zip(path: pathlib.Path, expected: Expected) -> ImageSet:
     Raises:
       UserError: See `open_images`.
     """
+    check_zip(path)
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
@@ -287,13 +307,15 @@ def read_npz(path: pathlib.Path, split: str, expected: Expected) -> ImageSet:
     """Read the images of an .npz file.
 
     Args:
-      path: The file.
-      split: Split of a file with several; "" means "train" if there is one.
-      expected: See `Expected`.
+      path: File with `images` and `labels`, or `x_train`, `y_train`, `x_test` and `y_test`, and optionally
+        `classes`, the names of the classes.
+      split: Split to read, "train" or "test"; "" reads "train" if the file has splits.
+      expected: Requirements on the classes.
 
     Raises:
       UserError: See `open_images`.
     """
+    check_zip(path)
     try:
         with np.load(path) as file:
             arrays = set(file.files)
@@ -305,7 +327,7 @@ def read_npz(path: pathlib.Path, split: str, expected: Expected) -> ImageSet:
                     "`x_train`, `y_train`, `x_test`, `y_test`"
                 )
             images, labels = file[first], file[second].reshape(-1)
-            classes = [str(name) for name in file["classes"]] if "classes" in arrays else None
+            classes = [str(name) for name in file["classes"].reshape(-1)] if "classes" in arrays else None
     except _BAD_ARRAYS as error:
         raise UserError(f"{path}: not a readable .npz file ({error})") from None
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
@@ -316,6 +338,10 @@ def read_npz(path: pathlib.Path, split: str, expected: Expected) -> ImageSet:
         raise UserError(f"{path}: {len(images):,} images and {len(labels):,} labels")
     if not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {second} is {labels.dtype}; labels must be numbers of classes")
+    if classes is not None and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+        raise UserError(
+            f"{path}: labels from {labels.min()} to {labels.max()}, but `classes` names {len(classes)}"
+        )
     if classes is None:
         numbers, labels = np.unique(labels, return_inverse=True)
         classes = [str(number) for number in numbers]

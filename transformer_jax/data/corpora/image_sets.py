@@ -75,7 +75,7 @@ class ImageSet:
         return collections.Counter(self._conversions.values())
 
     def expected_conversions(self, count: int) -> collections.Counter[str]:
-        """Return the number of images for each conversion among `count` images, spread over the set."""
+        """Return the number of images for each conversion among `count` images, spread over the dataset."""
         conversions: collections.Counter[str] = collections.Counter()
         for number in np.linspace(0, len(self) - 1, min(count, len(self))).astype(int).tolist():
             image = self.source[number]
@@ -85,12 +85,12 @@ class ImageSet:
         return conversions
 
     def select(self, numbers: np.ndarray) -> ImageSet:
-        """Return the set of these images, in this order."""
+        """Return a dataset of these images, in this order."""
         names = [self.names[n] for n in numbers]
         return ImageSet(self.path, names, self.labels[numbers], self.classes, _Subset(self.source, numbers))
 
     def with_classes(self, classes: Sequence[str]) -> ImageSet:
-        """Return the set with its labels numbered by another list of classes.
+        """Return the dataset with its labels numbered by another list of classes.
 
         Raises:
           UserError: The list lacks a class.

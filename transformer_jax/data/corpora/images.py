@@ -55,14 +55,14 @@ def open_images(
     data_dir: str | None = None,
     labeled: bool = True,
 ) -> ImageSet:
-    """Open a set of labeled images.
+    """Open a dataset of labeled images.
 
     Args:
       path: A folder or an archive (.tar, .tar.gz, .tar.xz, .zip) with a folder for each class, which may have
         subfolders, or with all files in one folder as NUMBER_CLASS.png; an .npz file with `images` and
         `labels`, or with `x_train`, `y_train` and so on; or tfds:NAME, a set of TensorFlow Datasets with an
         image and a label.
-      classes: Classes of the training set, if this is another set; None uses the set's own, in alphabetical
+      classes: Classes of the training set, if this is another set; None uses the dataset's own, in alphabetical
         order.
       split: Split of an .npz file or a TFDS set.
       data_dir: Folder of TFDS's sets.

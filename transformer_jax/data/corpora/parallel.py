@@ -70,11 +70,11 @@ def files_corpus(train: Sequence[str], valid: Sequence[str], test: Sequence[str]
 
 
 def tfds_corpus(corpus: str, direction: str | None, splits: Sequence[str], data_dir: str | None) -> Corpus:
-    """Return splits of the TFDS set "tfds:NAME", read from disk on access.
+    """Return splits of the TFDS dataset "tfds:NAME", read from disk on access.
 
     Args:
       corpus: "tfds:" and TFDS's name of the set.
-      direction: "SOURCE-TARGET"; None uses the order of the set's two languages.
+      direction: "SOURCE-TARGET"; None uses the order of the dataset's two languages.
       splits: Splits for training, validation and test, in TFDS's syntax.
       data_dir: TFDS's folder; None means its default.
 

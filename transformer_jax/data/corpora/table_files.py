@@ -12,6 +12,7 @@ from typing import Any
 
 from transformer_jax.data.corpora.text_files import base_suffix, read_text
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 
@@ -41,7 +42,10 @@ def read_rows(path: str | pathlib.Path) -> tuple[list[str], list[Row]]:
     if suffix == ".csv":
         csv.field_size_limit(sys.maxsize)
         reader = csv.reader(io.StringIO(text, newline=""))
-        rows = [(reader.line_num, row) for row in reader if row]
+        try:
+            rows = [(reader.line_num, row) for row in reader if row]
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
     else:
         # The module csv would interpret quotes.
         lines = enumerate(re.split(r"\r\n|\n|\r", text), 1)
@@ -61,13 +65,7 @@ def _json_rows(path: str | pathlib.Path, text: str) -> tuple[list[str], list[Row
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object")
-        objects.append((number, value))
+        objects.append((number, parse_json(line, dict[str, Any], f"{path}, line {number}")))
     if not objects:
         raise UserError(f"{path}: the file is empty")
     names = list(dict.fromkeys(name for _, value in objects for name in value))

@@ -9,9 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from transformer_jax.data.corpora.table_files import read_rows
 from transformer_jax.data.corpora.text_files import read_text
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
 
 
 def words_of(text: str) -> list[str]:
@@ -108,6 +111,33 @@ def report_unlabeled(tables: Iterable[Table | None], note: Callable[[str], None]
             note(f"{table.unlabeled:,} rows of {table.path} have no label and are left out")
 
 
+class _Answer(msgspec.Struct):
+    text: str
+    answer_start: int
+
+
+class _Entry(msgspec.Struct):
+    id: str | int
+    question: str
+    answers: list[_Answer] | None = None
+    is_impossible: bool = False
+
+
+class _Paragraph(msgspec.Struct):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(msgspec.Struct):
+    paragraphs: list[_Paragraph]
+
+
+class _Squad(msgspec.Struct):
+    """SQuAD's JSON."""
+
+    data: list[_Article]
+
+
 class Question(NamedTuple):
     """A question about a text.
 
@@ -148,31 +178,19 @@ def read_questions(path: str) -> list[Question]:
       UserError: The file is missing or has another form, the answers of a question are not published, or an
         answer is not in its text.
     """
-    try:
-        content = json.loads(read_text(pathlib.Path(path)))
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-        questions = []
-        for paragraph in paragraphs:
-            context = paragraph["context"]
-            for entry in paragraph["qas"]:
-                question, answers = entry["question"], entry.get("answers")
-                if entry.get("is_impossible"):
-                    answers = []
-                if answers is None:
-                    raise UserError(
-                        f"{path}, question {entry['id']}: no answers; if its text has none, write an empty list"
-                    )
-                spans = tuple(dict.fromkeys((a["text"], int(a["answer_start"])) for a in answers))
-                for text in (context, question, *(text for text, _ in spans)):
-                    if not isinstance(text, str):
-                        raise TypeError(f"{text!r} is not a text")
-                questions.append(Question(str(entry["id"]), question, context, spans))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not SQuAD's JSON (data, paragraphs, qas, answers with text and answer_start): {error!r}"
-        ) from None
-    for entry in questions:
-        entry.check(path)
+    squad = parse_json(read_text(pathlib.Path(path)), _Squad, path)
+    questions = []
+    for paragraph in (paragraph for article in squad.data for paragraph in article.paragraphs):
+        for entry in paragraph.qas:
+            answers = [] if entry.is_impossible else entry.answers
+            if answers is None:
+                raise UserError(
+                    f"{path}, question {entry.id}: no answers; if its text has none, write an empty list"
+                )
+            spans = tuple(dict.fromkeys((answer.text, answer.answer_start) for answer in answers))
+            questions.append(Question(str(entry.id), entry.question, paragraph.context, spans))
+    for question in questions:
+        question.check(path)
     if not questions:
         raise UserError(f"{path}: it contains no questions")
     return questions

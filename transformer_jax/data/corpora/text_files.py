@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
+import codecs
 import pathlib
-import zlib
 
+from transformer_jax.data.corpora.unpacking import COMPRESSED, read_limited
 from transformer_jax.errors import UserError
-
-_DECOMPRESS = {".gz": gzip.decompress, ".xz": lzma.decompress}
-
-
-def _read_bytes(path: pathlib.Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; name a text file, plain or compressed (.gz, .xz)")
-        data = path.read_bytes()
-        return _DECOMPRESS[path.suffix](data) if path.suffix in _DECOMPRESS else data
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason}); check the file and its permissions") from None
+from transformer_jax.limits import LINE_CHARACTERS
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -29,27 +16,28 @@ def read_text(path: pathlib.Path) -> str:
     Raises:
       UserError: The file does not exist, cannot be read, or is not UTF-8.
     """
+    content = read_limited(path)
     try:
-        return _read_bytes(path).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}; convert it first") from None
 
 
 def read_lines(path: str | pathlib.Path) -> list[str]:
-    """Read the lines of a text file, plain, .gz or .xz.
+    """Read the lines of a text file, plain, .gz or .xz, without a byte order mark and line ends of any system.
 
     Raises:
       UserError: The file does not exist, cannot be read, or is not UTF-8.
     """
     path = pathlib.Path(path)
-    lines = _read_bytes(path).split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
+    # `bytes.splitlines` splits at \n, \r\n and \r; `str.splitlines` would also split at U+2028 and form feeds,
+    # which sentences contain.
+    lines = read_limited(path).removeprefix(codecs.BOM_UTF8).splitlines()
     decoded = []
     for number, line in enumerate(lines, 1):
+        LINE_CHARACTERS.check(len(line), f"{path}:{number}: the length of the line")
         try:
-            # `str.splitlines` would also split at U+2028 and form feeds, which sentences contain.
-            decoded.append(line.rstrip(b"\r").decode("utf-8"))
+            decoded.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}:{number}: byte {error.object[error.start]:#04x} at column {error.start + 1} is not "
@@ -61,4 +49,4 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
 def base_suffix(path: str | pathlib.Path) -> str:
     """Return the suffix of a file name without that of its compression: ".csv" for "a.csv.gz"."""
     suffixes = pathlib.Path(path).suffixes
-    return next((suffix for suffix in reversed(suffixes) if suffix not in _DECOMPRESS), "")
+    return next((suffix for suffix in reversed(suffixes) if suffix not in COMPRESSED), "")

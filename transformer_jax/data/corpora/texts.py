@@ -123,7 +123,7 @@ def files_corpus(texts: Sequence[str], valid: Sequence[str]) -> TextCorpus:
 
 
 def tfds_corpus(name: str, splits: Sequence[str], data_dir: str | None) -> TextCorpus:
-    """Open two splits of the TFDS text set "tfds:NAME".
+    """Open two splits of the TFDS text dataset "tfds:NAME".
 
     Raises:
       UserError: See `prepared_builder`, `text_feature` and `TfdsRecords`.

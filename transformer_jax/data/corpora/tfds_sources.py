@@ -145,10 +145,10 @@ def _skip_decoding() -> Any:
 
 
 def _check_shard(path: str, records: int) -> None:
-    """Check that a shard's index is readable and has as many records as the set's description.
+    """Check that a shard's index is readable and has as many records as the dataset's description.
 
     Raises:
-      UserError: It does not.
+      UserError: The index is damaged or has another number of records.
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -215,7 +215,7 @@ def text_feature(builder: Any) -> str:
 
 
 def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
-    """Return the languages (source, target) of "SOURCE-TARGET", or the set's two languages in its order.
+    """Return the languages (source, target) of "SOURCE-TARGET", or the dataset's two languages in its order.
 
     Raises:
       UserError: The set lacks a language, or has more than two and no direction is named.
@@ -239,7 +239,7 @@ def direction_of(builder: Any, direction: str | None) -> tuple[str, str]:
 def prepared_builder(
     name: str, data_dir: str | None = None, *, check: Callable[[Any], Any] = translation_feature
 ) -> Any:
-    """Return the TFDS builder of a set, which is downloaded and prepared if it is not on disk.
+    """Return the TFDS builder of a dataset, which is downloaded and prepared if it is not on disk.
 
     Args:
       name: Name such as "wmt14_translate/de-en", followed by ":VERSION" for an older version.
@@ -308,7 +308,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _hosts(builder: Any) -> list[tuple[str, int]]:
-    """Return the (host, port) of a set's downloads, or of its home page if no downloads are listed."""
+    """Return the (host, port) of a dataset's downloads, or of its home page if no downloads are listed."""
     try:
         urls = list(builder.url_infos or ())
     except Exception:  # noqa: BLE001  some builders fail to list them
@@ -329,7 +329,7 @@ def _hosts(builder: Any) -> list[tuple[str, int]]:
 
 
 def _download(builder: Any) -> None:
-    """Download and prepare a set.
+    """Download and prepare a dataset.
 
     Raises:
       UserError: No host of the set can be reached, or it cannot be prepared.
@@ -379,7 +379,7 @@ def _encode_with_pillow() -> None:
 
 
 def tfds_fingerprint(builder: Any, splits: Sequence[str], direction: Sequence[str]) -> str:
-    """Return a digest of a prepared set's description, its splits and the features that are read."""
+    """Return a digest of a prepared dataset's description, its splits and the features that are read."""
     description = [builder.info.full_name, *splits, *direction]
     for name, split in sorted(builder.info.splits.items()):
         description += [name, *map(str, split.shard_lengths), str(split.num_bytes)]

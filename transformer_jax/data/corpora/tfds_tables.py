@@ -14,7 +14,7 @@ from transformer_jax.errors import UserError
 def _open(
     name: str, split: str, data_dir: str | None, choose: Callable[[Any], dict[str, str]]
 ) -> tuple[Any, dict[str, str], Any]:
-    """Return (the set's features, the names of the features to read by column, the examples of a split)."""
+    """Return (the dataset's features, the names of the features to read by column, the examples of a split)."""
     from transformer_jax.data.corpora import tfds_sources  # imports tensorflow-datasets, an extra
 
     builder = tfds_sources.prepared_builder(name.removeprefix("tfds:"), data_dir, check=choose)
@@ -40,7 +40,7 @@ def _may_be(column: str, feature: Any) -> bool:
 
 
 def tfds_table(name: str, split: str, data_dir: str | None, columns: Mapping[str, Sequence[str]]) -> Table:
-    """Read a split of the set "tfds:NAME" with texts and labels or scores.
+    """Read a split of the dataset "tfds:NAME" with texts and labels or scores.
 
     Unlabeled rows, whose label is -1 in TFDS, are left out and counted.
 
@@ -99,7 +99,7 @@ def _labeled(path: str, columns: dict[str, list[str]], rows: list[int], count: i
 
 
 def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Table:
-    """Read a split of the set "tfds:NAME" as a table of `tokens` and `tags`.
+    """Read a split of the dataset "tfds:NAME" as a table of `tokens` and `tags`.
 
     Rows with a tag of -1 are left out and counted, as in `tfds_table`.
 
@@ -115,7 +115,7 @@ def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Ta
     """
 
     def choose(builder: Any) -> dict[str, str]:
-        features = sorted(builder.info.features.items())  # the set's order differs between processes
+        features = sorted(builder.info.features.items())  # the dataset's order differs between processes
         inner = {n: getattr(feature, "feature", None) for n, feature in features}
         types = {n: type(feature).__name__ for n, feature in inner.items()}
         words = [n for n, feature_type in types.items() if feature_type == "Text"]
@@ -154,7 +154,7 @@ def tfds_tags(name: str, split: str, data_dir: str | None, tags: str = "") -> Ta
 
 
 def tfds_questions(name: str, split: str, data_dir: str | None) -> list[Question]:
-    """Read the questions of a split of the set "tfds:NAME" with SQuAD's features.
+    """Read the questions of a split of the dataset "tfds:NAME" with SQuAD's features.
 
     Raises:
       UserError: See `prepared_builder` and `TfdsRecords`; or the set lacks questions, contexts or answers.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked
 from transformer_jax.errors import UserError
 
 PAD, BEGIN, END = 0, 1, 2
@@ -57,12 +57,14 @@ class BytePairTokenizer(TokenizerFile):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator((" " + text for text in texts), trainer)
+        tokenizer.train_from_iterator((" " + text for text in checked(texts)), trainer)
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without begin and end, reading special tokens as plain text."""
-        encoded = self._tokenizer.encode_batch_fast([" " + text for text in texts], add_special_tokens=False)
+        encoded = self._tokenizer.encode_batch_fast(
+            [" " + text for text in checked(texts)], add_special_tokens=False
+        )
         return [e.ids for e in encoded]
 
     def words(self, text: str) -> list[str]:

@@ -6,8 +6,9 @@ import functools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+import msgspec
 import numpy as np
 from tokenizers import (
     AddedToken,
@@ -21,8 +22,16 @@ from tokenizers import (
 )
 
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
-from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, label_fields, read_bpe, read_tokenizer
+from transformer_jax.data.tokenizers.tokenizer_file import (
+    TokenizerFile,
+    checked,
+    label_fields,
+    parse_tokenizer,
+    read_bpe,
+    read_tokenizer,
+)
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json, read_json
 
 # Special tokens of published vocabularies, BERT's and RoBERTa's.
 _NAMES = {
@@ -42,6 +51,48 @@ _PUBLISHED = {
 }
 # The library encodes texts of one call in parallel; its encodings take a hundred bytes per token.
 _TEXTS_PER_CALL = 1_000
+
+
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _Config(msgspec.Struct):
+    """Fields of a published `tokenizer_config.json`."""
+
+    pad_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    cls_token: str | _Token | None = None
+    sep_token: str | _Token | None = None
+    mask_token: str | _Token | None = None
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+
+
+def _content(token: str | _Token | None) -> str | None:
+    return token.content if isinstance(token, _Token) else token
+
+
+class _Settings(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings in `processor.json`, by the names that run folders contain."""
+
+    target: Literal["label", "labels", "score"] | None = None
+    pairs: bool | None = None
+    stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    longest: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    unanswerable: bool | None = None
+    pooling: Literal["first", "mean", "max"] | None = None
+    normalise: bool | None = None
+    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `processor.json` in a run folder."""
+
+    labels: list[str]
+    special_tokens: dict[str, str]
+    settings: _Settings
 
 
 class DenseLayer(NamedTuple):
@@ -120,7 +171,7 @@ class EncoderTokenizer(TokenizerFile):
         """
         names = [known[0] for known in _NAMES.values()]
         _check_vocab_size(vocab_size, 100)
-        texts = list(texts)
+        texts = list(checked(texts))
 
         def train(size: int, first_tokens: Sequence[str]) -> dict[str, int]:
             tokenizer = _wordpiece(models.WordPiece(unk_token="[UNK]"), lowercase)
@@ -164,7 +215,7 @@ class EncoderTokenizer(TokenizerFile):
             show_progress=False,
         )
         _make_byte_level(tokenizer)
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(checked(texts), trainer)
         tokenizer.post_processor = _roberta_template(tokenizer)
         return cls(tokenizer)
 
@@ -181,20 +232,10 @@ class EncoderTokenizer(TokenizerFile):
         """
         path = pathlib.Path(path)
         folder = path if path.is_dir() else path.parent
-        config: dict[str, Any] = {}
+        config = _Config()
         if (folder / "tokenizer_config.json").is_file():
-            try:
-                config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise UserError(f"{folder / 'tokenizer_config.json'}: not JSON ({error})") from None
-            if not isinstance(config, dict):
-                raise UserError(f"{folder / 'tokenizer_config.json'}: not a JSON object")
-        names = {}
-        for role, field in _PUBLISHED.items():
-            value = config.get(field)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                names[role] = value
+            config = read_json(folder / "tokenizer_config.json", _Config)
+        names = {role: name for role, field in _PUBLISHED.items() if (name := _content(getattr(config, field)))}
         if path.is_dir():
             files = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json")]
             file = next((file for file in files if file.is_file()), None)
@@ -219,16 +260,13 @@ class EncoderTokenizer(TokenizerFile):
         Raises:
           UserError: The files are damaged.
         """
-        try:
-            settings = json.loads(files["processor.json"].decode("utf-8"))
-            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode("utf-8"))
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise UserError(f"tokenizer.json, processor.json: not a tokenizer ({error})") from None
+        stored = parse_json(files["processor.json"], _Stored, "processor.json")
+        settings = msgspec.to_builtins(stored.settings)
         return cls(
-            tokenizer,
-            labels=settings["labels"],
-            names=settings["special_tokens"],
-            settings=settings["settings"],
+            parse_tokenizer(files["tokenizer.json"], "tokenizer.json"),
+            labels=stored.labels,
+            names=stored.special_tokens,
+            settings={name: value for name, value in settings.items() if value is not None},
         )
 
     def files(self) -> dict[str, bytes]:
@@ -246,7 +284,9 @@ class EncoderTokenizer(TokenizerFile):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            e.ids for e in self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=False)
+        ]
 
     def encode_batch(
         self,
@@ -362,7 +402,12 @@ _BYTE_LEVEL_MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def _parts(texts: Sequence[Any]) -> Iterator[list[Any]]:
-    return (list(texts[n : n + _TEXTS_PER_CALL]) for n in range(0, len(texts), _TEXTS_PER_CALL))
+    for start in range(0, len(texts), _TEXTS_PER_CALL):
+        part = list(texts[start : start + _TEXTS_PER_CALL])
+        for text in part:
+            for _ in checked([text] if isinstance(text, str) else text):
+                pass
+        yield part
 
 
 def _windows(
@@ -416,20 +461,23 @@ def _make_byte_level(tokenizer: Tokenizer) -> None:
     tokenizer.decoder = decoders.ByteLevel()
 
 
-def _read_wordpiece(path: pathlib.Path, config: Mapping[str, Any]) -> Tokenizer:
+def _read_wordpiece(path: pathlib.Path, config: _Config) -> Tokenizer:
     """Read BERT's `vocab.txt`, a piece per line, with the normalization of `tokenizer_config.json`."""
     try:
         vocabulary = models.WordPiece.read_file(str(path))
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise UserError(f"not a vocabulary of word pieces ({error})") from None
-    unknown = config.get("unk_token", "[UNK]")
-    unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
+    if len(vocabulary) != max(vocabulary.values(), default=-1) + 1:
+        raise UserError("a word piece is listed twice")
+    unknown = _content(config.unk_token) or "[UNK]"
+    if unknown not in vocabulary:
+        raise UserError(f"the vocabulary lacks the unknown token {unknown!r}")
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
     tokenizer = _wordpiece(
         model,
-        config.get("do_lower_case", True),
-        strip_accents=config.get("strip_accents"),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        config.do_lower_case,
+        strip_accents=config.strip_accents,
+        handle_chinese_chars=config.tokenize_chinese_chars,
     )
     known = [name for names in _NAMES.values() for name in names if name in vocabulary]
     tokenizer.add_special_tokens(known)

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import msgspec
 import numpy as np
 from PIL import Image
 
 from transformer_jax.data.corpora.image_files import image_array
 from transformer_jax.data.tokenizers.tokenizer_file import label_fields
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import convert, parse_json, read_object
+from transformer_jax.limits import IMAGE_SIDE
 
 FILE = "preprocessor_config.json"
 _PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "square": "DeiTImageProcessor"}
@@ -21,6 +24,35 @@ _PUBLISHED = {"squash": "ViTImageProcessor", "shortest": "BitImageProcessor", "s
 _MAX_ASPECT = 100
 # Pillow's numbers, which published files use.
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+
+
+Side = Annotated[int, msgspec.Meta(ge=1, le=IMAGE_SIDE.default)]
+
+
+class _Size(msgspec.Struct, omit_defaults=True):
+    height: Side | None = None
+    width: Side | None = None
+    shortest_edge: Side | None = None
+
+
+_AnySize = _Size | Side | Annotated[list[Side], msgspec.Meta(min_length=1)]
+
+
+class _Fields(msgspec.Struct):
+    """Fields of a published `preprocessor_config.json`."""
+
+    size: _AnySize | None = None
+    crop_size: _AnySize | None = None
+    do_resize: bool = True
+    do_center_crop: bool | None = False
+    do_normalize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    resample: int = RESAMPLING["bilinear"]
+    image_mean: list[float] | None = None
+    image_std: list[float] | None = None
+    image_processor_type: str | None = None
+    feature_extractor_type: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +172,8 @@ class ImageProcessor:
         Raises:
           UserError: See `of`.
         """
-        return cls.of(json.loads(files[FILE]), labels=json.loads(files["labels.json"]))
+        labels = parse_json(files["labels.json"], list[str], "labels.json")
+        return cls.of(parse_json(files[FILE], dict[str, Any], FILE), labels=labels)
 
     @classmethod
     def open(cls, folder: pathlib.Path, *, size: int, labels: Sequence[str] = ()) -> Self:
@@ -155,10 +188,7 @@ class ImageProcessor:
           UserError: See `of`.
         """
         path = folder / FILE
-        try:
-            config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not JSON ({error})") from None
+        config = read_object(path) if path.is_file() else {}
         return cls.of(config, size=size, labels=labels)
 
     @classmethod
@@ -173,41 +203,42 @@ class ImageProcessor:
         Raises:
           UserError: The file requires processing that is not supported.
         """
-        fields: dict[str, Any] = {"size": size, "labels": tuple(labels)}
-        resized, crop = config.get("size"), config.get("crop_size")
-        if config.get("do_center_crop") and crop is not None:
-            fields["size"] = _square(crop)
-            shortest = isinstance(resized, Mapping) and "shortest_edge" in resized
-            if not isinstance(resized, Mapping):
+        fields = convert(config, _Fields, FILE)
+        values: dict[str, Any] = {"size": size, "labels": tuple(labels)}
+        if fields.do_center_crop and fields.crop_size is not None:
+            values["size"] = _square(fields.crop_size)
+            shortest = isinstance(fields.size, _Size) and fields.size.shortest_edge is not None
+            if not isinstance(fields.size, _Size):
                 # Old files have a number, a square or the shorter side depending on the processor.
-                processor = config.get("image_processor_type", config.get("feature_extractor_type", ""))
-                shortest = not str(processor).startswith(("ViT", "DeiT"))
-            fields |= {"resize": "shortest" if shortest else "square", "resized": _square(resized)}
-        elif resized is not None and config.get("do_resize", True):
-            fields["size"] = _square(resized)
-        if config.get("do_normalize", True):
-            for name, published_name in (("mean", "image_mean"), ("std", "image_std")):
-                if published_name in config:
-                    fields[name] = tuple(float(value) for value in config[published_name])
+                processor = fields.image_processor_type or fields.feature_extractor_type or ""
+                shortest = not processor.startswith(("ViT", "DeiT"))
+            resized = values["size"] if fields.size is None else _square(fields.size)
+            values |= {"resize": "shortest" if shortest else "square", "resized": resized}
+        elif fields.size is not None and fields.do_resize:
+            values["size"] = _square(fields.size)
+        if fields.do_normalize:
+            for name, numbers in (("mean", fields.image_mean), ("std", fields.image_std)):
+                if numbers is not None:
+                    values[name] = tuple(numbers)
         else:
-            fields |= {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-        factor = config.get("rescale_factor", 1 / 255)
-        if config.get("do_rescale", True) is False or abs(factor * 255 - 1) > 1e-3:
-            raise UserError(f"{FILE}: values are rescaled by {factor}; only 1 / 255 is supported")
+            values |= {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+        if not fields.do_rescale or abs(fields.rescale_factor * 255 - 1) > 1e-3:
+            raise UserError(
+                f"{FILE}: values are rescaled by {fields.rescale_factor}; only 1 / 255 is supported"
+            )
         names = {number: name for name, number in RESAMPLING.items()}
-        resample = config.get("resample", RESAMPLING["bilinear"])
-        if resample not in names:
-            raise UserError(f"{FILE}: resample {resample} is not one of {', '.join(map(str, names))}")
-        return cls(**fields, resampling=names[resample])
+        if fields.resample not in names:
+            raise UserError(f"{FILE}: resample {fields.resample} is not one of {', '.join(map(str, names))}")
+        return cls(**values, resampling=names[fields.resample])
 
 
-def _square(size: Any) -> int:
-    if isinstance(size, Mapping):
-        if "height" in size and size.get("height") == size.get("width"):
-            return int(size["height"])
-        if "shortest_edge" in size:
-            return int(size["shortest_edge"])
-        raise UserError(f"{FILE}: the size {dict(size)} is not a square; only squares are supported")
-    if isinstance(size, Sequence):
-        return int(size[0])
-    return int(size)
+def _square(size: _Size | int | list[int]) -> int:
+    if isinstance(size, _Size):
+        if size.height is not None and size.height == size.width:
+            return size.height
+        if size.shortest_edge is not None:
+            return size.shortest_edge
+        raise UserError(
+            f"{FILE}: the size {msgspec.to_builtins(size)} is not a square; only squares are supported"
+        )
+    return size[0] if isinstance(size, list) else size

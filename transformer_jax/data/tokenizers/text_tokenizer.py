@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import pathlib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_jax.data.tokenizers.tiktoken_file import read_tiktoken
-from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, read_bpe, read_tokenizer
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked, read_bpe, read_tokenizer
 from transformer_jax.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -82,7 +83,7 @@ class TextTokenizer(TokenizerFile):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(checked(texts), trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -115,7 +116,9 @@ class TextTokenizer(TokenizerFile):
         """
         self._check_characters(texts)
         self._tokenizer.encode_special_tokens = True
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            e.ids for e in self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=False)
+        ]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of prompts, with the begin token of the tokenizer's template and special tokens.
@@ -124,8 +127,16 @@ class TextTokenizer(TokenizerFile):
           UserError: A vocabulary of characters lacks a character.
         """
         self._check_characters(texts)
+        self._warn_of_special_tokens(texts)
         self._tokenizer.encode_special_tokens = False
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)]
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=True)]
+
+    def _warn_of_special_tokens(self, texts: Sequence[str]) -> None:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        found = [token.content for token in added if token.special and any(token.content in t for t in texts)]
+        if found:
+            names = ", ".join(sorted(found)[:4])
+            warnings.warn(f"the prompt contains {names}, which acts as a control token", stacklevel=4)
 
     def _check_characters(self, texts: Sequence[str]) -> None:
         if self._characters is None:

@@ -3,27 +3,114 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import msgspec
 from tokenizers import Tokenizer, models
 
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import read_bytes, read_json, shown
+from transformer_jax.limits import WORD_CHARACTERS
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TemplateToken(msgspec.Struct):
+    ids: list[int]
+
+
+class _PostProcessor(msgspec.Struct):
+    type: str = ""
+    special_tokens: dict[str, _TemplateToken] = {}
+    sep: tuple[str, int] | None = None
+    cls: tuple[str, int] | None = None
+    processors: list[_PostProcessor] = []
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+    unk_token: str | None = None
+
+
+class _File(msgspec.Struct):
+    """The fields of a tokenizer's JSON that are checked; the library reads all of them."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+    post_processor: _PostProcessor | None = None
 
 
 def read_tokenizer(path: str | pathlib.Path) -> Tokenizer:
     """Read a tokenizer in the library's JSON format.
 
     Raises:
-      UserError: The file does not exist or is not a tokenizer.
+      UserError: The file does not exist or is not a tokenizer; see `parse_tokenizer`.
     """
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such tokenizer file")
+    return parse_tokenizer(read_bytes(path), str(path))
+
+
+def parse_tokenizer(content: bytes, source: str) -> Tokenizer:
+    """Create a tokenizer from the library's JSON format.
+
+    Args:
+      content: The JSON text.
+      source: Where it was read, for error messages.
+
+    Raises:
+      UserError: The text is not a tokenizer, the vocabulary is empty or has two tokens with one id, the unknown
+        token is missing, or a template adds tokens that the vocabulary does not have.
+    """
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise UserError(f"{path}: not a tokenizer file ({error})") from None
+        _check(msgspec.json.decode(content, type=_File))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer.encode_batch(["a1 .", "\u00e9"])  # a damaged pattern fails only here
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001  the library raises Exception, and panics in Rust
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: not a tokenizer file ({reason})") from None
+    return tokenizer
+
+
+def _check(file: _File) -> None:
+    vocabulary = file.model.vocab
+    if isinstance(vocabulary, list):  # of a unigram model, in the order of ids
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    ids = vocabulary | {token.content: token.id for token in file.added_tokens}
+    if not ids:
+        raise ValueError("its vocabulary is empty")
+    tokens: dict[int, str] = {}
+    for token, number in ids.items():
+        if number < 0 or number in tokens:
+            other = f"that of {shown(tokens[number])}" if number in tokens else "negative"
+            raise ValueError(f"the id {number} of {shown(token)} is {other}")
+        tokens[number] = token
+        if vocabulary.get(token, number) != number:
+            raise ValueError(f"{shown(token)} has the ids {vocabulary[token]} and {number}")
+    unknown = file.model.unk_token
+    if unknown is not None and unknown not in ids and isinstance(file.model.vocab, dict):
+        raise ValueError(f"its vocabulary lacks the unknown token {shown(unknown)}")
+    for token, number in _template_ids(file.post_processor):
+        if number not in tokens:
+            raise ValueError(f"its template adds {shown(token)} with the id {number}, which no token has")
+
+
+def _template_ids(processor: _PostProcessor | None) -> Iterator[tuple[str, int]]:
+    if processor is None:
+        return
+    for token, template in processor.special_tokens.items():
+        yield from ((token, number) for number in template.ids)
+    yield from (pair for pair in (processor.sep, processor.cls) if pair is not None)
+    for part in processor.processors:
+        yield from _template_ids(part)
 
 
 def read_bpe(vocabulary: pathlib.Path, merges: pathlib.Path, **options: Any) -> models.BPE:
@@ -33,9 +120,34 @@ def read_bpe(vocabulary: pathlib.Path, merges: pathlib.Path, **options: Any) -> 
       UserError: A file does not exist or is damaged.
     """
     try:
+        ids = read_json(vocabulary, dict[str, int])
+        if len(set(ids.values())) != len(ids) or not ids:
+            raise UserError(f"{vocabulary}: two tokens have one id, or there are none")
         return models.BPE.from_file(str(vocabulary), str(merges), **options)
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise UserError(f"{vocabulary}, {merges}: not a vocabulary and its merges ({error})") from None
+
+
+def checked(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts that a tokenizer can encode in bounded time.
+
+    Raises:
+      UserError: A text has a word of more than `WORD_CHARACTERS`, or a lone surrogate, which is no character.
+    """
+    limit = WORD_CHARACTERS.value
+    long_word = re.compile(rf"\S{{{limit + 1}}}")
+    for text in texts:
+        if len(text) > limit and (match := long_word.search(text)):
+            length = len(text[match.start() :].split(maxsplit=1)[0])
+            WORD_CHARACTERS.check(length, f"a text has a word ({shown(match[0][:20])}) whose length")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            surrogate = shown(text[error.start])
+            raise UserError(f"a text has a lone surrogate, {surrogate}, at {error.start + 1}") from None
+        yield text
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
@@ -72,10 +184,7 @@ class TokenizerFile:
         Raises:
           UserError: The file is not a tokenizer.
         """
-        try:
-            return cls(Tokenizer.from_str(files[cls.FILES[0]].decode("utf-8")))
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise UserError(f"{cls.FILES[0]}: not a tokenizer file ({error})") from None
+        return cls(parse_tokenizer(files[cls.FILES[0]], cls.FILES[0]))
 
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer's file by name, in the library's JSON format."""

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): a bidirectional encoder, pretrained on masked words and next sentences."""
+"""BERT (Devlin et al. 2019): a bidirectional encoder, pretrained on masked tokens and next sentences."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ class Bert(TextEncoder):
 
 
 class BertMaskedLM(MaskedLM):
-    """BERT with its pretraining heads: masked words and, if it has a pooler, next sentences."""
+    """BERT with its pretraining heads: masked tokens and, if it has a pooler, next sentences."""
 
     body = Bert
 

@@ -55,7 +55,7 @@ class DistilBert(TextEncoder):
 
 
 class DistilBertMaskedLM(MaskedLM):
-    """DistilBERT with the head that predicts masked words."""
+    """DistilBERT with the head that predicts masked tokens."""
 
     body = DistilBert
 

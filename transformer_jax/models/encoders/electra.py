@@ -97,7 +97,7 @@ class Electra(TextEncoder):
 
 
 class ElectraGenerator(MaskedLM):
-    """The network that fills in masked words."""
+    """The generator: a small masked language model that fills in masked tokens."""
 
     body = Electra
     head_activation = "gelu"

@@ -89,9 +89,6 @@ class EncoderConfig(Presets):
             classifier_pooling=POOLINGS,
             initial_values=("normal", "neighbours"),
         )
-        check_minimum(
-            self, 1, "vocab_size", "width", "layers", "heads", "feed_forward", "max_length", "embedding_width"
-        )
         check_heads(self)
         check_minimum(self, 0, "token_types", "classes", "position_offset")
         check_rates(self, "dropout", "attention_dropout", "classifier_dropout")

@@ -1,4 +1,4 @@
-"""Task heads on a text encoder: masked words, classes of texts and of tokens, spans of answers."""
+"""Task heads on a text encoder: masked tokens, classes of texts and of tokens, spans of answers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class EncoderWithHead(EncoderModel):
 
 
 class MaskedLM(EncoderWithHead):
-    """A head that predicts the word at each position: dense layer, norm, and the embedding table with a bias.
+    """A head that predicts the token at each position: dense layer, norm, and the embedding table with a bias.
 
     If the config has a pooler, a second head predicts whether the second text of a pair follows the first.
     """

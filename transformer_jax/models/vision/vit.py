@@ -114,6 +114,7 @@ class ViTConfig(Presets):
     # the patch size.
     preset_fields: ClassVar = {
         "mini": _sizes(4, 64, 4, 2, 8),
+        "mini_cct": _sizes(4, 64, 4, 2, 8) | dict(convolutions=1, pooling="weighted"),
         "ti4": _sizes(12, 192, 3, 4, 32),
         "s4": _sizes(12, 384, 6, 4, 32),
         "lite_6_4": _sizes(6, 256, 4, 4, 32) | dict(feed_forward=512),
@@ -134,9 +135,6 @@ class ViTConfig(Presets):
             self, activation=tuple(ACTIVATIONS), pooling=("class", "mean", "class_mean", "weighted"),
             positions=("learned", "sinusoidal"), norm=("pre", "post"),
         )  # fmt: skip
-        check_minimum(
-            self, 1, "image_size", "patch_size", "width", "layers", "heads", "feed_forward", "channels"
-        )
         check_minimum(self, 0, "convolutions", "registers", "classes", "layer_scale")
         if not self.convolutions and self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}")

@@ -197,7 +197,7 @@ def _one_epoch(rows: Rows, batch_size: int) -> list[Batch]:
 
 
 class LanguageModeling:
-    """The task with its text opened; see `training.task.Task`.
+    """Language modeling with its text and tokenizer loaded, a `training.task.Task`.
 
     Args:
       config: Config of the run.

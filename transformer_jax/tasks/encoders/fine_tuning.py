@@ -243,7 +243,7 @@ class EncodedSplit(NamedTuple):
 
 
 class FineTuned:
-    """A fine-tuning task with its data opened; see `training.task.Task`.
+    """A fine-tuning task with its tables and tokenizer loaded, a `training.task.Task`.
 
     A subclass defines `encode` and `scores`, and may override `best`, `classes`, `make_batches`, `outputs` and
     the attributes below.

@@ -1,4 +1,4 @@
-"""Masked language modeling: predict masked words, and with BERT whether one text follows another."""
+"""Masked language modeling: predict masked tokens, and with BERT whether one text follows another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _complete(
 def sums_and_weights(
     model: Any, batch: Mapping[str, jax.Array], dropout_key: jax.Array | None = None
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Compute loss (nats) and accuracy over the masked words, over the pairs, and in total.
+    """Compute loss (nats) and accuracy over the masked tokens, over the pairs, and in total.
 
     Args:
       model: A masked language model.
@@ -85,7 +85,7 @@ def sums_and_weights(
 
 
 class MaskedWords(Objective):
-    """Cross-entropy of masked words (Devlin et al. 2019, section 3.1), plus that of next sentences."""
+    """Cross-entropy of masked tokens (Devlin et al. 2019, section 3.1), plus that of next sentences."""
 
     def loss(self, model, extra, batch, key):
         """Return the sum and weight of each metric."""

@@ -30,7 +30,7 @@ from transformer_jax.training.objective import Objective, Sums
 from transformer_jax.training.task import Files, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
-# Maximum number of validation batches: 50 of 32 x 128 tokens have 30,000 masked words.
+# Maximum number of validation batches: 50 of 32 x 128 tokens have 30,000 masked tokens.
 _VALIDATION_BATCHES = 50
 
 
@@ -160,13 +160,13 @@ def make_tokenizer(config: RunConfig, corpus: texts.TextCorpus) -> EncoderTokeni
 
 
 class Pretraining:
-    """A pretraining task with its text opened; see `training.task.Task`.
+    """A pretraining task with its text and tokenizer loaded, a `training.task.Task`.
 
     A subclass defines `sums_and_weights`, and may override `best` and the attributes below.
 
     Attributes:
       compared: Metric that is reported as the loss, because it is comparable between objectives.
-      shares: Shares of the masked words that are replaced by the mask token and by a random word.
+      shares: Shares of the selected tokens that are replaced by the mask token and by a random token.
 
     Raises:
       UserError: The text is too short.

@@ -1,4 +1,4 @@
-"""Replaced token detection: a discriminator detects words that a generator replaced."""
+"""Replaced token detection (ELECTRA): a discriminator detects tokens that a generator replaced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReplacedTokenDetectionConfig(PretrainingConfig):
     """A `PretrainingConfig` with the weight of the discriminator's loss.
 
     Raises:
-      UserError: A value is out of range, or see `PretrainingConfig`.
+      UserError: A value is out of range, here or in `PretrainingConfig`.
     """
 
     discriminator_weight: float = 50.0
@@ -48,34 +48,39 @@ class ReplacedTokenDetectionConfig(PretrainingConfig):
 def _complete(
     name: str, config: Any, starts: Sequence[Start], context: int
 ) -> tuple[ReplacedTokenDetectionConfig, Any]:
-    """Complete the recipe with the size of a new generator, and the mask rate for the model's size."""
+    """Return the task and model config of a recipe, with the values that depend on the model's size.
+
+    These are the mask rate, and the size of the generator if the start folder does not contain one.
+    """
     if starts and not _has_generator(starts[0].folder):
         # Clark et al. 2020, section 3.2: a quarter of the heads, rounded up.
         config = dataclasses.replace(config, generator_size=-(-config.heads // 4) / config.heads)
-    # Clark et al. 2020, table 6: the large model predicts a quarter of the words.
+    # Clark et al. 2020, table 6: the large model predicts a quarter of the tokens.
     is_large = config.width >= type(config).preset("large", config.vocab_size).width
     return ReplacedTokenDetectionConfig(context=context, mask_rate=0.25 if is_large else 0.15), config
 
 
 def _has_generator(folder: str) -> bool:
-    """Return whether a start folder holds both networks; otherwise the generator starts from random values."""
+    """Return whether a start folder holds a generator besides the discriminator, so that neither is random."""
     return is_run(folder) and read_config(folder)["task"] == "replaced_token_detection"
 
 
 def sums_and_weights(
     model: Any, batch: Mapping[str, jax.Array], key: jax.Array, weight: float, *, train: bool = False
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Compute the generator's loss over masked words, and the discriminator's loss and accuracy over all words.
+    """Compute the generator's loss over masked tokens, and the discriminator's loss and accuracy over all.
+
+    Padding does not count.
 
     Args:
       model: An `ElectraPretraining`.
-      batch: A batch of `MaskedBatches`.
-      key: Key of the words that the generator draws, and of dropout.
+      batch: A batch that `MaskedBatches` yields.
+      key: PRNG key for sampling the generator's tokens, and for dropout.
       weight: Weight of the discriminator's loss.
       train: Enable dropout.
 
     Returns:
-      (sum, weight) of each metric by name.
+      ({metric: sum}, {metric: weight}); the mean of a metric is sum / weight.
     """
     generator_key, draw_key, discriminator_key = jax.random.split(key, 3)
     segments, word_weights, labels = batch["segments"], batch["weights"], batch["labels"]
@@ -95,7 +100,7 @@ def sums_and_weights(
     row = jnp.arange(len(positions))[:, None]
     original = batch["tokens"].at[row, positions].set(labels, mode="drop")
     tokens = original.at[row, positions].set(drawn, mode="drop")
-    # A word that the generator predicts correctly is not replaced.
+    # A token that the generator predicts correctly is not replaced.
     replaced = (tokens != original).astype(jnp.float32)
     logits = model.replaced(tokens, segments=segments, dropout_key=discriminator_key if train else None)
     real = (segments > 0).astype(jnp.float32)
@@ -116,37 +121,41 @@ def sums_and_weights(
 
 
 class ReplacedTokens(Objective):
-    """Cross-entropy of the generator, and of the discriminator on every word (Clark et al. 2020, section 2)."""
+    """ELECTRA's training objective (Clark et al. 2020, section 2).
+
+    It is the generator's cross-entropy over masked tokens, plus `weight` times the discriminator's binary
+    cross-entropy over all tokens.
+    """
 
     def __init__(self, weight: float):
         self.weight = weight
 
     def loss(self, model, extra, batch, key):
-        """Return the sum and weight of each metric."""
+        """Return the sums and the weights of the metrics; "loss" is minimized."""
         return sums_and_weights(model, batch, key, self.weight, train=True)
 
 
 def objective(config: RunConfig, model_config: Any) -> Objective:
-    """Build the loss.
+    """Return the training objective of a config.
 
     Raises:
-      UserError: Values contradict each other.
+      UserError: `context` exceeds the model's maximum length, or see `pretraining.check`.
     """
     pretraining.check(config, model_config)
     return ReplacedTokens(config.task.discriminator_weight)
 
 
 class ReplacedTokenDetection(Pretraining):
-    """The task with its text opened."""
+    """Replaced token detection with its text and tokenizer loaded, a `training.task.Task`."""
 
     best = "valid_discriminator_loss", "min"  # the run keeps the discriminator
     compared = "generator_loss"
-    # The discriminator sees the generator's words instead of random words.
+    # The discriminator sees the generator's tokens instead of random tokens.
     shares = (0.85, 0.0)
 
     @staticmethod
     def sums_and_weights(model, batch):
-        """Compute the sum and weight of each metric, with a fixed key."""
+        """Compute the sum and weight of each metric; the fixed key makes the sampled tokens reproducible."""
         return sums_and_weights(model, batch, jax.random.key(0), 1.0)
 
 

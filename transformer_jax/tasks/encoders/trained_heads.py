@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMaskedLM(TrainedEncoder):
-    """An encoder with a head that predicts masked words."""
+    """An encoder with a head that predicts masked tokens."""
 
     def fill(self, text: str, *, top: int = 5) -> list[list[FilledMask]]:
         """Return the most probable words for each mask in a text.

@@ -32,6 +32,7 @@ def _run(
     preset: str,
     steps: int,
     *,
+    default_preset: str,
     model_values: dict[str, Any],
     norm: str,
     task: dict[str, Any],
@@ -40,7 +41,11 @@ def _run(
 ) -> RunConfig:
     choose("model", model, tuple(TRANSLATORS))
     choose("preset", preset, TRANSLATORS[model].presets)
+    entry = TRANSLATORS[model]
     values: dict[str, Any] = dict(tie="all", max_length=128) | model_values
+    # Another preset than the recipe's means the same model in every recipe.
+    if preset != default_preset:
+        values = entry.config.undefined(preset, values)
     if model == "transformer":
         values["norm"] = norm
     else:
@@ -53,7 +58,7 @@ def _run(
     }
     return RunConfig(
         task=TranslationConfig(**task),
-        model=TRANSLATORS[model].preset(preset, **values),
+        model=entry.preset(preset, **values),
         optimization=Optimization(**(dict(average=5) | _ADAM | optimization | intervals | dict(steps=steps))),
         recipe=recipe,
         preset=preset,
@@ -67,6 +72,7 @@ def phrases(*, model: str = "transformer", preset: str = "mini", steps: int = 1_
         model,
         preset,
         steps,
+        default_preset="mini",
         model_values=dict(dropout=0.0, vocab_size=1_500),
         norm="pre",
         task=dict(batch_tokens=1_024, batching="packed", label_smoothing=0.0, beam_size=1),
@@ -82,6 +88,7 @@ def files(*, model: str = "transformer", preset: str = "tiny", steps: int = 20_0
         model,
         preset,
         steps,
+        default_preset="tiny",
         model_values=dict(vocab_size=10_000),
         norm="post",
         task=dict(batch_tokens=4_096, batching="buckets", label_smoothing=0.1, beam_size=4),
@@ -114,6 +121,7 @@ def multi30k(*, model: str = "transformer", preset: str = "tiny", steps: int = 9
         model,
         preset,
         steps,
+        default_preset="tiny",
         model_values=dict(vocab_size=10_000),
         norm="pre",
         task=dict(
@@ -174,6 +182,7 @@ def _wmt14(language: str, size: str, score: str, **model_values: Any) -> Callabl
             model,
             preset,
             steps,
+            default_preset=size,
             model_values=dict(dtype="bfloat16", max_length=256, vocab_size=vocab_size) | model_values,
             norm="post",
             task=task | data,

@@ -157,7 +157,7 @@ def _counts(examples: EncodedPairs, empty: int, limit: int) -> str:
 
 
 class Translation:
-    """The task with its corpus opened; see `training.task.Task`.
+    """The translation task with its corpus and tokenizer loaded, a `training.task.Task`.
 
     Args:
       config: Config of the run.

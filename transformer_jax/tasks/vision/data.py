@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -306,6 +306,9 @@ def new_run(
     preset: str,
     optimization: Optimization,
     recipe: str,
+    *,
+    default_preset: str,
+    required: Mapping[str, Any] | None = None,
     **model_values: Any,
 ) -> RunConfig:
     """Return the config of a recipe that trains a new model.
@@ -317,14 +320,19 @@ def new_run(
       preset: Name of the model's size.
       optimization: How parameters are updated.
       recipe: Name of the recipe.
-      **model_values: Fields of the model's config that differ from the preset.
+      default_preset: The recipe's own preset. Any other means the same model in every recipe.
+      required: Fields of the model's config that the task needs with any preset.
+      **model_values: Fields that the recipe changes in its own preset; in others, those that they leave open.
 
     Raises:
       UserError: `model` or `preset` is unknown.
     """
     choose("model", model, tuple(MODELS[kind]))
     choose("preset", preset, MODELS[kind][model].presets)
-    config = MODELS[kind][model].preset(preset, **model_values)
+    entry = MODELS[kind][model]
+    if preset != default_preset:
+        model_values = entry.config.undefined(preset, model_values)
+    config = entry.preset(preset, **model_values | dict(required or {}))
     return RunConfig(task=task, model=config, optimization=optimization, recipe=recipe, preset=preset)
 
 

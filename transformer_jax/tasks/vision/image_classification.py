@@ -94,19 +94,18 @@ def _optimization(steps: int, **values: Any) -> Optimization:
     return Optimization(**(defaults | values))
 
 
-def digits(*, model: str = "vit", preset: str = "mini", steps: int = 900) -> RunConfig:
+def digits(*, model: str = "vit", preset: str = "mini_cct", steps: int = 900) -> RunConfig:
     """Train on scikit-learn's digits of 8 x 8 pixels, one minute on a CPU."""
     task = ImageClassificationConfig(flip=False, rotation=10.0, batch_size=64, label_smoothing=0.05)
     optimization = _optimization(steps, learning_rate=2e-3, optimizer="muon", ema=0.99)
-    compact: dict[str, Any] = dict(convolutions=1, pooling="weighted")
-    return image_data.new_run(task, KIND, model, preset, optimization, "digits", **compact)
+    return image_data.new_run(task, KIND, model, preset, optimization, "digits", default_preset="mini_cct")
 
 
 def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 10_000) -> RunConfig:
     """Train a compact model from scratch on small images such as CIFAR-10."""
     task = ImageClassificationConfig(padding=4, randaugment=1, magnitude=5.0, **CIFAR)
     optimization = _optimization(steps, learning_rate=2e-3, clip=1.0)
-    return image_data.new_run(task, KIND, model, preset, optimization, "images")
+    return image_data.new_run(task, KIND, model, preset, optimization, "images", default_preset="cct_2_3x2")
 
 
 def fine_tune(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1_000) -> RunConfig:
@@ -207,7 +206,7 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class ImageClassification(ImageTask):
-    """The task with its images opened; see `training.task.Task`.
+    """Image classification with its image datasets loaded, a `training.task.Task`.
 
     Args:
       config: Config of the run.

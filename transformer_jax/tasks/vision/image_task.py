@@ -17,7 +17,7 @@ from transformer_jax.training.task import Files
 
 
 class ImageTask:
-    """An image task with its images opened; see `training.task.Task`.
+    """An image task with its image datasets loaded, a `training.task.Task`.
 
     Args:
       config: Config of the run.

@@ -57,29 +57,42 @@ class MaskedAutoencodingConfig(ImagePretrainingConfig):
 def digits(*, model: str = "vit", preset: str = "mini", steps: int = 1_000) -> RunConfig:
     """Train on scikit-learn's digits, a few minutes on a CPU."""
     task = MaskedAutoencodingConfig(batch_size=64, crop=0.6, flip=False)
-    return _recipe("digits", task, model, preset, steps, decoder_width=64, decoder_layers=1)
+    return _recipe("digits", task, model, preset, steps, "mini", decoder_width=64, decoder_layers=1)
 
 
 def images(*, model: str = "vit", preset: str = "lite_6_4", steps: int = 5_000) -> RunConfig:
     """Train on small images such as CIFAR-10 on a CPU."""
-    return _recipe("images", MaskedAutoencodingConfig(batch_size=256, **CIFAR), model, preset, steps)
+    return _recipe(
+        "images", MaskedAutoencodingConfig(batch_size=256, **CIFAR), model, preset, steps, "lite_6_4"
+    )
 
 
 def paper(*, model: str = "vit", preset: str = "b16", steps: int = 250_000) -> RunConfig:
     """Train the paper's ViT-B/16 on ImageNet for 800 epochs with batches of 4,096 images, on accelerators."""
     task = MaskedAutoencodingConfig(batch_size=4_096, **IMAGENET)
     decoder: dict[str, Any] = dict(decoder_width=512, decoder_layers=8, decoder_heads=16)
-    return _recipe("paper", task, model, preset, steps, learning_rate=2.4e-3, **decoder)
+    return _recipe("paper", task, model, preset, steps, "b16", learning_rate=2.4e-3, **decoder)
 
 
 def _recipe(
-    recipe: str, task: Any, model: str, preset: str, steps: int, *, learning_rate: float = 1e-3, **decoder: Any
+    recipe: str,
+    task: Any,
+    model: str,
+    preset: str,
+    steps: int,
+    default_preset: str,
+    *,
+    learning_rate: float = 1e-3,
+    **decoder: Any,
 ) -> RunConfig:
-    # The paper uses sinusoidal positions and no stochastic depth. Features are the mean over patches, because
-    # the loss does not train the last state of a class token.
-    values = decoder | {"positions": "sinusoidal", "stochastic_depth": 0.0, "pooling": "mean"}
+    # The paper uses sinusoidal positions. Features are the mean over patches, because the loss does not train
+    # the last state of a class token.
+    required = {"positions": "sinusoidal", "pooling": "mean"}
     optimization = pretraining_optimization(steps, learning_rate=learning_rate)
-    return image_data.new_run(task, KIND, model, preset, optimization, recipe, **values)
+    return image_data.new_run(
+        task, KIND, model, preset, optimization, recipe, default_preset=default_preset, required=required,
+        stochastic_depth=0.0, **decoder,
+    )  # fmt: skip
 
 
 class MaskedPixels(Objective):

@@ -59,7 +59,7 @@ def pretraining_optimization(steps: int, **values: Any) -> Optimization:
 
 
 class ImagePretraining(ImageTask):
-    """A pretraining task with its images opened; see `training.task.Task`.
+    """A pretraining task with its image datasets loaded, a `training.task.Task`.
 
     A subclass defines `views`, and may define `extra_scores`.
 

@@ -98,21 +98,21 @@ class SelfDistillationConfig(ImagePretrainingConfig):
             )
 
 
-def digits(*, model: str = "vit", preset: str = "mini", steps: int = 600) -> RunConfig:
+def digits(*, model: str = "vit", preset: str = "mini_cct", steps: int = 600) -> RunConfig:
     """Train on scikit-learn's digits, a few minutes on a CPU; the crops are neither mirrored nor recolored."""
     task = SelfDistillationConfig(
         batch_size=64, local_crops=2, teacher_decay=0.98, min_global_area=0.85, min_local_area=0.5, flip=False,
         color_jitter=0.0, grayscale=0.0, blur=0.0, solarize=0.0,
     )  # fmt: skip
     head: dict[str, Any] = dict(prototypes=256, projection_hidden=256, bottleneck=64)
-    return _recipe("digits", task, model, preset, steps, convolutions=1, **head)
+    return _recipe("digits", task, model, preset, steps, "mini_cct", **head)
 
 
 def images(*, model: str = "vit", preset: str = "cct_2_3x2", steps: int = 5_000) -> RunConfig:
     """Train on small images such as CIFAR-10 on a CPU, with few prototypes and a fast teacher."""
     task = SelfDistillationConfig(batch_size=128, local_crops=2, teacher_decay=0.99, **CIFAR)
     head: dict[str, Any] = dict(prototypes=1_024, projection_hidden=512, bottleneck=128)
-    return _recipe("images", task, model, preset, steps, pooling="class", **head)
+    return _recipe("images", task, model, preset, steps, "cct_2_3x2", **head)
 
 
 def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> RunConfig:
@@ -121,7 +121,7 @@ def paper(*, model: str = "vit", preset: str = "s16", steps: int = 125_000) -> R
         batch_size=1_024, local_crops=8, local_crop_size=96, teacher_temperature=0.07,
         temperature_warmup=3 * steps // 10, **IMAGENET,
     )  # fmt: skip
-    config = _recipe("paper", task, model, preset, steps, learning_rate=2e-3, stochastic_depth=0.1)
+    config = _recipe("paper", task, model, preset, steps, "s16", learning_rate=2e-3, stochastic_depth=0.1)
     return config.with_values(weight_decay=0.04, weight_decay_growth=10.0)
 
 
@@ -131,14 +131,18 @@ def _recipe(
     model: str,
     preset: str,
     steps: int,
+    default_preset: str,
     *,
     learning_rate: float = 1e-3,
     stochastic_depth: float = 0.0,
     **model_values: Any,
 ) -> RunConfig:
     optimization = pretraining_optimization(steps, b2=0.999, clip=3.0, learning_rate=learning_rate)
-    model_values["stochastic_depth"] = stochastic_depth
-    return image_data.new_run(task, KIND, model, preset, optimization, recipe, **model_values)
+    # The teacher's output is that of a class token, whatever the preset's pooling.
+    return image_data.new_run(
+        task, KIND, model, preset, optimization, recipe, default_preset=default_preset,
+        required={"pooling": "class"}, stochastic_depth=stochastic_depth, **model_values,
+    )  # fmt: skip
 
 
 class SelfDistillation(Objective):
