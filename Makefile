@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ACCELERATORS := .venv-accelerators
 
-.PHONY: translate test test-all soak accelerators test-accelerators on-accelerator lint types docs notebooks lock clean
+.PHONY: translate test test-all fuzz soak accelerators test-accelerators on-accelerator lint types docs notebooks lock clean
 
 # The embedded corpus: a Transformer from nothing to scored translations.
 translate: $(VENV)/train
@@ -17,6 +17,10 @@ test: $(VENV)/test
 # With the long tests: whole commands, kills, a full disk, parity with torch where it is installed.
 test-all: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long
+
+# Thousands of mutated folders, tables, archives and flags.
+fuzz: $(VENV)/test
+	TRANSFORMER_JAX_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 --dist worksteal tests/trust/test_fuzz.py
 
 # What breaks only rarely, many times over (a run that is killed a hundred times), and what only takes long.
 soak: $(VENV)/test

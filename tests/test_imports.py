@@ -18,6 +18,8 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "grain", "matplotlib", "tokenizers
 # The order in which imports flow: a component may import itself and the components of earlier ranks.
 ORDER = (
     ("errors", "parameter_names"),
+    ("limits",),
+    ("json_files",),
     ("distributed",),
     ("data",),
     ("layers",),

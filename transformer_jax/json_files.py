@@ -15,6 +15,8 @@ from transformer_jax.limits import JSON_BYTES
 
 T = TypeVar("T")
 
+# The escape of one half of a character beyond 16 bits; both halves together are a character.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Characters of a value that an error message shows.
 _SHOWN = 60
 
@@ -66,8 +68,12 @@ def parse_json(content: bytes | str, kind: type[T], source: str) -> T:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
         # NaN and numbers beyond float64 are no JSON, and become text, which no numeric field accepts.
         value = json.loads(text, parse_constant=str, parse_float=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise UserError(f"{source}: not JSON (nested too deeply)") from None
+    except UnicodeEncodeError:
+        raise UserError(f"{source}: not JSON (half of a surrogate pair in a text)") from None
     except ValueError as error:
         raise UserError(f"{source}: not JSON ({error})") from None
     return convert(value, kind, source)

@@ -65,6 +65,9 @@ def test_images_are_classified(run, data, tmp_path):
     shutil.copytree(run, resized_run)
     settings = resized_run / "preprocessor_config.json"
     settings.write_text(settings.read_text().replace('"height": 8', '"height": 16').replace(": 8\n", ": 16\n"))
+    description = json.loads((resized_run / "config.json").read_text())
+    description |= {"files": list(description["files"]), "sha256": ""}  # without digests, as in older runs
+    (resized_run / "config.json").write_text(json.dumps(description))
     for folder, size, pixels in ((run, None, 8), (run, 16, 16), (resized_run, None, 16), (resized_run, 0, 8)):
         size_flags = () if size is None else ("--size", size)
         outputs = json_lines(classify_images, "--run-dir", folder, *size_flags, "--images", *files)

@@ -148,7 +148,7 @@ def test_tfds_texts(tmp_path):
         (dict(width=30), "width 30 must be a multiple of heads 4"),
         (dict(text=(), valid=("a",)), "`valid` needs `text`"),
         (dict(text=(), corpus="books"), "unknown corpus 'books': write python or tfds:NAME"),
-        (dict(data_dir="x"), "`data_dir` needs a `corpus` tfds:NAME"),
+        (dict(data_dir="x"), "`data_dir` and `splits` are for a corpus tfds:NAME"),
     ],
 )
 def test_invalid_values_are_refused(text, changes, message):

@@ -140,7 +140,7 @@ def test_text_stdin_python_and_pictures_agree(run_dir, tmp_path):
         (["--bleu-tokenize", "moses"], "unknown BLEU tokenizer 'moses'"),
         (["--steps", "0"], "--steps 0 is below 1"),
         (["--bleu-tokenize", "ja-mecab"], "BLEU tokenizer 'ja-mecab' cannot be used"),
-        (["--seed", "-1"], "--seed -1 is below 0"),
+        (["--seed", "-1"], "--seed -1 must be at least 0"),
         (["--dropout", "-0.1"], "dropout=-0.1 must be at least 0"),
         (["--width", "30"], "width 30 must be a multiple of heads 4"),
         (["--lerning-rate", "1"], "unknown argument --lerning-rate; did you mean --learning-rate"),

@@ -6,7 +6,7 @@ from transformer_jax.models.registry import MODELS
 MODEL_TYPES = ("translator", "decoder", "masked_lm", "replaced_token", "image_classifier")
 # Presets that only this package has. Papers give recurrent translators by width, and only LSTM language models
 # have published sizes.
-OWN_PRESETS = {"mini", "micro"}
+OWN_PRESETS = {"mini", "mini_cct", "micro"}
 OWN_PRESETS_OF = {"translator": {"tiny", "small"}, "gru": {"small", "medium"}}
 
 

@@ -371,7 +371,7 @@ def test_pooling_of_every_version_of_sentence_transformers(module_config, expect
         with pytest.raises(UserError, match="is not supported"):
             sentence_settings(tmp_path)
         return
-    assert sentence_settings(tmp_path) == {"normalise": False, "pooling": expected, "max_length": 99}
+    assert sentence_settings(tmp_path) == {"normalize": False, "pooling": expected, "max_length": 99}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
     assert sentence_settings(tmp_path)["max_length"] == 64
 
@@ -395,7 +395,7 @@ def test_dense_modules_of_a_sentence_encoder(tmp_path, tokenizer, rng):
     sizes = dict(layers=1, width=24, heads=3, feed_forward=8, max_length=19)
     config = BertConfig(vocab_size=tokenizer.vocab_size, **sizes)
     plain = EncoderTokenizer.from_files(tokenizer.files())
-    plain.settings |= dict(pooling="mean", normalise=False)
+    plain.settings |= dict(pooling="mean", normalize=False)
     pretrained.save(folder, Bert(config, rngs=nnx.Rngs(0)), plain)
     pooled = transformer_jax.load(folder).embed(texts)
     types = ("Transformer", "Pooling", "Dense", "Dense", "Normalize")

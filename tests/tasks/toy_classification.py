@@ -114,11 +114,9 @@ class ToyTask:
 
 def prepare(config, objective, *, mesh, stored, starts, note):
     def make():
-        if stored is not None:
-            return Labels.from_files(stored)
         return processor_of(starts) or Labels(["even", "odd"])
 
-    return ToyTask(config, shared_processor(Labels, make))
+    return ToyTask(config, shared_processor(Labels, make, stored))
 
 
 class TrainedClassifier(Trained):

@@ -41,6 +41,8 @@ class Arguments(PlanFlags):
     html: str | None = None
     """With --text: write the attention over the text, every layer and head, as an interactive page; for
     `answer` the window with the answer."""
+    allow_nonfinite: bool = False
+    """With --text or --stdin: use a published folder although some of its weights are NaN or infinite."""
     json: bool = False
     """With --text or --stdin: print a JSON object per line. With --dry-run --topology: print an object last."""
 
@@ -145,7 +147,7 @@ def use(parsed: Parsed, usage: Use, folder: str, text: str | None) -> None:
     Raises:
       UserError: The folder holds another kind of model, or the model cannot read a text.
     """
-    flags, run = parsed.flags, load(folder)
+    flags, run = parsed.flags, load(folder, allow_nonfinite=parsed.flags.allow_nonfinite)
     if not isinstance(run, usage.run_type):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which cannot {usage.verb}")
     config = getattr(run.model.config, "encoder", run.model.config)

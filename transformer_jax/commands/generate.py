@@ -63,6 +63,8 @@ class Arguments:
     """Seed of sampling."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Compute dtype. None: the run's, float32 for --weights."""
+    allow_nonfinite: bool = False
+    """Use --weights although some are NaN or infinite."""
     draft_weights: str | None = None
     """Folder of a smaller model with the same tokenizer that proposes tokens (speculative decoding): it changes
     the speed and not the distribution."""
@@ -85,12 +87,12 @@ class Arguments:
     """Print a JSON object with text and token_ids instead of streaming; a list for several samples."""
 
 
-def _model(weights: str | None, run_dir: str | None, dtype: str | None, mesh: Any) -> tuple[Any, Any]:
+def _model(arguments: Arguments, weights: str | None, run_dir: str | None, mesh: Any) -> tuple[Any, Any]:
     if weights is not None and not pathlib.Path(weights).is_dir():
         raise UserError(f"{weights}: no such folder of weights")
     folder = run_dir if weights is None else weights
     assert folder is not None, "checked by _check_model"
-    loaded = load(folder, dtype=dtype, mesh=mesh)
+    loaded = load(folder, dtype=arguments.dtype, mesh=mesh, allow_nonfinite=arguments.allow_nonfinite)
     if not isinstance(loaded, TrainedLanguageModel):
         raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which does not generate text")
     return loaded.model, loaded.tokenizer
@@ -216,10 +218,10 @@ def _config(weights: str | None, run_dir: str | None, dtype: str | None) -> tupl
 
 def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
     """Load the model and continue the prompts."""
-    model, tokenizer = _model(arguments.weights, arguments.run_dir, arguments.dtype, mesh)
+    model, tokenizer = _model(arguments, arguments.weights, arguments.run_dir, mesh)
     draft = None
     if arguments.draft_weights is not None or arguments.draft_run_dir is not None:
-        draft, _ = _model(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype, mesh)
+        draft, _ = _model(arguments, arguments.draft_weights, arguments.draft_run_dir, mesh)
     generator = TextGenerator(
         model,
         tokenizer,

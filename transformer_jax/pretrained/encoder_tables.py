@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer, with_current_settings
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert
 from transformer_jax.limits import CLASSES
@@ -60,7 +60,7 @@ class TaskSettings(msgspec.Struct):
 
     pairs: bool | None = None
     stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    longest: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_answer_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     unanswerable: bool | None = None
 
 
@@ -116,7 +116,7 @@ def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -
     tokenizer = EncoderTokenizer.open(folder)
     tokenizer.settings |= sentence_settings(folder)
     tokenizer.dense_layers = dense_layers(folder)
-    head = convert(hf_config, HeadFields, CONFIG)
+    head = convert(with_current_settings(hf_config, "task_settings"), HeadFields, CONFIG)
     if head.task_settings is not None:
         tokenizer.settings |= {
             name: value for name, value in msgspec.to_builtins(head.task_settings).items() if value is not None

@@ -87,7 +87,7 @@ def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the `pooling`, `normalise` and `max_length` of a sentence-transformers folder.
+    """Read the `pooling`, `normalize` and `max_length` of a sentence-transformers folder.
 
     Raises:
       UserError: A type of pooling or a module is not supported.
@@ -95,12 +95,12 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     modules = _modules(folder)
     if not modules:
         return {}
-    settings: dict[str, Any] = {"normalise": False}
+    settings: dict[str, Any] = {"normalize": False}
     for module_type, path in modules:
         if module_type == "Pooling":
             settings["pooling"] = _pooling_of(path / CONFIG, read_json(path / CONFIG, _Pooling))
         elif module_type == "Normalize":
-            settings["normalise"] = True
+            settings["normalize"] = True
     # Without its own field, as since version 6, the limit is the tokenizer's.
     for name, field in (("sentence_bert_config.json", "max_seq_length"), LIMIT):
         limits = read_json(folder / name, _Limit) if (folder / name).is_file() else _Limit()
@@ -162,7 +162,7 @@ def written_modules(tokenizer: EncoderTokenizer, width: int, limit: int) -> dict
     """
     settings = tokenizer.settings
     dense = ["Dense"] * len(tokenizer.dense_layers)
-    module_types = ["Transformer", "Pooling", *dense, *(["Normalize"] if settings.get("normalise") else [])]
+    module_types = ["Transformer", "Pooling", *dense, *(["Normalize"] if settings.get("normalize") else [])]
     paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types[1:], 1))]
     modules = [
         {

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import warnings
+import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -181,7 +182,9 @@ class ArrayFile:
         self.folder, self._allow_nonfinite = path, allow_nonfinite
         check_zip(path)
         try:
-            self._file = np.load(path)
+            self._stream = open(path, "rb")  # noqa: SIM115  open as long as this object
+            weakref.finalize(self, self._stream.close)
+            self._file = np.load(self._stream)
             self._shapes = {name: self._file[name].shape for name in self._file.files}
         except (
             OSError, ValueError, EOFError, AttributeError, TypeError, KeyError, MemoryError, OverflowError,

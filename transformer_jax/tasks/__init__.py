@@ -82,6 +82,7 @@ def load(
     mesh: Mesh | None = None,
     compute: ComputeOptions = ComputeOptions(),
     tasks: dict[str, TaskEntry] | None = None,
+    allow_nonfinite: bool = False,
 ) -> Any:
     """Load a trained model from a run folder or a published folder.
 
@@ -94,6 +95,7 @@ def load(
       mesh: Mesh to shard the parameters over; None means the default device.
       compute: Options for computing the model.
       tasks: Tasks that the run may belong to, by name; None means `TASKS`.
+      allow_nonfinite: Load a published folder although some weights are NaN or infinite.
 
     Returns:
       An object with `model`, `processor` (also `tokenizer` for text), `config`, `weights`, and methods for its
@@ -110,7 +112,9 @@ def load(
                 f"`weights` {weights}: {folder} is a published folder with a single set of weights: leave "
                 "`weights` out"
             )
-        model, processor = pretrained.load(folder, dtype=dtype, mesh=mesh, compute=compute)
+        model, processor = pretrained.load(
+            folder, dtype=dtype, mesh=mesh, compute=compute, allow_nonfinite=allow_nonfinite
+        )
         kind = next(k for k, models in MODELS.items() if type(model) in {m.module for m in models.values()})
         if kind == "discriminator":
             return TrainedElectra(model, processor, None, "published")

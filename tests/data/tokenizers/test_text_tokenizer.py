@@ -10,6 +10,8 @@ from transformer_jax.data.tokenizers import tiktoken_file
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 
+# Texts of these tests contain special tokens.
+pytestmark = pytest.mark.filterwarnings("ignore:the prompt contains")
 TEXT = "Hello  World, it's 12345\n\n  naïve 漢字 😀 <|endoftext|>\ttabs\r\nand more"
 
 

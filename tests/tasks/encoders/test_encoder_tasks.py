@@ -674,6 +674,18 @@ def test_layer_decay_slows_the_lower_layers(data, tmp_path):
     assert moved[0] / moved[1] == pytest.approx(0.5, rel=0.05)
 
 
+def test_the_settings_of_the_training_are_used(trained):
+    """Also by the names of version 0.1, which older run folders contain."""
+    run = tasks.load(trained("vectors")[0])
+    np.testing.assert_allclose(np.linalg.norm(run.embed(["the dog"]), axis=-1), 1, atol=1e-5)
+    files = run.processor.files()
+    stored = json.loads(files["processor.json"])
+    assert stored["settings"]["normalize"] is True
+    stored["settings"] = {"normalise": True, "longest": 7}
+    files |= {"processor.json": json.dumps(stored).encode()}
+    assert type(run.processor).from_files(files).settings == {"normalize": True, "max_answer_length": 7}
+
+
 @pytest.mark.long
 def test_trained_runs_of_every_head_are_published(trained, tmp_path):
     """A folder in the layout of `transformers` makes the same predictions when it is loaded."""
@@ -682,7 +694,7 @@ def test_trained_runs_of_every_head_are_published(trained, tmp_path):
         save_folder(tmp_path / case, run.model, run.processor)
         again = tasks.load(tmp_path / case)
         assert type(again) is type(run)
-        for name in ("pairs", "stride", "longest", "unanswerable", "pooling"):
+        for name in ("pairs", "stride", "max_answer_length", "unanswerable", "pooling"):
             assert again.processor.settings.get(name) == run.processor.settings.get(name), (case, name)
         leaves = named_leaves(again.model)
         for name, leaf in named_leaves(run.model).items():

@@ -42,12 +42,12 @@ class ImageSet:
         self, path: str, names: Sequence[str], labels: np.ndarray, classes: Sequence[str], source: Source
     ):
         self.path, self.names, self.source = path, list(names), source
-        self.labels, self.classes = np.asarray(labels, np.int32), tuple(classes)
-        if len(labels) and not 0 <= self.labels.min() <= self.labels.max() < len(classes):
+        labels = np.asarray(labels)
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
             raise UserError(
-                f"{path}: labels from {self.labels.min()} to {self.labels.max()}, but there are "
-                f"{len(classes)} classes"
+                f"{path}: labels from {labels.min()} to {labels.max()}, but there are {len(classes)} classes"
             )
+        self.labels, self.classes = labels.astype(np.int32), tuple(classes)
         self._conversions: dict[int, str] = {}
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ from transformer_jax.data.tokenizers.tokenizer_file import (
     read_tokenizer,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import parse_json, read_json
+from transformer_jax.json_files import convert, parse_json, read_json
 
 # Special tokens of published vocabularies, BERT's and RoBERTa's.
 _NAMES = {
@@ -51,6 +51,10 @@ _PUBLISHED = {
 }
 # The library encodes texts of one call in parallel; its encodings take a hundred bytes per token.
 _TEXTS_PER_CALL = 1_000
+
+
+# Settings renamed since version 0.1, by their old names.
+_CURRENT_NAMES = {"longest": "max_answer_length", "normalise": "normalize"}
 
 
 class _Token(msgspec.Struct):
@@ -75,15 +79,15 @@ def _content(token: str | _Token | None) -> str | None:
 
 
 class _Settings(msgspec.Struct, forbid_unknown_fields=True):
-    """Settings in `processor.json`, by the names that run folders contain."""
+    """Settings in `processor.json`."""
 
     target: Literal["label", "labels", "score"] | None = None
     pairs: bool | None = None
     stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    longest: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_answer_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     unanswerable: bool | None = None
     pooling: Literal["first", "mean", "max"] | None = None
-    normalise: bool | None = None
+    normalize: bool | None = None
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
@@ -93,6 +97,19 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     labels: list[str]
     special_tokens: dict[str, str]
     settings: _Settings
+
+
+def with_current_settings(values: Mapping[str, Any], name: str = "settings") -> dict[str, Any]:
+    """Return parsed JSON in which settings with the names of version 0.1 have their current names.
+
+    Args:
+      values: Parsed JSON that may contain settings.
+      name: Name of the settings in it.
+    """
+    settings = values.get(name)
+    if not isinstance(settings, dict):
+        return dict(values)
+    return {**values, name: {_CURRENT_NAMES.get(n, n): value for n, value in settings.items()}}
 
 
 class DenseLayer(NamedTuple):
@@ -260,7 +277,11 @@ class EncoderTokenizer(TokenizerFile):
         Raises:
           UserError: The files are damaged.
         """
-        stored = parse_json(files["processor.json"], _Stored, "processor.json")
+        stored = convert(
+            with_current_settings(parse_json(files["processor.json"], dict[str, Any], "processor.json")),
+            _Stored,
+            "processor.json",
+        )
         settings = msgspec.to_builtins(stored.settings)
         return cls(
             parse_tokenizer(files["tokenizer.json"], "tokenizer.json"),

@@ -170,7 +170,7 @@ class TrainedEncoder(Trained):
         settings = self.processor.settings
         pooling = settings.get("pooling", "mean") if pooling is None else pooling
         choose("pooling", pooling, POOLINGS)
-        normalize = settings.get("normalise", False) if normalize is None else normalize
+        normalize = settings.get("normalize", False) if normalize is None else normalize
 
         def finish(vectors: jax.Array) -> jax.Array:
             for kernel, bias, activation in self.processor.dense_layers:

@@ -323,7 +323,9 @@ class TrainedReader(TrainedEncoder):
         settings = self.processor.settings
         limit = self.model.config.max_length
         unanswerable = settings.get("unanswerable", False) if unanswerable is None else unanswerable
-        max_answer_length = settings.get("longest", 30) if max_answer_length is None else max_answer_length
+        max_answer_length = (
+            settings.get("max_answer_length", 30) if max_answer_length is None else max_answer_length
+        )
         stride = min(settings.get("stride", 128), limit // 4) if stride is None else stride
         if max_answer_length < 1 or not 0 <= stride <= limit // 2:
             raise UserError(
