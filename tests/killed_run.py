@@ -14,11 +14,13 @@ import sys
 
 from transformer_jax import tasks
 from transformer_jax.distributed import mesh
-from transformer_jax.training import checkpoints, driver, loop, run_folder
+from transformer_jax.training import checkpoints, driver, loop, metrics, run_folder
 
 POINTS = {
+    "creation": signal.SIGKILL,
     "first step": signal.SIGKILL,
     "first save": signal.SIGKILL,
+    "evaluation": signal.SIGKILL,
     "best save": signal.SIGKILL,
     "later step": signal.SIGTERM,
     "averaging": signal.SIGKILL,
@@ -44,6 +46,24 @@ def kill_at(point: str) -> None:
             return mesh.place_batch(*arguments, **options)
 
         driver.place_batch = place
+    elif point == "creation":
+        write_json = run_folder.write_json
+
+        def write_other_files(path, value):
+            if path.name == run_folder.CONFIG:
+                kill()
+            write_json(path, value)
+
+        run_folder.write_json = write_other_files
+    elif point == "evaluation":
+        write = metrics.MetricsLog.write
+
+        def write_losses(self, step, **values):
+            if any(name.startswith("valid") for name in values):
+                kill()
+            write(self, step, **values)
+
+        metrics.MetricsLog.write = write_losses
     elif point == "results":
         run_folder.RunFolder.finish = lambda *_: kill()
     else:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, default_run_dir, planned, train
+from transformer_jax.data.corpora.text_files import split_lines
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import is_first
@@ -105,16 +106,17 @@ def lines_of_stdin() -> Iterator[str]:
     """Yield the lines of standard input without their line ends.
 
     Raises:
-      UserError: A line is empty or not UTF-8.
+      UserError: A line is empty, too long or not UTF-8.
     """
-    for number, content in enumerate(sys.stdin.buffer, 1):
-        try:
-            line = content.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise UserError(f"standard input, line {number}: not UTF-8; convert it first") from None
-        if not line.strip():
-            raise UserError(f"standard input, line {number} is empty: each line must have at least one word")
-        yield line
+    count = 0
+    for content in sys.stdin.buffer:  # each part is answered while the next one is written
+        for number, line in split_lines(content, "standard input", first=count + 1):
+            if not line.strip():
+                raise UserError(
+                    f"standard input, line {number} is empty: each line must have at least one word"
+                )
+            yield line
+            count = number
 
 
 def in_batches(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, target
 from transformer_jax.commands.train import PlanFlags, default_run_dir, keep_programs, planned, train
+from transformer_jax.data.corpora.text_files import split_lines
 from transformer_jax.decoding.translator import MAX_SENTENCES, bucket_length, max_target_length
 from transformer_jax.distributed.processes import broadcast_from_first, is_first
 from transformer_jax.errors import UserError
@@ -73,16 +74,12 @@ def check(flags: Arguments) -> None:
 
 
 def read_lines() -> list[str]:
-    """Return the lines of standard input.
+    """Return the lines of standard input, divided as the lines of training files.
 
     Raises:
-      UserError: Standard input is not UTF-8.
+      UserError: Standard input is not UTF-8, or a line is too long.
     """
-    try:
-        lines = sys.stdin.buffer.read().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8 at byte {error.start + 1}; convert it first") from None
-    return lines[:-1] if lines[-1] == "" else lines
+    return [line for _, line in split_lines(sys.stdin.buffer.read(), "standard input")]
 
 
 def translate(parsed: Parsed, run_dir: pathlib.Path, mesh: Any) -> None:

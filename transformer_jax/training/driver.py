@@ -150,7 +150,9 @@ def check_size(entry: TaskEntry, config: RunConfig, mesh: Mesh | None) -> None:
     module = module_of(entry, config.model)
     model = jax.eval_shape(lambda: module(config.model, rngs=nnx.Rngs(0)))
     check_memory(model, mesh, "the model's parameters are {}: choose a smaller `preset`, `width` or `layers`")
-    check_memory(dict(entry.abstract_batch(config)), mesh, "a batch is {}: choose a smaller batch")
+    # The states of a single layer are larger than this many copies of a batch of token ids or pixels.
+    batch = dict(entry.abstract_batch(config))
+    check_memory(batch, mesh, "a batch and its states are too large, the batch is {}: lower it", copies=16)
 
 
 @agreed

@@ -11,13 +11,14 @@ import jax
 from transformer_jax.errors import UserError
 
 
-def check_memory(shapes: Any, mesh: jax.sharding.Mesh | None, what: str) -> None:
+def check_memory(shapes: Any, mesh: jax.sharding.Mesh | None, what: str, *, copies: int = 1) -> None:
     """Check that arrays are not larger than the memory of the devices together.
 
     Args:
       shapes: Tree of `jax.ShapeDtypeStruct` or arrays.
       mesh: Mesh to shard them over; None means the default device.
       what: The error message, with "{}" in the place of both sizes.
+      copies: Number of times that at least the size of the arrays is needed.
 
     Raises:
       UserError: They are larger.
@@ -25,7 +26,7 @@ def check_memory(shapes: Any, mesh: jax.sharding.Mesh | None, what: str) -> None
     leaves = [leaf for leaf in jax.tree.leaves(shapes) if hasattr(leaf, "dtype")]
     needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     available = _device_memory(mesh)
-    if available and needed > available:
+    if available and copies * needed > available:
         sizes = f"{needed / 2**30:,.1f} GiB, and the memory has {available / 2**30:,.1f} GiB"
         raise UserError(what.format(sizes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import pathlib
+from collections.abc import Iterator
 
 from transformer_jax.data.corpora.unpacking import COMPRESSED, read_limited
 from transformer_jax.errors import UserError
@@ -24,26 +25,38 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def read_lines(path: str | pathlib.Path) -> list[str]:
-    """Read the lines of a text file, plain, .gz or .xz, without a byte order mark and line ends of any system.
+    """Read the lines of a text file, plain, .gz or .xz; see `split_lines`.
 
     Raises:
-      UserError: The file does not exist, cannot be read, or is not UTF-8.
+      UserError: The file does not exist, cannot be read, or is not UTF-8, or a line is too long.
     """
     path = pathlib.Path(path)
-    # `bytes.splitlines` splits at \n, \r\n and \r; `str.splitlines` would also split at U+2028 and form feeds,
-    # which sentences contain.
-    lines = read_limited(path).removeprefix(codecs.BOM_UTF8).splitlines()
-    decoded = []
-    for number, line in enumerate(lines, 1):
-        LINE_CHARACTERS.check(len(line), f"{path}:{number}: the length of the line")
+    return [line for _, line in split_lines(read_limited(path), str(path))]
+
+
+def split_lines(content: bytes, source: str, *, first: int = 1) -> Iterator[tuple[int, str]]:
+    r"""Yield the lines of a text with their numbers, without a byte order mark and without line ends.
+
+    Lines end with \n, \r\n or \r. U+2028 and form feeds do not end them, because sentences contain them.
+
+    Args:
+      content: The text in UTF-8.
+      source: Name of the text, for error messages.
+      first: Number of the first line.
+
+    Raises:
+      UserError: A line is not UTF-8 or too long.
+    """
+    content = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
+    for number, line in enumerate(content.splitlines(), first):
+        LINE_CHARACTERS.check(len(line), f"{source}:{number}: the length of the line")
         try:
-            decoded.append(line.decode("utf-8"))
+            yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{path}:{number}: byte {error.object[error.start]:#04x} at column {error.start + 1} is not "
+                f"{source}:{number}: byte {error.object[error.start]:#04x} at column {error.start + 1} is not "
                 "UTF-8; convert the file, for example with iconv -t UTF-8"
             ) from None
-    return decoded
 
 
 def base_suffix(path: str | pathlib.Path) -> str:
