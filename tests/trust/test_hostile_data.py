@@ -20,6 +20,7 @@ from transformer_jax.data.corpora.tables import read_questions
 from transformer_jax.data.corpora.text_files import read_lines, read_text
 from transformer_jax.data.tokenizers.byte_pairs import BytePairTokenizer
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.top_k import top_k_continuations
@@ -70,6 +71,8 @@ def test_files_that_are_no_files(tmp_path):
                 read(type(tmp_path)(path))
     with pytest.raises(UserError):
         open_images(str(tmp_path / "fifo.tsv"))
+    with pytest.raises(UserError, match="not a regular file"):
+        ImageProcessor(size=8).pixels(tmp_path / "fifo.tsv")
 
 
 def test_lines_and_words_of_megabytes(tmp_path):

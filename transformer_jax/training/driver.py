@@ -152,7 +152,7 @@ def check_size(entry: TaskEntry, config: RunConfig, mesh: Mesh | None) -> None:
     check_memory(model, mesh, "the model's parameters are {}: choose a smaller `preset`, `width` or `layers`")
     # The states of a single layer are larger than this many copies of a batch of token ids or pixels.
     batch = dict(entry.abstract_batch(config))
-    check_memory(batch, mesh, "a batch and its states are too large, the batch is {}: lower it", copies=16)
+    check_memory(batch, mesh, "a batch is {}, which leaves no room for its states: lower it", copies=16)
 
 
 @agreed

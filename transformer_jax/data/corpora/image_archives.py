@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_image_name
+from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_image_name, read_image
 from transformer_jax.data.corpora.image_sets import ImageSet, Source
 from transformer_jax.data.corpora.unpacking import check_inflated, check_zip
 from transformer_jax.errors import UserError
@@ -39,8 +39,7 @@ class _Files:
 
     def __getitem__(self, number: int) -> bytes:
         try:
-            check_size(self._paths[number].stat().st_size, str(self._paths[number]))
-            return self._paths[number].read_bytes()
+            return read_image(self._paths[number])
         except OSError as error:
             raise UserError(f"{self._paths[number]}: cannot be read ({error.strerror})") from None
 

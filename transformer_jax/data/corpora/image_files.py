@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import stat
 import struct
 import warnings
 import zlib
@@ -48,6 +49,20 @@ def check_size(size: int, name: str) -> None:
     """
     if size > MAX_FILE_SIZE:
         raise UserError(f"{name}: {size:,} bytes, above the limit of {MAX_FILE_SIZE:,} for an image file")
+
+
+def read_image(path: pathlib.Path) -> bytes:
+    """Read an image file.
+
+    Raises:
+      UserError: It is not a regular file, such as a FIFO, or above `MAX_FILE_SIZE`.
+      OSError: It cannot be read.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: not a regular file")
+    check_size(status.st_size, str(path))
+    return path.read_bytes()
 
 
 def decode(content: bytes, name: str) -> tuple[np.ndarray, str]:
@@ -160,8 +175,7 @@ def image_array(image: Any, name: str = "the image") -> np.ndarray:
     if isinstance(image, str | os.PathLike):
         path = pathlib.Path(image)
         try:
-            check_size(path.stat().st_size, str(path))
-            return decode(path.read_bytes(), str(path))[0]
+            return decode(read_image(path), str(path))[0]
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if isinstance(image, Image.Image):
