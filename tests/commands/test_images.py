@@ -129,7 +129,7 @@ def test_pretraining_and_probes(data, tmp_path):
         classify_images, *flags, "--probe", "knn", "--size", 16, "--run-dir", tmp_path / "larger"
     )
     assert "converted to RGB: 5 gray" in completed.stdout, "one image of six is held out"
-    assert "converted to RGB: 6 grey" in completed.stdout, "the test set"
+    assert "converted to RGB: 6 gray" in completed.stdout, "the test set"
     assert "2 classes: top5 counts all of them" in completed.stdout
     steps = ("--steps", 4, "--batch-size", 4, "--save-every", 4, "--evaluate-every", 4)
     completed = succeed(classify_images, *start, *steps, "--probe", "linear", "--run-dir", tmp_path / "linear")

@@ -128,7 +128,7 @@ def test_tfds_texts(tmp_path):
     characters = sum(len(SENTENCES[n % 4]) + 1 + len(str(n)) for n in range(300))
     assert notes[0].startswith(f"{characters:,} tokens of 300 document(s) for training, ")
     assert " of 12 for validation" in notes[0]
-    with pytest.raises(UserError, match=r"toy_pairs/1\.0\.0 is not a set of texts: .* it holds several"):
+    with pytest.raises(UserError, match=r"toy_pairs/1\.0\.0 needs one text feature, but has several"):
         train(config("", corpus="tfds:toy_pairs", **options), tmp_path / "pairs")
     assert not (tmp_path / "pairs").exists()
 
@@ -225,11 +225,11 @@ def test_the_commands(text, tmp_path):
         (("--run-dir", "x", "--prompt", ""), "the prompt is empty"),
         (
             ("--run-dir", "x", "--temperature", "0", "--top-p", "0.5"),
-            "--temperature 0 takes the most probable token",
+            "--top-p has no effect at --temperature 0, the most probable token",
         ),
         (("--run-dir", "x", "--max-new-tokens", "0"), "--max-new-tokens 0 is below 1"),
         (("--run-dir", "x", "--samples", "0"), "--samples 0 is below 1"),
-        (("--run-dir", "x", "--samples", "2", "--html", "x.html"), "--html shows one text: give one --prompt"),
+        (("--run-dir", "x", "--samples", "2", "--html", "x.html"), "--html shows one text: use one --prompt"),
     ],
 )
 def test_bad_commands_are_one_line(flags, message):
@@ -250,5 +250,5 @@ def test_the_command_generates_from_published_weights(shared):
     assert (output["token_ids"], output["text"]) == (expected["token_ids"], expected["text"])
     completed = call(generate.main, "--weights", folder, "--prompt", "a", "--max-new-tokens", 600)
     assert completed.stderr.startswith(
-        "error: a prompt of 2 tokens and 600 new ones are more than the model's context"
+        "error: a prompt of 2 tokens and 600 new ones exceed the model's context of 512"
     )

@@ -108,7 +108,7 @@ def test_errors_of_a_plan_for_using_a_run(runs, no_compiler):
     assert (completed.returncode, completed.stdout) == (2, "")
     assert "pip install 'transformer_jax[gpu-compiler]'" in completed.stderr
     decoder_flags = ("--run-dir", runs / "decoder", *flags[2:], "--topology", "h100:1")
-    assert "which is of no translator" in call(translate.main, *decoder_flags).stderr
+    assert "which is not the config of a translator" in call(translate.main, *decoder_flags).stderr
 
 
 @pytest.mark.parametrize("ways", [1, 0])

@@ -76,7 +76,7 @@ def test_parity(logits, rng):
     scores = torch.tensor(logits)
     for processor in processors:
         scores = processor(torch.tensor(ids), scores)
-    ours = sampling.penalise_repetition(jnp.asarray(logits), jnp.asarray(seen), 1.3)
+    ours = sampling.penalize_repetition(jnp.asarray(logits), jnp.asarray(seen), 1.3)
     ours = sampling.sampling_logits(ours, temperature=0.8, top_k=30, top_p=0.8, min_p=0.02)
     np.testing.assert_allclose(ours, scores.numpy(), rtol=1e-5)
 

@@ -324,7 +324,7 @@ def test_real_post_norm_weights(shared):
     np.testing.assert_allclose(model(normalize_images(images, mean, std)), logits, atol=1e-4)
     test = open_images(str(shared / "data" / "cifar10" / "test_true.tar.xz"))
     runner = ImageRunner(lambda m, x: m(normalize_images(x, mean, std)))
-    predictions = runner(runner.prepared(model), test).argmax(axis=1)
+    predictions = runner(runner.prepare(model), test).argmax(axis=1)
     assert round(100 * float((predictions == test.labels).mean()), 2) == 73.72
 
 
