@@ -343,4 +343,5 @@ def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
     run = description["run"]
     parts = {name: value for part in ("task", "model", "optimization") for name, value in run[part].items()}
     rest = {name: value for name, value in run.items() if not isinstance(value, dict)}
-    return {name: value for name, value in description.items() if name != "run"} | parts | rest
+    digests = ("run", "identity", "sha256")
+    return {name: value for name, value in description.items() if name not in digests} | parts | rest
