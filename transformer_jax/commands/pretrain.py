@@ -39,6 +39,8 @@ class Arguments(PlanFlags):
     """Fill the masks in each line of standard input with the run in --run-dir."""
     html: str | None = None
     """With --fill: write the attention over the text, every layer and head, as an interactive page."""
+    allow_nonfinite: bool = False
+    """With --fill or --stdin: use a published folder although some of its weights are NaN or infinite."""
     json: bool = False
     """With --fill or --stdin: print the words of each mask as a line of JSON. With --dry-run --topology: print
     a JSON object last."""
