@@ -56,7 +56,7 @@ def test_a_dry_run_on_more_devices_than_available(command, words, tmp_path):
     assert words in out
     assert "mesh of 12 device(s): data 3, fsdp 4" in out
     assert re.search(r"compiled +0\.0\d+ GiB per device: 0\.0\d+ arguments", out)
-    assert re.search(r"compiled +each device sends [\d.]+ MB a step \(all-gather, all-reduce", out)
+    assert re.search(r"compiled +each device sends [\d.]+ MB per step \(all-gather, all-reduce", out)
     assert not (tmp_path / "run").exists()
 
 
