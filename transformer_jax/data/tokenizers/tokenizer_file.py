@@ -87,12 +87,12 @@ def _check(file: _File) -> None:
     ids = vocabulary | {token.content: token.id for token in file.added_tokens}
     if not ids:
         raise ValueError("its vocabulary is empty")
+    VOCABULARY.check(max(ids.values()), "the largest id")
     tokens: dict[int, str] = {}
     for token, number in ids.items():
         if number < 0 or number in tokens:
             other = f"that of {shown(tokens[number])}" if number in tokens else "negative"
             raise ValueError(f"the id {number} of {shown(token)} is {other}")
-        VOCABULARY.check(number, f"the id of {shown(token)}")
         tokens[number] = token
         if vocabulary.get(token, number) != number:
             raise ValueError(f"{shown(token)} has the ids {vocabulary[token]} and {number}")
