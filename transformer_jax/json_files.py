@@ -99,8 +99,8 @@ def convert(value: Any, kind: type[T], source: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
-        field, found = _lookup(value, path.removesuffix("`"))
-        where = f"{field} {shown(found)}: " if field else ""
+        field, field_value = _lookup(value, path.removesuffix("`"))
+        where = f"{field} {shown(field_value)}: " if field else ""
         if reason.startswith("Invalid enum value"):
             reason = f"known are {', '.join(_choices(kind, path))}"
         raise UserError(f"{source}: {where}{_plain(reason)}") from None

@@ -76,8 +76,12 @@ BATCH = Limit("BATCH", 100_000_000)
 PROTOTYPES = Limit("PROTOTYPES", 10_000_000)
 # Samples per prompt, beams and hypotheses, all of which are decoded together.
 SAMPLES = Limit("SAMPLES", 10_000)
-# Pixels of an image file after decoding: 179 million is twice Pillow's own limit for a warning.
-PIXELS = Limit("PIXELS", 178_956_970)
+# Pixels of an image file after decoding: a file of a few kilobytes can claim billions.
+PIXELS = Limit("PIXELS", 100_000_000)
+# Bytes of an image file: an archive of a few kilobytes can claim a terabyte.
+IMAGE_BYTES = Limit("IMAGE_BYTES", 2**30)
+# Processes that decode images.
+WORKERS = Limit("WORKERS", 1_024)
 # Bytes of a JSON file; the largest published ones are tokenizers of 35 MB.
 JSON_BYTES = Limit("JSON_BYTES", 256 * 2**20)
 # Bytes of a file of text or tables: twice the English Wikipedia.
@@ -95,14 +99,15 @@ FIELDS: Mapping[str, Limit] = {
     **dict.fromkeys(
         ("width", "hidden", "feed_forward", "heads", "kv_heads", "head_width", "embedding_width"), WIDTH
     ),
-    **dict.fromkeys(("decoder_width", "decoder_heads", "head_hidden", "bottleneck"), WIDTH),
+    **dict.fromkeys(("decoder_width", "decoder_heads", "projection_hidden", "bottleneck"), WIDTH),
     **dict.fromkeys(("vocab_size", "vocab_multiple", "token_types"), VOCABULARY),
     **dict.fromkeys(("max_length", "context", "max_answer_length", "stride"), LENGTH),
-    **dict.fromkeys(("image_size", "patch_size", "local_crop_size", "padding"), IMAGE_SIDE),
+    **dict.fromkeys(("image_size", "size", "patch_size", "local_crop_size", "padding"), IMAGE_SIDE),
     **dict.fromkeys(("batch_size", "batch_tokens", "accumulation", "average", "buckets"), BATCH),
     **dict.fromkeys(("beam_size", "local_crops", "registers", "channels", "convolutions"), SAMPLES),
     "classes": CLASSES,
     "prototypes": PROTOTYPES,
+    "workers": WORKERS,
 }
 # Counts that only take time, such as steps, must fit in the 32-bit integers of the training state.
 _LARGEST_COUNT = 2**31 - 1

@@ -1,5 +1,6 @@
 """Texts, tables, images and flags that are malformed, endless or too large."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -25,8 +26,10 @@ from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.top_k import top_k_continuations
 from transformer_jax.errors import UserError
-from transformer_jax.limits import LAYERS
-from transformer_jax.training.config import Start
+from transformer_jax.limits import FIELDS, LAYERS
+from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks import TASKS
+from transformer_jax.training.config import Optimization, Start
 from transformer_jax.training.name_patterns import check_pattern
 
 BOMB = 300 * 2**20
@@ -227,3 +230,11 @@ def test_a_special_token_in_a_prompt_is_reported():
     with pytest.warns(UserWarning, match=r"the prompt contains <\|endoftext\|>, which acts as a control token"):
         assert tokenizer.encode_prompts(["a<|endoftext|>"])[0][-1] == tokenizer.end
     assert json.loads(tokenizer.text)["added_tokens"][0]["content"] == "<|endoftext|>"
+
+
+def test_every_limit_of_a_field_belongs_to_a_config():
+    configs = [entry.config for entry in TASKS.values()] + [
+        entry.config for models in MODELS.values() for entry in models.values()
+    ]
+    fields = {field.name for config in (Optimization, *configs) for field in dataclasses.fields(config)}
+    assert set(FIELDS) <= fields

@@ -103,7 +103,7 @@ def test_a_config_that_never_ends(copy):
 PROCESSORS = [
     (dict(size="48"), 'size "48": expected'),
     (dict(size={"height": 8, "width": 9}), "is not a square"),
-    (dict(size={"height": 10**6, "width": 10**6}), "size.height 1000000: expected int <= 16384"),
+    (dict(size={"height": 10**6, "width": 10**6}), "the size 1,000,000 is above the limit of 16,384"),
     (dict(image_mean=[float("nan")] * 3), r'image_mean\[0\] "NaN": expected float'),
     (dict(image_std=[float("inf")] * 3), r'image_std\[0\] "Infinity": expected float'),
     (dict(image_std=[0, 1, 1]), "positive deviations"),

@@ -77,8 +77,8 @@ def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution:
 def keep_programs() -> None:
     """Make JAX cache the programs that it compiles for accelerators in the user's cache folder.
 
-    The program of a large model takes minutes to compile. The folder is never that of a run, because a run that
-    comes from someone else could bring programs. On a CPU nothing is cached, and the environment variable
+    The program of a large model takes minutes to compile. The folder is never that of a run, because a run of
+    someone else could contain programs. On a CPU nothing is cached, and the environment variable
     JAX_COMPILATION_CACHE_DIR takes precedence.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_jax.data.corpora.unpacking import check_zip
+from transformer_jax.data.corpora.unpacking import check_zip, leads_out
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import read_json, shown
 
@@ -144,8 +144,7 @@ def check_inside(folder: pathlib.Path, name: str, source: str) -> None:
     Raises:
       UserError: The path is absolute, leads out of the folder, or is not a file name.
     """
-    parts = pathlib.PurePosixPath(name.replace("\\", "/"))
-    if "\0" in name or parts.is_absolute() or ".." in parts.parts or re.match(r"[A-Za-z]:", name):
+    if leads_out(name):
         raise UserError(f"{source}: the path {shown(name)} leads out of {folder}")
 
 

@@ -18,7 +18,7 @@ def check_pattern(pattern: str, what: str) -> None:
 
     Args:
       pattern: The regular expression.
-      what: Where it comes from, the beginning of the error message.
+      what: Name of its setting, the beginning of the error message.
 
     Raises:
       UserError: It does not compile, repeats a repetition or a choice, or has too many repetitions.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from transformer_jax.data.corpora import image_files, images
+from transformer_jax.data.corpora import images
 from transformer_jax.data.corpora.image_archives import splits_of
 from transformer_jax.data.corpora.image_files import decode, image_array
 from transformer_jax.data.corpora.image_sets import ImageSet, stratified
@@ -286,8 +286,11 @@ def test_undecodable_files_are_refused(monkeypatch):
     ):
         with pytest.raises(UserError, match=f"x.png: .*{message}"):
             decode(damaged, "x.png")
-    monkeypatch.setattr(image_files, "MAX_PIXELS", 4_000)
-    with pytest.raises(UserError, match="more pixels than the limit of 4,000"):
+    monkeypatch.setenv("TRANSFORMER_JAX_MAX_PIXELS", "4000")
+    with pytest.raises(
+        UserError,
+        match="more pixels than the limit of 4,000; set TRANSFORMER_JAX_MAX_PIXELS",
+    ):
         decode(content, "x.png")
 
 
@@ -405,9 +408,9 @@ def test_damaged_and_too_large_members_are_refused(folder, monkeypatch):
     assert image_set[0].shape == (40, 50, 3)
     with pytest.raises(UserError, match=r"dog/b\.png: cannot be read"):
         image_set[1]
-    monkeypatch.setattr(image_files, "MAX_FILE_SIZE", 100)
+    monkeypatch.setenv("TRANSFORMER_JAX_MAX_IMAGE_BYTES", "100")
     for archive in archives(folder).values():
-        with pytest.raises(UserError, match=r"png: [\d,]+ bytes, above the limit of 100"):
+        with pytest.raises(UserError, match=r"png: the size in bytes [\d,]+ is above the limit of 100;"):
             open_images(archive)
 
 
@@ -461,8 +464,8 @@ def test_converted_images_are_counted(folder):
 
 
 def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr(image_files, "MAX_FILE_SIZE", 10)
-    with pytest.raises(UserError, match="bytes, above the limit of 10 for"):
+    monkeypatch.setenv("TRANSFORMER_JAX_MAX_IMAGE_BYTES", "10")
+    with pytest.raises(UserError, match=r"the size in bytes [\d,]+ is above the limit of 10;"):
         open_images(str(folder))[0]
-    with pytest.raises(UserError, match="bytes, above the limit of 10 for"):
+    with pytest.raises(UserError, match=r"the size in bytes [\d,]+ is above the limit of 10;"):
         image_array(folder / "train" / "cat" / "0.png")

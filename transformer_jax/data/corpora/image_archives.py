@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_image_name, read_image
 from transformer_jax.data.corpora.image_sets import ImageSet, Source
-from transformer_jax.data.corpora.unpacking import check_inflated, check_zip
+from transformer_jax.data.corpora.unpacking import check_inflated, check_zip, leads_out
 from transformer_jax.errors import UserError
 
 # Names of folders of splits, which must not be mistaken for classes.
@@ -214,8 +214,7 @@ def read_folder(folder: pathlib.Path, expected: Expected) -> ImageSet:
 
 def _check_inside(archive: str, names: Iterable[str]) -> None:
     for name in names:
-        parts = pathlib.PurePosixPath(name.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or re.match(r"[A-Za-z]:", name):
+        if leads_out(name):
             raise UserError(f"{archive}: the name {name!r} leads out of the archive: it is not read")
 
 

@@ -15,11 +15,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from transformer_jax.errors import UserError
+from transformer_jax.limits import IMAGE_BYTES, PIXELS
 
-# Maximum pixels of an image: a file of a few kilobytes can claim billions.
-MAX_PIXELS = 100_000_000
-# Maximum bytes of an image file: an archive of a few kilobytes can claim a terabyte.
-MAX_FILE_SIZE = 2**30
 # Errors of Pillow on damaged files.
 _DAMAGED = (
     OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, struct.error, zlib.error, MemoryError
@@ -45,17 +42,16 @@ def check_size(size: int, name: str) -> None:
     """Check the size of an image file in bytes.
 
     Raises:
-      UserError: It is above `MAX_FILE_SIZE`.
+      UserError: It is above `IMAGE_BYTES`.
     """
-    if size > MAX_FILE_SIZE:
-        raise UserError(f"{name}: {size:,} bytes, above the limit of {MAX_FILE_SIZE:,} for an image file")
+    IMAGE_BYTES.check(size, f"{name}: the size in bytes")
 
 
 def read_image(path: pathlib.Path) -> bytes:
     """Read an image file.
 
     Raises:
-      UserError: It is not a regular file, such as a FIFO, or above `MAX_FILE_SIZE`.
+      UserError: It is not a regular file, such as a FIFO, or above `IMAGE_BYTES`.
       OSError: It cannot be read.
     """
     status = path.stat()
@@ -77,24 +73,28 @@ def decode(content: bytes, name: str) -> tuple[np.ndarray, str]:
       frame is used) or another mode of Pillow).
 
     Raises:
-      UserError: The file is empty, not an image or truncated, or has more than `MAX_PIXELS` pixels.
+      UserError: The file is empty, not an image or truncated, or has more than `PIXELS` pixels.
     """
     if not content:
         raise UserError(f"{name}: an empty file is not an image")
     try:
         with warnings.catch_warnings():
-            # Pillow has a limit with a warning and one with an error; here only `MAX_PIXELS` applies.
+            # `PIXELS` replaces Pillow's limit with a warning; its higher limit with an error remains.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content))
             width, height = image.size
-            if width * height > MAX_PIXELS:
+            if width * height > PIXELS.value:
                 raise Image.DecompressionBombError
             return as_rgb(image)
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{name}: not a readable image ({reason}); the file is truncated or damaged") from None
     except Image.DecompressionBombError:
-        raise UserError(f"{name}: more pixels than the limit of {MAX_PIXELS:,}") from None
+        # Pillow refuses twice `MAX_IMAGE_PIXELS`, which only a program can raise.
+        limit = min(PIXELS.value, 2 * (Image.MAX_IMAGE_PIXELS or PIXELS.value))
+        raise UserError(
+            f"{name}: more pixels than the limit of {limit:,}; set {PIXELS.variable} to raise it"
+        ) from None
 
 
 def conversion_of(content: bytes | str | os.PathLike[str]) -> str:

@@ -49,14 +49,15 @@ def split_lines(content: bytes, source: str, *, first: int = 1) -> Iterator[tupl
     """
     content = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
     for number, line in enumerate(content.splitlines(), first):
-        LINE_CHARACTERS.check(len(line), f"{source}:{number}: the length of the line")
         try:
-            yield number, line.decode("utf-8")
+            text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{source}:{number}: byte {error.object[error.start]:#04x} at column {error.start + 1} is not "
                 "UTF-8; convert the file, for example with iconv -t UTF-8"
             ) from None
+        LINE_CHARACTERS.check(len(text), f"{source}:{number}: the length of the line")
+        yield number, text
 
 
 def base_suffix(path: str | pathlib.Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import pathlib
+import re
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -96,3 +97,10 @@ def check_zip(path: pathlib.Path) -> None:
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, OverflowError):
         return  # reading it reports the reason
     check_inflated(total, path.stat().st_size, str(path))
+
+
+def leads_out(name: str) -> bool:
+    """Return whether a path in an archive or an index is absolute or leads out of its folder, on any system."""
+    path = pathlib.PurePosixPath(name.replace("\\", "/"))
+    is_absolute = path.is_absolute() or re.match(r"[A-Za-z]:", name) is not None
+    return is_absolute or ".." in path.parts or "\0" in name

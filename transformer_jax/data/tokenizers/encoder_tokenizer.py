@@ -24,6 +24,7 @@ from tokenizers import (
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.tokenizer_file import (
     TokenizerFile,
+    check_text,
     checked,
     label_fields,
     parse_tokenizer,
@@ -425,9 +426,9 @@ _BYTE_LEVEL_MASK = AddedToken("<mask>", lstrip=True, special=True)
 def _parts(texts: Sequence[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(texts), _TEXTS_PER_CALL):
         part = list(texts[start : start + _TEXTS_PER_CALL])
-        for text in part:
-            for _ in checked([text] if isinstance(text, str) else text):
-                pass
+        for item in part:
+            for text in [item] if isinstance(item, str) else item:
+                check_text(text)
         yield part
 
 

@@ -26,7 +26,7 @@ _MAX_ASPECT = 100
 RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
-Side = Annotated[int, msgspec.Meta(ge=1, le=IMAGE_SIDE.default)]
+Side = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Size(msgspec.Struct, omit_defaults=True):
@@ -81,6 +81,7 @@ class ImageProcessor:
     FILES: ClassVar[tuple[str, ...]] = (FILE, "labels.json")
 
     def __post_init__(self) -> None:
+        IMAGE_SIDE.check(max(self.size, self.resized), f"{FILE}: the size")
         if self.size < 1 or (self.resize != "squash" and self.resized < self.size):
             raise UserError(
                 f"an image processor cannot crop {self.size} pixels out of {self.resized}: check `size` and "

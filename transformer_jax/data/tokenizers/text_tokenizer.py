@@ -133,9 +133,9 @@ class TextTokenizer(TokenizerFile):
 
     def _warn_of_special_tokens(self, texts: Sequence[str]) -> None:
         added = self._tokenizer.get_added_tokens_decoder().values()
-        found = [token.content for token in added if token.special and any(token.content in t for t in texts)]
-        if found:
-            names = ", ".join(sorted(found)[:4])
+        special = [t.content for t in added if t.special and any(t.content in text for text in texts)]
+        if special:
+            names = ", ".join(sorted(special)[:4])
             warnings.warn(f"the prompt contains {names}, which acts as a control token", stacklevel=4)
 
     def _check_characters(self, texts: Sequence[str]) -> None:

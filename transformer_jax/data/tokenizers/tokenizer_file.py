@@ -133,23 +133,27 @@ def read_bpe(vocabulary: pathlib.Path, merges: pathlib.Path, **options: Any) -> 
         raise UserError(f"{vocabulary}, {merges}: not a vocabulary and its merges ({error})") from None
 
 
-def checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts that a tokenizer can encode in bounded time.
+def check_text(text: str) -> None:
+    """Check that a tokenizer can encode a text in bounded time.
 
     Raises:
-      UserError: A text has a word of more than `WORD_CHARACTERS`, or a lone surrogate, which is no character.
+      UserError: It has a word of more than `WORD_CHARACTERS`, or a lone surrogate, which is no character.
     """
     limit = WORD_CHARACTERS.value
-    long_word = re.compile(rf"\S{{{limit + 1}}}")
+    if len(text) > limit and (match := re.search(rf"\S{{{limit + 1}}}", text)):
+        length = len(text[match.start() :].split(maxsplit=1)[0])
+        WORD_CHARACTERS.check(length, f"a text has a word ({shown(match[0][:20])}) whose length")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        surrogate = shown(text[error.start])
+        raise UserError(f"a text has a lone surrogate, {surrogate}, at {error.start + 1}") from None
+
+
+def checked(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts after `check_text`."""
     for text in texts:
-        if len(text) > limit and (match := long_word.search(text)):
-            length = len(text[match.start() :].split(maxsplit=1)[0])
-            WORD_CHARACTERS.check(length, f"a text has a word ({shown(match[0][:20])}) whose length")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            surrogate = shown(text[error.start])
-            raise UserError(f"a text has a lone surrogate, {surrogate}, at {error.start + 1}") from None
+        check_text(text)
         yield text
 
 
