@@ -50,7 +50,7 @@ def test_hovering_a_patch_names_the_patch_with_the_largest_weight(browser, maps,
     image.press("ArrowLeft")
     assert status().startswith("patch in row 1, column 1, layer 0, head 2")
     tab.locator("#tokens button").nth(1).click()
-    assert status().startswith("token 1 in front of the patches")
+    assert status().startswith("token 1 before the patches")
     tab.screenshot(path=tmp_path / "page.png")
     assert errors == []
     context.close()

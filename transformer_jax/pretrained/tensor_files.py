@@ -7,8 +7,6 @@ import pathlib
 import re
 import warnings
 import weakref
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_jax.data.corpora.unpacking import check_zip, leads_out
+from transformer_jax.data.corpora.unpacking import DAMAGED, check_zip, leads_out
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import read_json, shown
 
@@ -190,10 +188,7 @@ class ArrayFile:
             weakref.finalize(self, self._stream.close)
             self._file = np.load(self._stream)
             self._shapes = {name: self._file[name].shape for name in self._file.files}
-        except (
-            OSError, ValueError, EOFError, AttributeError, TypeError, KeyError, MemoryError, OverflowError,
-            NotImplementedError, zipfile.BadZipFile, zlib.error,
-        ) as error:  # fmt: skip
+        except DAMAGED as error:
             raise UserError(f"{path}: cannot be read ({error}); the file is truncated or damaged") from None
 
     def names(self) -> set[str]:

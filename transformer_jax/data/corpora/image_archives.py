@@ -8,7 +8,6 @@ import posixpath
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,15 +15,11 @@ import numpy as np
 
 from transformer_jax.data.corpora.image_files import check_size, is_hidden, is_image_name, read_image
 from transformer_jax.data.corpora.image_sets import ImageSet, Source
-from transformer_jax.data.corpora.unpacking import check_inflated, check_zip, leads_out
+from transformer_jax.data.corpora.unpacking import DAMAGED, check_inflated, check_zip, leads_out
 from transformer_jax.errors import UserError
 
 # Names of folders of splits, which must not be mistaken for classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-_BAD_ARRAYS = (
-    OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
-    TypeError, AttributeError,  # the file is a single array in NumPy's other format
-)  # fmt: skip
 _NUMBERED = re.compile(r"\d+_(.+)")
 
 
@@ -80,7 +75,7 @@ class _ZipMembers:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), zipfile.ZipFile(self._path)
             return self._opened[1].read(self._names[number])
-        except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
+        except DAMAGED as error:
             raise UserError(f"{self._path}/{self._names[number]}: cannot be read ({error})") from None
 
 
@@ -91,7 +86,7 @@ def splits_of(path: str) -> tuple[str, ...]:
     try:
         with open(path, "rb") as stream, np.load(stream) as file:
             return tuple(split for split in ("train", "test") if f"x_{split}" in file.files)
-    except _BAD_ARRAYS as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not a readable .npz file ({error})") from None
 
 
@@ -261,12 +256,8 @@ def read_tar(path: pathlib.Path, expected: Expected) -> ImageSet:
                 names.append(member.name)
                 ranges.append(stored[member.name][0])
                 contents.append(stored[member.name][1])
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not a readable archive ({error})") from None
-    except UserError:
-        raise
-    except Exception as error:  # noqa: BLE001  zlib, lzma and bz2 raise their own errors
-        raise UserError(f"{path}: not a readable archive ({type(error).__name__}: {error})") from None
     source: Source = _TarMembers(path, ranges) if plain else contents
     return _label_by_folder(str(path), names, source, folders, expected)
 
@@ -289,7 +280,7 @@ def read_zip(path: pathlib.Path, expected: Expected) -> ImageSet:
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
-    except (OSError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not a readable archive ({error})") from None
     member_names = [member.filename for member in members]
     _check_inside(str(path), member_names)
@@ -326,7 +317,7 @@ def read_npz(path: pathlib.Path, split: str, expected: Expected) -> ImageSet:
                 )
             images, labels = file[first], file[second].reshape(-1)
             classes = [str(name) for name in file["classes"].reshape(-1)] if "classes" in arrays else None
-    except _BAD_ARRAYS as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not a readable .npz file ({error})") from None
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise UserError(

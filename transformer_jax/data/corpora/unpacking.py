@@ -6,6 +6,8 @@ import gzip
 import lzma
 import pathlib
 import re
+import struct
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,6 +21,13 @@ _SMALL = 64 * 2**20
 _CHUNK = 2**20
 _OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 COMPRESSED = tuple(_OPEN)
+# What Python, NumPy and their decompressors raise for a damaged archive, one with a password, or one whose
+# compression they do not know.
+DAMAGED = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError,
+    RuntimeError,  # which NotImplementedError is as well
+    struct.error, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 
 
 def read_limited(path: pathlib.Path) -> bytes:
@@ -37,7 +46,7 @@ def read_limited(path: pathlib.Path) -> bytes:
             return path.read_bytes()
         with _OPEN[path.suffix](path, "rb") as file:
             return read_inflated(file, size, str(path))
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except DAMAGED as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be read ({reason}); check the file and its permissions") from None
 
@@ -94,7 +103,7 @@ def check_zip(path: pathlib.Path) -> None:
             return
         with zipfile.ZipFile(path) as file:
             total = sum(member.file_size for member in file.infolist())
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, OverflowError):
+    except DAMAGED:
         return  # reading it reports the reason
     check_inflated(total, path.stat().st_size, str(path))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import msgspec
 from tokenizers import Tokenizer, models
@@ -87,23 +87,32 @@ def _check(file: _File) -> None:
     ids = vocabulary | {token.content: token.id for token in file.added_tokens}
     if not ids:
         raise ValueError("its vocabulary is empty")
-    VOCABULARY.check(max(ids.values()), "the largest id")
-    tokens: dict[int, str] = {}
-    for token, number in ids.items():
-        if number < 0 or number in tokens:
-            other = f"that of {shown(tokens[number])}" if number in tokens else "negative"
-            raise ValueError(f"the id {number} of {shown(token)} is {other}")
-        tokens[number] = token
-        if vocabulary.get(token, number) != number:
-            raise ValueError(f"{shown(token)} has the ids {vocabulary[token]} and {number}")
+    for added in file.added_tokens:
+        if vocabulary.get(added.content, added.id) != added.id:
+            raise ValueError(f"{shown(added.content)} has the ids {vocabulary[added.content]} and {added.id}")
+    numbers = set(ids.values())
+    VOCABULARY.check(max(numbers), "the largest id")
+    if len(numbers) != len(ids) or min(numbers) < 0:
+        _refuse_ids(ids)
     unknown = file.model.unk_token
     # A vocabulary of characters has none: an unknown character is an error.
     needs_unknown = file.model.type == "WordPiece"
     if needs_unknown and unknown not in ids:
         raise ValueError(f"its vocabulary lacks the unknown token {shown(unknown)}")
     for token, number in _template_ids(file.post_processor):
-        if number not in tokens:
+        if number not in numbers:
             raise ValueError(f"its template adds {shown(token)} with the id {number}, which no token has")
+
+
+def _refuse_ids(ids: Mapping[str, int]) -> NoReturn:
+    tokens: dict[int, str] = {}
+    for token, number in ids.items():
+        if number < 0:
+            raise ValueError(f"the id {number} of {shown(token)} is negative")
+        if number in tokens:
+            raise ValueError(f"the id {number} of {shown(token)} is that of {shown(tokens[number])}")
+        tokens[number] = token
+    raise AssertionError("all ids differ")
 
 
 def _template_ids(processor: _PostProcessor | None) -> Iterator[tuple[str, int]]:
