@@ -186,7 +186,7 @@ def test_streamed_text_equals_the_returned_text(model):
     assert generate([], max_new_tokens=3) == []
 
 
-@pytest.mark.filterwarnings("ignore:the prompt contains")
+@pytest.mark.filterwarnings("ignore:the text contains")
 def test_a_stop_string_after_a_special_token():
     """The special token of the prompt has eleven characters and decodes to none."""
     tokenizer = TextTokenizer.byte_pairs(["ab"], 257)

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import re
 import tarfile
 import zipfile
 
@@ -64,6 +65,31 @@ def test_images_that_unpack_to_gigabytes(tmp_path, kind):
         np.savez_compressed(path, images=np.zeros((BOMB // 192, 8, 8, 3), np.uint8), labels=np.zeros(3, int))
     with pytest.raises(UserError, match="unpacks to more than 200 times"):
         open_images(str(path))
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.zip"])
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [(6, 64, "zip file version"), (8, 1, "encrypted"), (10, 97, "compression method")],
+)
+def test_archives_of_a_kind_that_python_does_not_read(tmp_path, name, offset, value, reason):
+    buffer = io.BytesIO()
+    if name == "a.npz":
+        np.savez_compressed(buffer, images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.arange(2))
+    else:
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+            for member in ("cat/a.png", "dog/b.png"):
+                file.writestr(member, b"\x89PNG\r\n")
+    content = bytearray(buffer.getvalue())
+    for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # entries of the table of contents
+        content[entry.start() + offset] = value
+    (tmp_path / name).write_bytes(content)
+
+    def first():
+        return ImageProcessor(size=8).pixels(open_images(str(tmp_path / name))[0])
+
+    with pytest.raises(UserError, match=reason):
+        first()
 
 
 def test_files_that_are_no_files(tmp_path):
@@ -227,7 +253,7 @@ def test_beams_over_large_logits():
 
 def test_a_special_token_in_a_prompt_is_reported():
     tokenizer = TextTokenizer.byte_pairs(["some words"], 300)
-    with pytest.warns(UserWarning, match=r"the prompt contains <\|endoftext\|>, which acts as a control token"):
+    with pytest.warns(UserWarning, match=r"the text contains <\|endoftext\|>, read as control tokens"):
         assert tokenizer.encode_prompts(["a<|endoftext|>"])[0][-1] == tokenizer.end
     assert json.loads(tokenizer.text)["added_tokens"][0]["content"] == "<|endoftext|>"
 

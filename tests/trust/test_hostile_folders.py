@@ -256,6 +256,7 @@ def test_a_damaged_vocabulary(copy, lines, message):
     folder = copy("bert")
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("".join(f"{line}\n" for line in lines))
+    change_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     refused(folder, message)
 
 

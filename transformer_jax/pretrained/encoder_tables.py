@@ -113,7 +113,7 @@ ANSWER_HEAD = linear("qa_outputs", "head", unprefixed=True)
 
 def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> EncoderTokenizer:
     """Open the tokenizer of an encoder's folder, with the labels of `config.json` if its head has classes."""
-    tokenizer = EncoderTokenizer.open(folder)
+    tokenizer = EncoderTokenizer.open(folder, model_type=str(hf_config.get("model_type")))
     tokenizer.settings |= sentence_settings(folder)
     tokenizer.dense_layers = dense_layers(folder)
     head = convert(with_current_settings(hf_config, "task_settings"), HeadFields, CONFIG)

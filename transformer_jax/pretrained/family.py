@@ -57,7 +57,7 @@ def norm(theirs: str, ours: str, *, unprefixed: bool = False) -> tuple[Tensor, .
 
 def read_text_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> TextTokenizer:
     """Open the tokenizer of a language model's folder; `load` sets its end tokens."""
-    return TextTokenizer.open(folder)
+    return TextTokenizer.open(folder, model_type=str(hf_config.get("model_type")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -254,7 +254,8 @@ class RunFolder:
     def describe(self, config: RunConfig, task: Task, starts: Sequence[OpenedStart] = ()) -> dict[str, Any]:
         """Return the contents of `config.json`; a new run stores the digests of its `starts`."""
         digests = [start.digest for start in starts] if self.stored is None else self.stored.starts
-        files = {**task.processor.files(), **task.files}
+        # The files of an existing run are not written again, and may be fewer than those of this version.
+        files = {**task.processor.files(), **task.files} if self.stored is None else self.stored.files
         description: dict[str, Any] = dict(
             format_version=FORMAT_VERSION,
             task=self.entry.name,

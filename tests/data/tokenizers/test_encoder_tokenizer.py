@@ -167,7 +167,7 @@ def test_invalid_vocabularies(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"vocab\.txt: the vocabulary lacks the unknown token '\[UNK\]'"):
         EncoderTokenizer.open(tmp_path)
-    with pytest.raises(UserError, match="holds neither"):
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json, as PreTrainedTokenizer needs"):
         EncoderTokenizer.open(tmp_path / "..").open(tmp_path.parent / "none")
     folder = published(tmp_path)
     tokenizer = EncoderTokenizer.open(folder)

@@ -4,14 +4,14 @@ import base64
 import itertools
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from transformer_jax.data.tokenizers import tiktoken_file
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
 
 # Texts of these tests contain special tokens.
-pytestmark = pytest.mark.filterwarnings("ignore:the prompt contains")
+pytestmark = pytest.mark.filterwarnings("ignore:the text contains")
 TEXT = "Hello  World, it's 12345\n\n  naïve 漢字 😀 <|endoftext|>\ttabs\r\nand more"
 
 
@@ -35,14 +35,61 @@ def test_characters():
 
 def test_byte_pairs_are_lossless(trained):
     assert trained.vocab_size <= 300
-    assert trained.decode(trained.encode([TEXT, " ", ""])) == [TEXT, " ", ""]
+    assert trained.decode(trained.encode([TEXT, " ", ""]), special=True) == [TEXT, " ", ""]
     assert max(trained.encode([TEXT])[0]) < trained.vocab_size
-    # The name of a special token is ordinary text in a text and the special token in a prompt.
-    assert trained.end not in trained.encode([TEXT])[0]
-    assert trained.end in trained.encode_prompts([TEXT])[0]
     tokens = trained.tokens(trained.encode(["some 😀"])[0])
     assert "".join(tokens).startswith("some ")
     assert "\ufffd" in tokens[-1]  # a character split into several tokens
+
+
+def test_special_tokens_are_read_alike_in_texts_and_prompts(trained):
+    tokenizer = TextTokenizer.from_files(trained.files())
+    assert tokenizer.end in tokenizer.encode([TEXT])[0]
+    assert tokenizer.encode([TEXT]) == tokenizer.encode_prompts([TEXT])
+    tokenizer.special_tokens = "text"
+    loaded = TextTokenizer.from_files(tokenizer.files())
+    assert loaded.special_tokens == "text"
+    assert loaded.end not in loaded.encode([TEXT])[0]
+    assert loaded.encode([TEXT]) == loaded.encode_prompts([TEXT])
+    assert loaded.decode(loaded.encode([TEXT])) == [TEXT]
+    with pytest.raises(UserError, match="must be control or text"):
+        tokenizer.special_tokens = "word"
+
+
+def test_end_tokens_of_any_name_survive_in_a_run(tmp_path):
+    names = ["[EOS]", "</s>", "<|eot_id|>"]
+    tokenizer = Tokenizer(models.WordLevel({name: n for n, name in enumerate([*names, "a"])}, unk_token="a"))
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[EOS]"}'
+    )
+    opened = TextTokenizer.open(tmp_path)
+    assert opened.ends == (0,)
+    opened.ends = (1, 2)
+    assert TextTokenizer.from_files(opened.files()).ends == (1, 2)
+    with pytest.warns(
+        UserWarning, match="its end token is taken to be .*</s>, and special tokens are read as text"
+    ):
+        old = TextTokenizer.from_files({"tokenizer.json": opened.files()["tokenizer.json"]})
+    assert (old.ends, old.special_tokens) == ((1,), "text")
+
+
+@pytest.mark.parametrize(
+    ("template", "begin"), [("<s> $A </s>", 0), ("$A </s>", None), ("<s> $A", 0), ("$A", None)]
+)
+def test_a_prompt_does_not_end_with_the_closing_token_of_a_template(tmp_path, template, begin):
+    vocabulary = {"<s>": 0, "</s>": 1, "a": 2}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single=template, pair=None, special_tokens=[("<s>", 0), ("</s>", 1)]),
+    ])  # fmt: skip
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = TextTokenizer.open(tmp_path)
+    assert opened.begin == begin
+    assert opened.encode_prompts(["a"]) == [[2] if begin is None else [0, 2]]
 
 
 def test_the_space_before_a_word_is_part_of_its_token(shared):
@@ -82,7 +129,7 @@ def test_cl100k(shared):
     assert tokenizer.encode(["👍"]) == [[9468, 239, 235]]
     assert tokenizer.encode_prompts(["hello <|endoftext|>"]) == [[15339, 220, 100257]]
     assert tokenizer.end == 100_257
-    assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
+    assert tokenizer.decode(tokenizer.encode([TEXT]), special=True) == [TEXT]
 
 
 def test_a_truncated_tiktoken_file(shared, tmp_path):
@@ -118,7 +165,7 @@ def test_gpt2_files(shared, tmp_path):
     assert tokenizer.encode(["hello world"]) == [[31373, 995]]
     assert tokenizer.vocab_size == 50_257
     assert tokenizer.ends == (50_256,)
-    assert tokenizer.decode(tokenizer.encode([TEXT])) == [TEXT]
+    assert tokenizer.decode(tokenizer.encode([TEXT]), special=True) == [TEXT]
 
 
 def test_a_tiktoken_file_merges_like_tiktoken(tmp_path, monkeypatch):
@@ -160,7 +207,7 @@ def test_damaged_files(tmp_path, name, content, message):
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=r"holds neither tokenizer\.json nor vocab\.json"):
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json, as PreTrainedTokenizer needs"):
         TextTokenizer.open(tmp_path)
     with pytest.raises(UserError, match="no such tokenizer file"):
         TextTokenizer.open(tmp_path / "none.json")

@@ -22,17 +22,16 @@ from tokenizers import (
 )
 
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
+from transformer_jax.data.tokenizers.published_tokenizer import bert_template, read_published_tokenizer
 from transformer_jax.data.tokenizers.tokenizer_file import (
     TokenizerFile,
     check_text,
     checked,
     label_fields,
     parse_tokenizer,
-    read_bpe,
-    read_tokenizer,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import convert, parse_json, read_json
+from transformer_jax.json_files import convert, parse_json
 
 # Special tokens of published vocabularies, BERT's and RoBERTa's.
 _NAMES = {
@@ -56,27 +55,6 @@ _TEXTS_PER_CALL = 1_000
 
 # Settings renamed since version 0.1, by their old names.
 _CURRENT_NAMES = {"longest": "max_answer_length", "normalise": "normalize"}
-
-
-class _Token(msgspec.Struct):
-    content: str
-
-
-class _Config(msgspec.Struct):
-    """Fields of a published `tokenizer_config.json`."""
-
-    pad_token: str | _Token | None = None
-    unk_token: str | _Token | None = None
-    cls_token: str | _Token | None = None
-    sep_token: str | _Token | None = None
-    mask_token: str | _Token | None = None
-    do_lower_case: bool = True
-    strip_accents: bool | None = None
-    tokenize_chinese_chars: bool = True
-
-
-def _content(token: str | _Token | None) -> str | None:
-    return token.content if isinstance(token, _Token) else token
 
 
 class _Settings(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,9 +135,6 @@ class EncoderTokenizer(TokenizerFile):
         settings: Mapping[str, Any] | None = None,
     ):
         super().__init__(tokenizer)
-        # Published files may enable truncation or padding, which the batches do here.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self.labels, self.settings = tuple(labels), dict(settings or {})
         self.dense_layers: tuple[DenseLayer, ...] = ()
         self.names = {}
@@ -172,8 +147,6 @@ class EncoderTokenizer(TokenizerFile):
         ids = {role: _id(tokenizer, name) for role, name in self.names.items()}
         self.pad, self.unknown, self.mask = ids["pad"], ids["unknown"], ids["mask"]
         self.begin, self.separator = ids["begin"], ids["separator"]
-        if tokenizer.post_processor is None:
-            tokenizer.post_processor = _template(self.names, self.begin, self.separator)
 
     @classmethod
     def wordpiece(cls, texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> Self:
@@ -209,6 +182,8 @@ class EncoderTokenizer(TokenizerFile):
         model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
         tokenizer = _wordpiece(model, lowercase)
         tokenizer.add_special_tokens(names)
+        first, last = names[2], names[3]
+        tokenizer.post_processor = bert_template(first, _id(tokenizer, first), last, _id(tokenizer, last))
         return cls(tokenizer)
 
     @classmethod
@@ -238,38 +213,26 @@ class EncoderTokenizer(TokenizerFile):
         return cls(tokenizer)
 
     @classmethod
-    def open(cls, path: str | pathlib.Path) -> Self:
-        """Open a published tokenizer with its `tokenizer_config.json`.
+    def open(cls, path: str | pathlib.Path, *, model_type: str | None = None) -> Self:
+        """Open a published tokenizer; see `read_published_tokenizer`.
 
         Args:
           path: `tokenizer.json`, `vocab.txt` (WordPiece), or `vocab.json` next to `merges.txt` (byte-level
             BPE), or a folder with one of these.
+          model_type: The `model_type` of the folder's model; None reads it from `config.json`.
 
         Raises:
-          UserError: None of these files exists, or one is damaged.
+          UserError: None of these files exists, one is damaged, the class of the tokenizer is not supported, or
+            the vocabulary lacks a special token.
         """
-        path = pathlib.Path(path)
-        folder = path if path.is_dir() else path.parent
-        config = _Config()
-        if (folder / "tokenizer_config.json").is_file():
-            config = read_json(folder / "tokenizer_config.json", _Config)
-        names = {role: name for role, field in _PUBLISHED.items() if (name := _content(getattr(config, field)))}
-        if path.is_dir():
-            files = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json")]
-            file = next((file for file in files if file.is_file()), None)
-            if file is None:
-                raise UserError(f"{path}: holds neither tokenizer.json nor vocab.txt nor vocab.json")
-            path = file
+        published = read_published_tokenizer(path, byte_level="RobertaTokenizer", model_type=model_type)
+        names = {
+            role: published.tokens[field] for role, field in _PUBLISHED.items() if field in published.tokens
+        }
         try:
-            if path.name == "vocab.txt":
-                tokenizer = _read_wordpiece(path, config)
-            elif path.name == "vocab.json":
-                tokenizer = _read_byte_pairs(path, folder / "merges.txt")
-            else:
-                tokenizer = read_tokenizer(path)
-            return cls(tokenizer, names=names)
+            return cls(published.tokenizer, names=names)
         except UserError as error:
-            raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+            raise UserError(f"{path}: {error}") from None
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
@@ -461,18 +424,9 @@ def _roberta_template(tokenizer: Tokenizer) -> Any:
     return processors.RobertaProcessing((last, _id(tokenizer, last)), (first, _id(tokenizer, first)))
 
 
-def _template(names: Mapping[str, str], begin: int, separator: int) -> Any:
-    first, last = names["begin"], names["separator"]
-    return processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=[(first, begin), (last, separator)],
-    )
-
-
-def _wordpiece(model: Any, lowercase: bool, **normalization: Any) -> Tokenizer:
+def _wordpiece(model: Any, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **normalization)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer
@@ -481,37 +435,3 @@ def _wordpiece(model: Any, lowercase: bool, **normalization: Any) -> Tokenizer:
 def _make_byte_level(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _read_wordpiece(path: pathlib.Path, config: _Config) -> Tokenizer:
-    """Read BERT's `vocab.txt`, a piece per line, with the normalization of `tokenizer_config.json`."""
-    try:
-        vocabulary = models.WordPiece.read_file(str(path))
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise UserError(f"not a vocabulary of word pieces ({error})") from None
-    if len(vocabulary) != max(vocabulary.values(), default=-1) + 1:
-        raise UserError("a word piece is listed twice")
-    unknown = _content(config.unk_token) or "[UNK]"
-    if unknown not in vocabulary:
-        raise UserError(f"the vocabulary lacks the unknown token {unknown!r}")
-    model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
-    tokenizer = _wordpiece(
-        model,
-        config.do_lower_case,
-        strip_accents=config.strip_accents,
-        handle_chinese_chars=config.tokenize_chinese_chars,
-    )
-    known = [name for names in _NAMES.values() for name in names if name in vocabulary]
-    tokenizer.add_special_tokens(known)
-    return tokenizer
-
-
-def _read_byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenizer:
-    """Read RoBERTa's `vocab.json` and `merges.txt`."""
-    tokenizer = Tokenizer(read_bpe(vocabulary, merges, unk_token="<unk>"))
-    _make_byte_level(tokenizer)
-    known = [name for names in _NAMES.values() for name in names if tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens([_BYTE_LEVEL_MASK if name == "<mask>" else name for name in known])
-    if {"<s>", "</s>"} <= set(known):
-        tokenizer.post_processor = _roberta_template(tokenizer)
-    return tokenizer

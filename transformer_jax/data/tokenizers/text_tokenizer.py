@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import pathlib
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+import msgspec
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from transformer_jax.data.tokenizers.published_tokenizer import begin_ids, read_published_tokenizer
 from transformer_jax.data.tokenizers.tiktoken_file import read_tiktoken
-from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked, read_bpe, read_tokenizer
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked, parse_tokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -23,23 +26,46 @@ END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>")
 
 
+SpecialTokens = Literal["control", "text"]
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `processor.json` in a run folder."""
+
+    ends: list[Annotated[int, msgspec.Meta(ge=0)]]
+    special_tokens: SpecialTokens
+
+
 class TextTokenizer(TokenizerFile):
     """Tokenizer of texts, lossless if the vocabulary covers the text.
 
     Attributes:
       ends: Ids of the end-of-text tokens, or ().
+      begin: Id of the token that the tokenizer's template adds before a prompt, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json", "processor.json")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        ends: Sequence[int] | None = None,
+        special_tokens: SpecialTokens = "control",
+    ):
         super().__init__(tokenizer)
-        # Published files may enable truncation or padding, which the batches do here.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        ids = (tokenizer.token_to_id(name) for name in _ENDS)
-        self.ends: tuple[int, ...] = tuple(i for i in ids if i is not None)[:1]
-        model = json.loads(tokenizer.to_str())["model"]
-        by_character = model["type"] == "WordLevel" and all(len(token) == 1 for token in model["vocab"])
-        self._characters = set(model["vocab"]) if by_character else None
+        if ends is None:
+            ids = (tokenizer.token_to_id(name) for name in _ENDS)
+            ends = [number for number in ids if number is not None][:1]
+        self.ends = tuple(ends)
+        state = json.loads(tokenizer.to_str())
+        self._begin = begin_ids(state["post_processor"])
+        self.begin = next(iter(self._begin), None)
+        by_character = state["model"]["type"] == "WordLevel" and all(
+            len(t) == 1 for t in state["model"]["vocab"]
+        )
+        self._characters = set(state["model"]["vocab"]) if by_character else None
+        self.special_tokens = special_tokens
 
     @property
     def end(self) -> int | None:
@@ -47,9 +73,47 @@ class TextTokenizer(TokenizerFile):
         return self.ends[0] if self.ends else None
 
     @property
-    def begin(self) -> int | None:
-        """The token that the tokenizer's template adds before a prompt, or None."""
-        return next(iter(self._tokenizer.encode("", add_special_tokens=True).ids), None)
+    def special_tokens(self) -> SpecialTokens:
+        """The reading of special tokens such as <|endoftext|> in texts and prompts: "control" or "text".
+
+        "control" reads them as the tokens that they name, as `transformers` does, with a warning; "text" reads
+        them like other text.
+        """
+        return "text" if self._tokenizer.encode_special_tokens else "control"
+
+    @special_tokens.setter
+    def special_tokens(self, value: SpecialTokens) -> None:
+        if value not in get_args(SpecialTokens):
+            raise UserError(f"special_tokens must be control or text, not {value!r}")
+        self._tokenizer.encode_special_tokens = value == "text"
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> TextTokenizer:
+        """Create the tokenizer from the result of `files`.
+
+        A run of version 0.1 lacks the end tokens: they are guessed, with a warning.
+
+        Raises:
+          UserError: A file is damaged.
+        """
+        tokenizer = parse_tokenizer(files["tokenizer.json"], "tokenizer.json")
+        if "processor.json" in files:
+            stored = parse_json(files["processor.json"], _Stored, "processor.json")
+            return cls(tokenizer, ends=stored.ends, special_tokens=stored.special_tokens)
+        result = cls(tokenizer, special_tokens="text")
+        if result.special_names():
+            ends = ", ".join(result.tokens(result.ends)) or "none"
+            warnings.warn(
+                f"the run stores no end token and no reading of special tokens: its end token is taken to be "
+                f"{ends}, and special tokens are read as text",
+                stacklevel=3,
+            )
+        return result
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of the tokenizer, its end tokens and its reading of special tokens, by name."""
+        stored = {"ends": list(self.ends), "special_tokens": self.special_tokens}
+        return {**super().files(), "processor.json": (json.dumps(stored) + "\n").encode()}
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> TextTokenizer:
@@ -87,56 +151,62 @@ class TextTokenizer(TokenizerFile):
         return cls(tokenizer)
 
     @classmethod
-    def open(cls, path: str | pathlib.Path) -> TextTokenizer:
-        """Open a published tokenizer.
+    def open(cls, path: str | pathlib.Path, *, model_type: str | None = None) -> TextTokenizer:
+        """Open a published tokenizer; see `read_published_tokenizer`.
 
         Args:
           path: A `tokenizer.json` or `.tiktoken` file, or a folder with `tokenizer.json` or with GPT-2's
             `vocab.json` and `merges.txt`.
+          model_type: The `model_type` of the folder's model; None reads it from `config.json`.
 
         Raises:
-          UserError: None of these files exists, or one is damaged.
+          UserError: None of these files exists, one is damaged, or the class of the tokenizer is not supported.
         """
         path = pathlib.Path(path)
-        if path.is_dir():
-            if (path / "tokenizer.json").is_file():
-                return cls.load(path / "tokenizer.json")
-            if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-                return cls(_gpt2_files(path / "vocab.json", path / "merges.txt"))
-            raise UserError(f"{path}: holds neither tokenizer.json nor vocab.json and merges.txt")
         if path.suffix == ".tiktoken":
             return cls(read_tiktoken(path))
-        return cls(read_tokenizer(path))
+        published = read_published_tokenizer(path, byte_level="GPT2Tokenizer", model_type=model_type)
+        end = published.tokenizer.token_to_id(published.tokens.get("eos_token", ""))
+        return cls(published.tokenizer, ends=None if end is None else [end])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text without begin and end, reading special tokens as plain text.
+        """Return the token ids of each text without begin and end; see `special_tokens`.
 
         Raises:
           UserError: A vocabulary of characters lacks a character.
         """
         self._check_characters(texts)
-        self._tokenizer.encode_special_tokens = True
-        return [
-            e.ids for e in self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=False)
-        ]
+        encodings = self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=False)
+        encoded = [encoding.ids for encoding in encodings]
+        self._warn_of_special_tokens(encoded)
+        return encoded
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of prompts, with the begin token of the tokenizer's template and special tokens.
+        """Return the token ids of prompts, which start with the tokens that the tokenizer's template adds.
+
+        Tokens that a template adds after a text would end the prompt, and are left out.
 
         Raises:
           UserError: A vocabulary of characters lacks a character.
         """
-        self._check_characters(texts)
-        self._warn_of_special_tokens(texts)
-        self._tokenizer.encode_special_tokens = False
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(checked(texts)), add_special_tokens=True)]
+        return [[*self._begin, *ids] for ids in self.encode(texts)]
 
-    def _warn_of_special_tokens(self, texts: Sequence[str]) -> None:
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        special = [t.content for t in added if t.special and any(t.content in text for text in texts)]
-        if special:
-            names = ", ".join(sorted(special)[:4])
-            warnings.warn(f"the prompt contains {names}, which acts as a control token", stacklevel=4)
+    def special_names(self) -> dict[int, str]:
+        """Return the special tokens by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
+
+    def _warn_of_special_tokens(self, encoded: Sequence[Sequence[int]]) -> None:
+        if self.special_tokens == "text":
+            return
+        special = self.special_names()
+        present = set().union(*(special.keys() & set(ids) for ids in encoded))
+        if present:
+            names = ", ".join(sorted(special[number] for number in present)[:4])
+            warnings.warn(
+                f"the text contains {names}, read as control tokens; `special_tokens` text reads them as text",
+                stacklevel=4,
+            )
 
     def _check_characters(self, texts: Sequence[str]) -> None:
         if self._characters is None:
@@ -174,10 +244,3 @@ class TextTokenizer(TokenizerFile):
 def _make_byte_level(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _gpt2_files(vocabulary: pathlib.Path, merges: pathlib.Path) -> Tokenizer:
-    tokenizer = Tokenizer(read_bpe(vocabulary, merges))
-    _make_byte_level(tokenizer)
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
-    return tokenizer

@@ -77,6 +77,9 @@ def parse_tokenizer(content: bytes, source: str) -> Tokenizer:
     except BaseException as error:  # noqa: BLE001  the library raises Exception, and panics in Rust
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{source}: not a tokenizer file ({reason})") from None
+    # Published files may enable truncation or padding, which the batches do here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 
