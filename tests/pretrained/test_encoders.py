@@ -59,9 +59,12 @@ def tokenizer():
 def small_tokenizer(classes=()):
     """Build a tokenizer with fewer tokens than V."""
     from tokenizers import Tokenizer, models
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
 
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
     tokenizer = Tokenizer(models.WordPiece({name: n for n, name in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     return EncoderTokenizer(tokenizer, labels=classes)
 
 

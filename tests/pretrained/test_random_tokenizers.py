@@ -18,7 +18,8 @@ CORPUS = [
 ] * 8  # fmt: skip
 TEXTS = [
     *CORPUS[:5], "", " ", " leading and trailing ", "two\nlines\r\nhere", "[E1] the cat covid19 [E1]",
-    "x<x>y <x> z", "the\u200bcat\u00a0sat", "covid19covid19", "[e1] [CLS] cat [SEP] </s> <s>", "THE unseen 漢字 🙂",
+    "x<x>y <x> z", "the\u200bcat\u00a0sat", "covid19covid19", "[e1] [CLS] cat [SEP] </s> <s>",
+    "THE unseen 漢字 🙂",
 ]  # fmt: skip
 PAIRS = [("the cat", "Anna runs"), ("", "a dog"), ("[E1] é", "covid19 in 2010")]
 
@@ -120,7 +121,8 @@ def write_folder(folder, seed):
     special = [name for name in added if draw.random() < 0.5]
     tokens = [
         {
-            "id": size + n, "content": content, "single_word": draw.random() < 0.2, "lstrip": draw.random() < 0.2,
+            "id": size + n, "content": content,
+            "single_word": draw.random() < 0.2, "lstrip": draw.random() < 0.2,
             "rstrip": draw.random() < 0.2, "normalized": content not in special, "special": content in special,
         }
         for n, content in enumerate(added)

@@ -383,7 +383,7 @@ def _apply_class(tokenizer: Tokenizer, kind: _Class, config: _Config, file: path
     if expected != stored:
         followed, other = (name, JSON_FILE) if same_kind else (JSON_FILE, name)
         warnings.warn(
-            f"{file.parent}: {JSON_FILE} and a {name} with the options of {CONFIG_FILE} split text differently: "
+            f"{file.parent}: {JSON_FILE} and {name} with the options in {CONFIG_FILE} split text differently: "
             f"{followed} is followed, not {other}",
             stacklevel=5,
         )
@@ -399,7 +399,7 @@ def _types(part: Any) -> list[str]:
     """Return the types of a normalizer or pre-tokenizer and of its steps."""
     if part is None:
         return []
-    state = json.loads(part.__getstate__())
+    state = _state(part)
     steps = state.get("normalizers", state.get("pretokenizers", [state]))
     return [step["type"] for step in steps]
 
@@ -550,12 +550,9 @@ def _set_template(
     # The plain classes of `transformers` 5 return token types only where the folder asks for them.
     silent = names is None and kind is None and config.tokenizer_class is not None
     if tokenizer.post_processor is not None and (silent or (names and "token_type_ids" not in names)):
-        state = json.loads(tokenizer.to_str())
-        without = _without_types(state["post_processor"])
-        if without != state["post_processor"]:
-            tokenizer.post_processor = Tokenizer.from_str(
-                json.dumps(state | {"post_processor": without})
-            ).post_processor
+        state = _state(tokenizer.post_processor)
+        if (without := _without_types(state)) != state:
+            tokenizer.post_processor = _post_processor(without)
             if silent and stored is not None:
                 warnings.warn(
                     f"{file.parent}: the token types in {JSON_FILE} are not used, because model_input_names in "
@@ -594,13 +591,25 @@ def _begin_and_end(config: _Config, tokens: Mapping[str, str], number: Callable[
     )
 
 
+def _state(part: Any) -> dict[str, Any]:
+    """Return the JSON of a normalizer, a pre-tokenizer or a post-processor."""
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
+
+
+def _post_processor(state: Mapping[str, Any]) -> Any:
+    """Create a post-processor from its JSON, which the library reads only as a part of a tokenizer."""
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    return Tokenizer.from_str(json.dumps(empty | {"post_processor": state})).post_processor
+
+
 def _without_types(processor: dict[str, Any]) -> dict[str, Any]:
     """Return a post-processor's JSON in which every token has type 0."""
     if processor["type"] == "Sequence":
         return processor | {"processors": [_without_types(part) for part in processor["processors"]]}
     if processor["type"] == "BertProcessing":
         (last, last_id), (first, first_id) = processor["sep"], processor["cls"]
-        template = json.loads(bert_template(first, first_id, last, last_id).__getstate__())
+        template = _state(bert_template(first, first_id, last, last_id))
         return _without_types(template)
     if processor["type"] != "TemplateProcessing":
         return processor
@@ -612,11 +621,14 @@ def _without_types(processor: dict[str, Any]) -> dict[str, Any]:
     return processor | {name: list(untyped(processor[name])) for name in ("single", "pair")}
 
 
-def begin_ids(post_processor: Mapping[str, Any] | None) -> list[int]:
-    """Return the ids that a post-processor's JSON adds before a text."""
-    state = post_processor or {"type": ""}
+def begin_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that a tokenizer's post-processor adds before a text."""
+    return [] if tokenizer.post_processor is None else _begin_ids(_state(tokenizer.post_processor))
+
+
+def _begin_ids(state: Mapping[str, Any]) -> list[int]:
     if state["type"] == "Sequence":
-        return [number for part in state["processors"] for number in begin_ids(part)]
+        return [number for part in state["processors"] for number in _begin_ids(part)]
     if state["type"] in ("BertProcessing", "RobertaProcessing"):
         return [state["cls"][1]]
     ids: list[int] = []

@@ -58,13 +58,11 @@ class TextTokenizer(TokenizerFile):
             ids = (tokenizer.token_to_id(name) for name in _ENDS)
             ends = [number for number in ids if number is not None][:1]
         self.ends = tuple(ends)
-        state = json.loads(tokenizer.to_str())
-        self._begin = begin_ids(state["post_processor"])
+        self._begin = begin_ids(tokenizer)
         self.begin = next(iter(self._begin), None)
-        by_character = state["model"]["type"] == "WordLevel" and all(
-            len(t) == 1 for t in state["model"]["vocab"]
-        )
-        self._characters = set(state["model"]["vocab"]) if by_character else None
+        is_words = isinstance(tokenizer.model, models.WordLevel)
+        characters = set(tokenizer.get_vocab(with_added_tokens=False)) if is_words else set()
+        self._characters = characters if characters and all(len(c) == 1 for c in characters) else None
         self.special_tokens = special_tokens
 
     @property
