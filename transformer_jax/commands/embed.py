@@ -32,13 +32,23 @@ class Arguments(encoder_use.Arguments):
     """Folder of the model: a published folder, or a run of any text encoder."""
     normalize: bool | None = None
     """Scale vectors to length 1. None: the setting of the folder, else no."""
+    prompt: str | None = None
+    """Text to put before each text. None: that of --prompt-name."""
+    prompt_name: str | None = None
+    """One of the prompts of the folder. None: the default of the folder, if it has one."""
     similarity: str | None = None
     """With --stdin: draw the cosine similarities of all pairs of texts to this picture."""
 
 
 def _use(flags: Arguments, pooling: str | None) -> Use:
     def answer(run: TrainedEncoder, items: list[str]) -> list[dict[str, Any]]:
-        vectors = run.embed(items, pooling=pooling, normalize=flags.normalize)
+        vectors = run.embed(
+            items,
+            pooling=pooling,
+            normalize=flags.normalize,
+            prompt=flags.prompt,
+            prompt_name=flags.prompt_name,
+        )
         if flags.json and not np.isfinite(vectors).all():
             raise UserError("a vector has NaN or infinite values, which JSON cannot represent")
         return [
@@ -54,7 +64,7 @@ def _use(flags: Arguments, pooling: str | None) -> Use:
     return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line, page_input=page_input)
 
 
-def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
+def draw_similarity(folder: str, path: str, **options: Any) -> None:
     """Draw the cosine similarities of the lines of standard input.
 
     Raises:
@@ -69,7 +79,7 @@ def draw_similarity(folder: str, path: str, pooling: str | None) -> None:
     if not isinstance(run, TrainedEncoder):
         raise UserError(f"{folder} holds a {type(run.model).__name__}, which does not embed")
     try:
-        plot_similarity(run.embed(texts, pooling=pooling), texts, path, axis_label="text")
+        plot_similarity(run.embed(texts, **options), texts, path, axis_label="text")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the picture cannot be written ({error})") from None
 
@@ -100,7 +110,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax embe
         parsed.check_no_training(used=("pooling",))
         pooling = task.pooling if "pooling" in parsed.named else None
         if flags.similarity is not None:
-            draw_similarity(folder, flags.similarity, pooling)
+            prompts = dict(prompt=flags.prompt, prompt_name=flags.prompt_name)
+            draw_similarity(folder, flags.similarity, pooling=pooling, **prompts)
             return
         use(parsed, _use(flags, pooling), folder, flags.text)
         return

@@ -5,13 +5,23 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from transformer_jax.data.corpora.unpacking import leads_out
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import read_object
+from transformer_jax.json_files import read_json, read_object
 
 if TYPE_CHECKING:
     from transformer_jax.pretrained.folder import load, save
 
 __all__ = ["is_published", "load", "save"]
+
+
+class Module(msgspec.Struct):
+    """An entry of `modules.json`."""
+
+    type: str
+    path: str
 
 
 def is_published(folder: str | pathlib.Path) -> bool:
@@ -27,12 +37,30 @@ def is_published(folder: str | pathlib.Path) -> bool:
     if pathlib.Path(folder).suffix == ".npz":
         return pathlib.Path(folder).is_file()
     try:
-        config = read_object(pathlib.Path(folder) / "config.json")
+        config = read_object(transformer_folder(pathlib.Path(folder)) / "config.json")
     except UserError:
         return False
     if "format_version" in config:
         return False
     return any(name in config for name in ("model_type", "architectures", "architecture"))
+
+
+def transformer_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Return the folder of the transformer in a folder of sentence-transformers, else the folder itself.
+
+    Old folders of sentence-transformers have `modules.json` and a subfolder, such as `0_Transformer`, with the
+    model.
+
+    Raises:
+      UserError: `modules.json` is damaged.
+    """
+    modules = folder / "modules.json"
+    if (folder / "config.json").exists() or not modules.is_file():
+        return folder
+    for module in read_json(modules, list[Module]):
+        if module.type.rpartition(".")[2] == "Transformer" and not leads_out(module.path):
+            return folder / module.path
+    return folder
 
 
 def __getattr__(name: str):

@@ -13,6 +13,7 @@ from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer, 
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert
 from transformer_jax.limits import CLASSES
+from transformer_jax.pretrained import transformer_folder
 from transformer_jax.pretrained.family import (
     CONFIG,
     Count,
@@ -113,8 +114,12 @@ ANSWER_HEAD = linear("qa_outputs", "head", unprefixed=True)
 
 def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> EncoderTokenizer:
     """Open the tokenizer of an encoder's folder, with the labels of `config.json` if its head has classes."""
-    tokenizer = EncoderTokenizer.open(folder, model_type=str(hf_config.get("model_type")))
-    tokenizer.settings |= sentence_settings(folder)
+    model_type = str(hf_config.get("model_type"))
+    tokenizer = EncoderTokenizer.open(transformer_folder(folder), model_type=model_type)
+    settings = sentence_settings(folder)
+    if settings.pop("lowercase", False):
+        tokenizer.lowercase()
+    tokenizer.settings |= settings
     tokenizer.dense_layers = dense_layers(folder)
     head = convert(with_current_settings(hf_config, "task_settings"), HeadFields, CONFIG)
     if head.task_settings is not None:

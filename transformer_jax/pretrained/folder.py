@@ -26,6 +26,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert, read_json, read_object
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import is_vector, layer_shape, named_leaves, with_leaves
+from transformer_jax.pretrained import transformer_folder
 from transformer_jax.pretrained.families import FAMILIES, family_of_config, family_of_model
 from transformer_jax.pretrained.family import CONFIG, Count, Family, Tensor
 from transformer_jax.pretrained.tensor_files import (
@@ -101,6 +102,7 @@ def read_model_config(folder: pathlib.Path) -> Any:
     Raises:
       UserError: See `load`.
     """
+    folder = transformer_folder(folder)
     config, family, _ = read_config(folder)
     return _without_missing_part(family, config, _open(folder)) if family.optional else config
 
@@ -162,7 +164,8 @@ def load(
 
     Args:
       folder: Hugging Face folder with `config.json`, safetensors, and `tokenizer.json` or
-        `preprocessor_config.json`; or the .npz file of an original vision transformer.
+        `preprocessor_config.json`; a folder of sentence-transformers; or the .npz file of an original vision
+        transformer.
       dtype: "float32" or "bfloat16" for parameters and computation; None means float32.
       mesh: Mesh to shard the parameters over, see `parameter_sharding`; None means the default device.
       compute: Options for computing the model.
@@ -175,11 +178,12 @@ def load(
       UserError: The architecture is unknown, the mesh does not divide the heads, files are missing or
         truncated, tensors are missing, unknown or misshapen (all are listed), or the tokenizer does not fit.
     """
-    folder = pathlib.Path(folder)
+    root = pathlib.Path(folder)
+    folder = transformer_folder(root)
     config, family, hf_config = read_config(folder, dtype)
     if mesh is not None:
         check_model(config, mesh)
-    tokenizer = _read_tokenizer(folder, family, hf_config, config)
+    tokenizer = _read_tokenizer(root, family, hf_config, config)
     files = _open(folder, allow_nonfinite=allow_nonfinite)
     config = _without_missing_part(family, config, files)
     config, aliases = _tied_tables(family, config, files)

@@ -12,7 +12,8 @@ import safetensors.numpy
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import DenseLayer, EncoderTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import read_json
+from transformer_jax.json_files import read_json, shown
+from transformer_jax.pretrained import Module, transformer_folder
 from transformer_jax.pretrained.family import CONFIG, Size
 from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, check_inside
 
@@ -27,13 +28,13 @@ _POOLINGS = {
 }
 # Our activations by the names of torch's modules.
 _DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+# The files with the settings of the transformer, since 2019.
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 # The file and the field of a tokenizer's limit, and the value from which there is no limit.
 LIMIT, _NO_LIMIT = ("tokenizer_config.json", "model_max_length"), 10**6
-
-
-class _Module(msgspec.Struct):
-    type: str
-    path: str
 
 
 class _Pooling(msgspec.Struct):
@@ -44,6 +45,19 @@ class _Pooling(msgspec.Struct):
     pooling_mode_mean_sqrt_len_tokens: bool = False
     pooling_mode_weightedmean_tokens: bool = False
     pooling_mode_lasttoken: bool = False
+
+
+class _Prompts(msgspec.Struct):
+    """Fields of `config_sentence_transformers.json`."""
+
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+
+class _PromptPooling(msgspec.Struct):
+    """The field of a pooling module that excludes prompts from the vector."""
+
+    include_prompt: bool = True
 
 
 class _Dense(msgspec.Struct):
@@ -60,6 +74,7 @@ class _Limit(msgspec.Struct):
 
     max_seq_length: _Length = None
     model_max_length: _Length = None
+    do_lower_case: bool = False
 
 
 def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
@@ -72,7 +87,7 @@ def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     file = folder / "modules.json"
     if not file.is_file():
         return []
-    entries = read_json(file, list[_Module])
+    entries = read_json(file, list[Module])
     for entry in entries:
         check_inside(folder, entry.path, str(file))
     modules = [(entry.type.rpartition(".")[2], folder / entry.path) for entry in entries]
@@ -87,10 +102,14 @@ def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the `pooling`, `normalize` and `max_length` of a sentence-transformers folder.
+    """Read the settings of a sentence-transformers folder, {} for another folder.
+
+    Returns:
+      `pooling`, `normalize`, `max_length`, `lowercase`, and if the folder has prompts `prompts`,
+      `default_prompt_name` and `include_prompt`.
 
     Raises:
-      UserError: A type of pooling or a module is not supported.
+      UserError: A type of pooling or a module is not supported, or the default prompt does not exist.
     """
     modules = _modules(folder)
     if not modules:
@@ -101,13 +120,35 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
             settings["pooling"] = _pooling_of(path / CONFIG, read_json(path / CONFIG, _Pooling))
         elif module_type == "Normalize":
             settings["normalize"] = True
+    settings |= _prompts(folder)
+    transformer = transformer_folder(folder)
+    file = next((transformer / name for name in _SENTENCE_CONFIGS if (transformer / name).is_file()), None)
+    limits = _Limit() if file is None else read_json(file, _Limit)
+    if limits.do_lower_case:
+        settings["lowercase"] = True
+    length = limits.max_seq_length
+    tokenizer_config = transformer / LIMIT[0]
     # Without its own field, as since version 6, the limit is the tokenizer's.
-    for name, field in (("sentence_bert_config.json", "max_seq_length"), LIMIT):
-        limits = read_json(folder / name, _Limit) if (folder / name).is_file() else _Limit()
-        length = getattr(limits, field)
-        if length is not None and length < _NO_LIMIT:
-            return settings | {"max_length": int(length)}
-    return settings
+    if (length is None or length >= _NO_LIMIT) and tokenizer_config.is_file():
+        length = read_json(tokenizer_config, _Limit).model_max_length
+    return settings if length is None or length >= _NO_LIMIT else settings | {"max_length": int(length)}
+
+
+def _prompts(folder: pathlib.Path) -> dict[str, Any]:
+    file = folder / "config_sentence_transformers.json"
+    fields = read_json(file, _Prompts) if file.is_file() else _Prompts()
+    if not fields.prompts:
+        return {}
+    name = fields.default_prompt_name
+    if name is not None and name not in fields.prompts:
+        known = ", ".join(map(shown, fields.prompts))
+        raise UserError(f"{file}: default_prompt_name is {shown(name)}, which is none of its prompts ({known})")
+    poolings = [
+        read_json(path / CONFIG, _PromptPooling) for kind, path in _modules(folder) if kind == "Pooling"
+    ]
+    include = all(pooling.include_prompt for pooling in poolings)
+    settings = {"prompts": fields.prompts, "default_prompt_name": name, "include_prompt": include}
+    return {field: value for field, value in settings.items() if value is not None}
 
 
 def _pooling_of(path: pathlib.Path, fields: _Pooling) -> str:
@@ -174,10 +215,13 @@ def written_modules(tokenizer: EncoderTokenizer, width: int, limit: int) -> dict
         for number, (module_type, path) in enumerate(zip(module_types, paths, strict=True))
     ]
     pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
-    files = {
+    prompts = {name: settings.get(name) for name in _Prompts.__struct_fields__ if "prompts" in settings}
+    include = {"include_prompt": settings.get("include_prompt", True)} if prompts else {}
+    files: dict[str, Any] = {
         "modules.json": modules,
-        "1_Pooling/config.json": {"word_embedding_dimension": width, **pooling},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **pooling, **include},
         "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
+        **({"config_sentence_transformers.json": prompts} if prompts else {}),
     }
     for path, layer in zip(paths[2:], tokenizer.dense_layers, strict=False):
         files |= {f"{path}/{name}": value for name, value in _dense_files(layer)}

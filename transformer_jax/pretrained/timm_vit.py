@@ -73,7 +73,7 @@ def _processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> ImageProce
     fields, image_fields = _fields(hf_config)
     size = _config(hf_config).image_size
     return ImageProcessor(
-        size=size, resize="shortest", resized=max(size, int(size / image_fields.crop_pct)),
+        size=size, resize="shortest", resized=int(size / image_fields.crop_pct),
         resampling=image_fields.interpolation, mean=image_fields.mean, std=image_fields.std,
         labels=tuple(fields.label_names or image_fields.label_names or ()),
     )  # fmt: skip

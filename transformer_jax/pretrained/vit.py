@@ -39,7 +39,11 @@ def read_image_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> 
     """Open the image processor of a folder, with the labels of `config.json` if its head has classes."""
     architecture = next(iter(hf_config.get("architectures") or ()), "")
     labels = labels_of(hf_config) if architecture.endswith(_CLASSIFIES) else ()
-    return ImageProcessor.open(folder, size=convert(hf_config, _Fields, CONFIG).image_size, labels=labels)
+    fields = convert(hf_config, _Fields, CONFIG)
+    return ImageProcessor.open(
+        folder, size=fields.image_size, labels=labels, channels=fields.num_channels,
+        model_type=str(hf_config.get("model_type")),
+    )  # fmt: skip
 
 
 def embeddings(path: str, *, patches: str, tokens: Mapping[str, str], positions: str) -> tuple[Tensor, ...]:

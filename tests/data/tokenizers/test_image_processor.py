@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.errors import UserError
 
 SETTINGS = {
     "ViTImageProcessorPil": {"size": {"height": 23, "width": 23}},
@@ -62,8 +63,54 @@ def test_another_size_keeps_the_ratio_of_crop_and_resizing():
 
 
 @pytest.mark.parametrize(
-    ("kind", "resize"), [("ViTFeatureExtractor", "square"), ("BitImageProcessor", "shortest"), ("", "shortest")]
+    ("kind", "resize"), [("ViTFeatureExtractor", "square"), ("BitImageProcessor", "shortest"), ("", "square")]
 )
 def test_the_meaning_of_a_numeric_size_depends_on_the_processor(kind, resize):
     config = {"size": 256, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": kind}
     assert ImageProcessor.of(config).resize == resize
+
+
+def test_a_missing_field_is_that_of_the_class():
+    crop = ImageProcessor.of({"image_processor_type": "BitImageProcessor"})
+    assert (crop.resize, crop.resized, crop.size, crop.crop) == ("shortest", 224, 224, True)
+    assert crop.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert ImageProcessor.of({"feature_extractor_type": "DeiTFeatureExtractor"}).resized == 256
+    assert ImageProcessor.of({}, model_type="dinov2") == crop
+    assert ImageProcessor.of({}).resampling == "bilinear"
+    with pytest.raises(
+        UserError, match='image processor "MyImageProcessor" is not supported: supported are ViT'
+    ):
+        ImageProcessor.of({"image_processor_type": "MyImageProcessor"})
+
+
+def test_images_that_are_not_resized_must_have_the_size_of_the_model(rng):
+    processor = ImageProcessor.of({"do_resize": False}, size=8)
+    image = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    np.testing.assert_array_equal(processor.pixels(image), image)
+    with pytest.raises(UserError, match="an image of 8 x 6 pixels becomes 8 x 6, and the model needs 8 x 8"):
+        processor.pixels(image[:, :6])
+    loaded = ImageProcessor.from_files(processor.files())
+    assert loaded == processor
+
+
+def test_a_crop_larger_than_the_image_is_filled_with_black():
+    processor = ImageProcessor(5, resize="none")
+    pixels = processor.pixels(np.full((2, 3, 3), 9, np.uint8))
+    expected = np.zeros((5, 5, 3), np.uint8)
+    expected[2:4, 1:4] = 9
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_gray_images_for_a_model_with_one_channel(rng):
+    processor = ImageProcessor.of({"image_mean": 0.4, "image_std": [0.2], "size": 8}, channels=1)
+    gray = rng.integers(0, 256, (8, 8), np.uint8)
+    np.testing.assert_array_equal(processor.pixels(gray), gray[..., None])
+    assert processor.batch([gray, gray]).shape == (2, 8, 8, 1)
+    with pytest.raises(UserError, match="image_mean has 3 values, and the images 1 channel"):
+        ImageProcessor.of({}, channels=1)
+
+
+def test_values_that_are_rescaled_by_another_factor():
+    processor = ImageProcessor.of({"do_rescale": False, "image_mean": 127.5, "image_std": 51.0})
+    np.testing.assert_allclose(processor.mean, 0.5)
+    np.testing.assert_allclose(processor.std, 0.2)

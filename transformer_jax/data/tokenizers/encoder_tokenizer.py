@@ -68,6 +68,9 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     pooling: Literal["first", "mean", "max"] | None = None
     normalize: bool | None = None
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+    include_prompt: bool | None = None
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
@@ -267,6 +270,26 @@ class EncoderTokenizer(TokenizerFile):
         copy = Tokenizer.from_str(self._tokenizer.to_str())
         return type(self)(copy, labels=labels, names=self.names, settings=settings)
 
+    def prompt(self, name: str | None = None) -> str:
+        """Return the text that a sentence encoder puts before each text.
+
+        Args:
+          name: Name of one of its prompts; None means the default, "" if it has none.
+
+        Raises:
+          UserError: The prompt is unknown.
+        """
+        prompts, name = self.settings.get("prompts", {}), name or self.settings.get("default_prompt_name")
+        if name is not None and name not in prompts:
+            raise UserError(f"unknown prompt {name!r}: known are {', '.join(prompts) or 'none'}")
+        return "" if name is None else prompts[name]
+
+    def lowercase(self) -> None:
+        """Make the tokenizer lower-case every text first, as `do_lower_case` of sentence-transformers does."""
+        steps = _steps(self._tokenizer.normalizer)
+        if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+            self._tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""
         return [
@@ -380,6 +403,13 @@ class EncoderTokenizer(TokenizerFile):
             {"pad_token_id": self.pad, **label_fields(self.labels)},
             {"tokenizer_class": "PreTrainedTokenizerFast", **config},
         )
+
+
+def _steps(normalizer: Any) -> list[Any]:
+    if isinstance(normalizer, normalizers.Sequence):
+        steps: Any = normalizer
+        return list(steps)
+    return [] if normalizer is None else [normalizer]
 
 
 # The mask of a byte-level vocabulary includes the preceding space, because a space is part of the masked word.

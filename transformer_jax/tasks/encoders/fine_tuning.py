@@ -396,6 +396,9 @@ def make_tokenizer(
         # The start's head depends on the order of the start's labels.
         known, needed = set(tokenizer.labels), set(labels)
         keeps_labels = labels and (needed <= known if allow_more_labels else needed == known)
-        return tokenizer.with_labels(tokenizer.labels if keeps_labels else tuple(labels), **settings)
+        # Vectors of texts are trained and used with the default prompt of the start.
+        kept = ("prompts", "default_prompt_name", "include_prompt") if "pooling" in settings else ()
+        prompts = {name: tokenizer.settings[name] for name in kept if name in tokenizer.settings}
+        return tokenizer.with_labels(tokenizer.labels if keeps_labels else labels, **settings, **prompts)
 
     return shared_processor(EncoderTokenizer, make, stored)

@@ -212,7 +212,8 @@ class SentenceEmbedding(FineTuned):
         """Encode all first texts, then all second texts, with a number for each distinct text."""
         encodings: list[EncodedText] = []
         for name in COLUMNS[:2]:
-            side = self.processor.encode_batch(data.columns[name], max_length=self.model_config.max_length)
+            texts = [self.processor.prompt() + text for text in data.columns[name]]
+            side = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
             check_tokens(side, data.location)
             encodings += side
         # Texts of equal tokens are equal for the model.

@@ -43,8 +43,12 @@ def check_no_classes(model_config: Any) -> None:
         raise UserError("`classifier_pooling` is for classes of texts, and this task has none: leave it out")
 
 
-def check_texts(texts: Sequence[Any]) -> None:
-    """Check that `texts` is a list of non-empty texts or pairs of texts.
+def check_texts(texts: Sequence[Any], *, allow_empty: bool = False) -> None:
+    """Check that `texts` is a list of texts or pairs of texts.
+
+    Args:
+      texts: The value to check.
+      allow_empty: Accept blank texts.
 
     Raises:
       UserError: `texts` is a string or no list, an item is neither a text nor a pair, or a text is blank.
@@ -58,7 +62,7 @@ def check_texts(texts: Sequence[Any]) -> None:
         is_pair = isinstance(text, tuple | list) and len(text) in (0, 2)
         if not (isinstance(text, str) or is_pair) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"text {number + 1} is neither a text nor a pair of texts, but {repr(text)[:60]}")
-        if not parts or not all(part.strip() for part in parts):
+        if not parts or not (allow_empty or all(part.strip() for part in parts)):
             raise UserError(f"text {number + 1} is empty: remove it or write a text")
 
 
@@ -128,20 +132,28 @@ class TrainedEncoder(Trained):
         """
         return self._run(name, lambda: EncoderRunner(function, pad=self.processor.pad), examples)
 
-    def encoded(self, texts: Sequence[Any], *, max_length: int | None = None) -> list[Example]:
+    def encoded(
+        self, texts: Sequence[Any], *, max_length: int | None = None, allow_empty: bool = False
+    ) -> list[Example]:
         """Encode texts for the model; texts longer than its limit are truncated with a warning.
 
         Args:
           texts: Texts, or pairs of texts.
           max_length: Maximum number of tokens in a text; None means the model's limit.
+          allow_empty: Warn of texts without tokens instead of refusing them.
 
         Raises:
           UserError: See `check_texts` and `check_tokens`.
         """
-        check_texts(texts)
+        check_texts(texts, allow_empty=allow_empty)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
         encodings = self.processor.encode_batch(texts, max_length=limit)
-        check_tokens(encodings, lambda number: f"text {number + 1}")
+        empty = [number for number, encoding in enumerate(encodings, 1) if not encoding.has_every_text]
+        if empty and allow_empty:
+            message = f"{len(empty):,} text(s) have no tokens, the first is text {empty[0]}"
+            warnings.warn(f"{message}: their vectors are that of the empty text", stacklevel=3)
+        else:
+            check_tokens(encodings, lambda number: f"text {number + 1}")
         warn_if_truncated(encodings, limit)
         return [Example(encoding.ids, encoding.types, {}) for encoding in encodings]
 
@@ -152,21 +164,35 @@ class TrainedEncoder(Trained):
         return min(limit, self.processor.settings.get("max_length", limit))
 
     def embed(
-        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> np.ndarray:
         """Compute a vector for each text.
 
         Args:
-          texts: N texts; texts longer than the model's limit are truncated.
+          texts: N texts; texts longer than the model's limit are truncated. An empty text has the vector of its
+            special tokens, with a warning.
           pooling: "mean", "first" (token) or "max"; None means that of the folder (`1_Pooling`), else mean.
           normalize: Scale vectors to length 1; None means as the folder says, else no.
+          prompt: Text to put before each text; None means that of `prompt_name`.
+          prompt_name: Name of one of the folder's prompts; None means the folder's default, if it has one.
 
         Returns:
           (N, D) float32; D is the width of the last dense layer if the folder has dense layers.
 
         Raises:
-          UserError: A text is empty, or the pooling is unknown.
+          UserError: An item is not a text, or the pooling or the prompt is unknown.
         """
+        before = self.processor.prompt(prompt_name) if prompt is None else prompt
+        if before and not self.processor.settings.get("include_prompt", True):
+            raise UserError(
+                "the folder excludes prompts from its vectors, which is not supported: set `prompt` ''"
+            )
         settings = self.processor.settings
         pooling = settings.get("pooling", "mean") if pooling is None else pooling
         choose("pooling", pooling, POOLINGS)
@@ -193,7 +219,7 @@ class TrainedEncoder(Trained):
         vectors = self._run(
             ("embed", pooling, normalize),
             lambda: VectorRunner(one_text_per_row, several_texts_per_row, pad=self.processor.pad),
-            self.encoded(texts, max_length=self.vector_limit),
+            self.encoded([f"{before}{text}" for text in texts], max_length=self.vector_limit, allow_empty=True),
         )
         if vectors:
             return np.stack(vectors)
