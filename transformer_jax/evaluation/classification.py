@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -65,35 +66,70 @@ def number_scores(predictions: Sequence[float], expected: Sequence[float]) -> It
         yield name, 0.0 if math.isnan(value) else 100 * value
 
 
-def are_entities(tags: Collection[str]) -> bool:
-    """Return whether tags mark entities in BIO form: "O" or with a prefix such as "B-", which must occur."""
-    has_begin = any(tag.startswith("B-") for tag in tags)
-    return has_begin and all(tag == "O" or tag[1:2] == "-" for tag in tags)
+# Schemes of tags that mark entities, with the prefixes that they consist of.
+SCHEMES = {"BIO": "BI", "IOB1": "BI", "BILOU": "BILU", "IOBES": "BIES", "IO": "I"}
+
+
+def prefixes_of(tags: Collection[str]) -> str | None:
+    """Return the sorted prefixes of tags such as "B-city", without "O"; None if a tag has none."""
+    marks = set(tags) - {"O"}
+    return "".join(sorted({tag[0] for tag in marks})) if all(tag[1:2] == "-" for tag in marks) else None
+
+
+def tag_scheme(texts: Sequence[Sequence[str]]) -> str:
+    """Detect the scheme of the tags of texts.
+
+    In BIO (IOB2) every entity begins with B; in IOB1 only one that follows an entity of the same type; in IO
+    none does. BILOU and IOBES mark the last word (L or E) and single words (U or S) as well.
+
+    Args:
+      texts: The tags of each text.
+
+    Returns:
+      A key of `SCHEMES`, or "" if the tags fit none.
+    """
+    prefixes = prefixes_of({tag for tags in texts for tag in tags})
+    if not prefixes:
+        return ""
+    if prefixes == "I":
+        return "IO"
+    if set(prefixes) <= set("BI"):
+        pairs = [pair for tags in texts for pair in itertools.pairwise(["O", *tags])]
+        follows = [(tag[0], before[1:] == tag[1:] and before != "O") for before, tag in pairs if tag != "O"]
+        if all(continues for prefix, continues in follows if prefix == "I"):
+            return "BIO"
+        return "IOB1" if all(continues for prefix, continues in follows if prefix == "B") else ""
+    fitting = [name for name in ("BILOU", "IOBES") if set(prefixes) <= set(SCHEMES[name])]
+    return fitting[0] if fitting and set(prefixes) & set("BUS") else ""
 
 
 def tag_scores(
-    predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], *, entities: bool
+    predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], *, scheme: str
 ) -> Iterator[tuple[str, float]]:
     """Compute the scores of predicted tags of words.
 
     Args:
       predictions: Predicted tags of each text.
       expected: True tags of each text.
-      entities: Result of `are_entities` for all tags.
+      scheme: A key of `SCHEMES`, or "" for tags that do not mark entities.
 
     Yields:
-      (name, value in percent): `accuracy` over words, and with `entities` the `entity_f1` of complete entities,
-      0 if there are none.
+      (name, value in percent): `accuracy` over words, and with a scheme the `entity_f1` of complete entities, 0
+      if there are none. Tags that the scheme does not allow, such as I-city after O in BIO, begin no entity
+      (`mode="strict"` of seqeval).
     """
     texts = zip(predictions, expected, strict=True)
     pairs = [pair for predicted, true in texts for pair in zip(predicted, true, strict=True)]
     yield "accuracy", 100 * sum(predicted == true for predicted, true in pairs) / max(1, len(pairs))
-    if entities:
-        from seqeval.metrics import f1_score
+    if not scheme:
+        return
+    from seqeval import metrics
+    from seqeval import scheme as schemes
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield (
-                "entity_f1",
-                100 * float(f1_score([list(t) for t in expected], [list(t) for t in predictions])),
-            )
+    # Without B-, IOB1 is IO.
+    scheme_type = getattr(schemes, {"BIO": "IOB2", "IO": "IOB1"}.get(scheme, scheme))
+    options: dict[str, Any] = dict(mode="strict", scheme=scheme_type, zero_division=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f1 = metrics.f1_score([list(t) for t in expected], [list(t) for t in predictions], **options)
+    yield "entity_f1", 100 * float(f1)

@@ -218,7 +218,10 @@ class ImageProcessor:
           UserError: See `of`.
         """
         labels = parse_json(files["labels.json"], list[str], "labels.json")
-        return cls.of(parse_json(files[FILE], dict[str, Any], FILE), labels=labels)
+        config = parse_json(files[FILE], dict[str, Any], FILE)
+        size = convert(config, _Fields, FILE).size
+        # Only a processor that neither resizes nor crops takes its size from the model.
+        return cls.of(config, labels=labels, size=getattr(size, "height", None) or 224)
 
     @classmethod
     def open(

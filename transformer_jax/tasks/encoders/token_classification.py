@@ -16,13 +16,13 @@ from transformer_jax.data.corpora.tfds_tables import tfds_tags
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation.classification import are_entities, tag_scores
+from transformer_jax.evaluation.classification import SCHEMES, prefixes_of, tag_scheme, tag_scores
 from transformer_jax.layers.losses import cross_entropy
 from transformer_jax.tasks.encoders import fine_tuning
 from transformer_jax.tasks.encoders.fine_tuning import EncodedSplit, FineTuned, FineTuningConfig
 from transformer_jax.tasks.encoders.trained import inputs_of
 from transformer_jax.tasks.encoders.trained_heads import TrainedTagger, default_tag
-from transformer_jax.training.config import RunConfig
+from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry
 
@@ -40,9 +40,13 @@ class TokenClassificationConfig(FineTuningConfig):
 
     tags: str = ""
     """Feature of a tfds: corpus that holds the tags; "" takes the only feature that could."""
+    scheme: str = "auto"
+    """Scheme of the entities' tags: BIO, IOB1, BILOU, IOBES, IO, or none for tags that mark no entities. auto:
+    the one that the training tags fit, none if they fit none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose("scheme", self.scheme, ("auto", "none", *SCHEMES))
         if self.tags and not self.corpus:
             raise UserError("`tags` names a feature of a `corpus`; files have a column tags: leave it out")
 
@@ -100,8 +104,8 @@ class TokenClassification(FineTuned):
     ignored = {"target": _IGNORED}  # noqa: RUF012  a constant
 
     def __init__(self, config: RunConfig, splits: Sequence[Any], tokenizer: EncoderTokenizer, *rest: Any):
-        has_entities = are_entities(tokenizer.labels)
-        self.best = ("valid_entity_f1", "max") if has_entities else ("valid_accuracy", "max")
+        self.scheme = _scheme(config.task, splits[0], tokenizer.labels)
+        self.best = ("valid_entity_f1", "max") if self.scheme else ("valid_accuracy", "max")
         self._first_pieces: dict[str, list[dict[int, int]]] = {}
         super().__init__(config, splits, tokenizer, *rest)
 
@@ -142,7 +146,22 @@ class TokenClassification(FineTuned):
             # Words beyond the model's limit and words without a piece have no logits.
             predicted.append([chosen.get(word, default_tag(labels)) for word in range(len(tags))])
             expected.append(tags)
-        yield from tag_scores(predicted, expected, entities=self.best[0] == "valid_entity_f1")
+        yield from tag_scores(predicted, expected, scheme=self.scheme)
+
+
+def _scheme(task: TokenClassificationConfig, train: Table, labels: Sequence[str]) -> str:
+    """Return the scheme of a task's tags, "" if they mark no entities.
+
+    Raises:
+      UserError: The tags do not have the prefixes of the scheme that the task names.
+    """
+    if task.scheme in ("auto", "none"):
+        return "" if task.scheme == "none" else tag_scheme([tags for _, tags in words_and_tags(train)])
+    prefixes = prefixes_of(labels)
+    if not prefixes or not set(prefixes) <= set(SCHEMES[task.scheme]):
+        known = ", ".join(f"{prefix}-..." for prefix in SCHEMES[task.scheme])
+        raise UserError(f"`scheme` {task.scheme} has the tags O, {known}, and the data {', '.join(labels[:6])}")
+    return task.scheme
 
 
 def prepare(config, objective, *, mesh, stored, starts, note):
@@ -166,7 +185,12 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         )  # fmt: skip
         splits = fine_tuning.split_tables(task, tables)
         report_unlabeled(tables, note)
-        return TokenClassification(config, splits, tokenizer, mesh, note)
+        result = TokenClassification(config, splits, tokenizer, mesh, note)
+        if result.scheme:
+            note(f"the tags mark entities in the scheme {result.scheme}")
+        elif task.scheme == "auto" and prefixes_of(labels):
+            note("the tags fit no scheme of entities, so only their accuracy is scored; `scheme` names one")
+        return result
 
     return on_every_process(make)
 
