@@ -1,6 +1,6 @@
 import pytest
 
-from transformer_jax.evaluation.translation import bleu_signature, translation_scores
+from transformer_jax.evaluation.translation import bleu_signature, bleu_tokenizer_for, translation_scores
 
 HYPOTHESES = ["the cat sat on the mat .", "a dog runs fast today"]
 REFERENCES = ["the cat sat on the mat .", "a dog runs very fast today"]
@@ -31,3 +31,24 @@ def test_the_signature_names_the_tokenizer():
 def test_unequal_lengths():
     with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
         list(translation_scores(["a"], REFERENCES))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizers"),
+    [
+        ("2027年4月21日水曜日に東京で", {"ja-mecab", "char"}), ("三小时前在北京", {"zh"}),
+        ("3시간 전 서울", {"ko-mecab", "char"}), ("วันพุธที่", {"char"}), ("Mittwoch, 21. April", {"13a"}),
+        ("среда в Москве", {"13a"}), ("The sign says 東京.", {"13a"}), ("12:30", {"13a"}),
+    ],
+)  # fmt: skip
+def test_the_tokenizer_of_bleu_follows_the_language(text, tokenizers):
+    assert bleu_tokenizer_for([text, ""]) in tokenizers
+    assert f"tok:{bleu_tokenizer_for([text])}" in bleu_signature([text])
+
+
+def test_japanese_is_not_scored_as_one_word_per_sentence():
+    references = ["2027年4月21日水曜日", "東京都とパリ", "3時間前", "明日の午後5時"]
+    hypotheses = ["2027年4月21日木曜日", "東京都とローマ", "3時間前", "明日の午後6時"]
+    scores = dict(translation_scores(hypotheses, references, bleu_tokenize="char"))
+    assert scores["bleu"] == pytest.approx(69.59, abs=0.01)  # the value of sacreBLEU 2.6
+    assert dict(translation_scores(hypotheses, references))["bleu"] > 50

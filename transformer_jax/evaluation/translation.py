@@ -10,35 +10,74 @@ BLEU_TOKENIZERS = tuple(BLEU.TOKENIZERS)
 
 
 def check_bleu_tokenizer(name: str) -> None:
-    """Check that a tokenizer of sacreBLEU is known and its requirements are installed.
+    """Check that a tokenizer of sacreBLEU is known and its requirements are installed; "auto" is.
 
     Raises:
       ValueError: sacreBLEU has no tokenizer of this name.
     """
+    if name == "auto":
+        return
     if name not in BLEU_TOKENIZERS:
-        raise ValueError(f"unknown BLEU tokenizer {name!r}: choose one of {', '.join(BLEU_TOKENIZERS)}")
+        raise ValueError(f"unknown BLEU tokenizer {name!r}: choose auto or one of {', '.join(BLEU_TOKENIZERS)}")
     try:
         BLEU(tokenize=name)
     except (RuntimeError, ImportError, OSError) as error:
         raise ValueError(f"BLEU tokenizer {name!r} cannot be used: {' '.join(str(error).split())}") from None
 
 
-def bleu_signature(references: Sequence[str], tokenize: str) -> str:
-    """Return sacreBLEU's signature, which lists all settings of the BLEU score."""
-    bleu = BLEU(tokenize=tokenize)
+# The first and the last letter of a script, its smallest share of a text in its languages, and sacreBLEU's
+# tokenizers for these in the order of preference. Japanese is written in Chinese characters and kana.
+_SCRIPTS = (
+    ("\u3041", "\u30ff", 0.02, ("ja-mecab", "char")),  # kana
+    ("\uac00", "\ud7a3", 0.2, ("ko-mecab", "char")),  # hangul
+    ("\u4e00", "\u9fff", 0.2, ("zh",)),
+    ("\u0e01", "\u0eff", 0.2, ("char",)),  # Thai and Lao
+    ("\u1000", "\u109f", 0.2, ("char",)),  # Burmese
+    ("\u1780", "\u17ff", 0.2, ("char",)),  # Khmer
+)
+
+
+def bleu_tokenizer_for(references: Sequence[str]) -> str:
+    """Return sacreBLEU's tokenizer for the language of references, as far as their script shows it.
+
+    A language without spaces between words has its own tokenizer: "ja-mecab" for Japanese and "ko-mecab" for
+    Korean where they are installed, "zh" for Chinese, else "char". Every other text has "13a".
+
+    Args:
+      references: Sentences in the target language.
+    """
+    letters = [character for text in references for character in text if character.isalpha()]
+    for first, last, share, tokenizers in _SCRIPTS:
+        if sum(first <= letter <= last for letter in letters) > share * len(letters):
+            return next(name for name in tokenizers if name in ("zh", "char") or _is_installed(name))
+    return "13a"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        check_bleu_tokenizer(name)
+    except ValueError:
+        return False
+    return True
+
+
+def bleu_signature(references: Sequence[str], tokenize: str = "auto") -> str:
+    """Return sacreBLEU's signature, which lists all settings of the BLEU score; see `translation_scores`."""
+    bleu = BLEU(tokenize=bleu_tokenizer_for(references) if tokenize == "auto" else tokenize)
     bleu.corpus_score(references, [references])
     return str(bleu.get_signature())
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, bleu_tokenize: str = "13a"
+    hypotheses: Sequence[str], references: Sequence[str], *, bleu_tokenize: str = "auto"
 ) -> Iterator[tuple[str, float]]:
     """Yield ("bleu", 0 to 100), ("chrf", 0 to 100) and ("exact_match", percent of equal sentences).
 
     Args:
       hypotheses: Translations.
       references: A reference for each translation.
-      bleu_tokenize: sacreBLEU's tokenizer; "none" for text that is already tokenized.
+      bleu_tokenize: sacreBLEU's tokenizer; "auto" for that of the language, see `bleu_tokenizer_for`; "none"
+        for text that is already tokenized.
 
     Raises:
       ValueError: The numbers of hypotheses and references differ.
@@ -46,6 +85,8 @@ def translation_scores(
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     # `force` silences sacreBLEU's warning about tokenized periods, which tokenized text has.
+    if bleu_tokenize == "auto":
+        bleu_tokenize = bleu_tokenizer_for(references)
     bleu = BLEU(tokenize=bleu_tokenize, force=True)
     yield "bleu", bleu.corpus_score(hypotheses, [references]).score
     yield "chrf", CHRF().corpus_score(hypotheses, [references]).score

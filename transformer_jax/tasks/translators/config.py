@@ -56,8 +56,9 @@ class TranslationConfig:
     """Beam size of the test translations; 1 is greedy search."""
     length_penalty: float = dataclasses.field(default=0.6, metadata=FREE)
     """Exponent of the length penalty."""
-    bleu_tokenize: str = dataclasses.field(default="13a", metadata=FREE)
-    """Tokenizer of sacreBLEU: 13a for plain text, none for tokenised text, zh, ja-mecab, char ..."""
+    bleu_tokenize: str = dataclasses.field(default="auto", metadata=FREE)
+    """Tokenizer of sacreBLEU: 13a for plain text, none for tokenised text, zh, ja-mecab, char ... auto: the one
+    for the script of the references, 13a for languages with spaces between words."""
 
     def __post_init__(self) -> None:
         try:
