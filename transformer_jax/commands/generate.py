@@ -14,6 +14,7 @@ import tyro
 
 from transformer_jax.commands.plan_decoding import TOKENS, show_chips, show_decoding, target
 from transformer_jax.commands.train import keep_programs
+from transformer_jax.data.tokenizers.text_tokenizer import SpecialTokens
 from transformer_jax.decoding.generation import Sampling, batch_rows, cache_sizes
 from transformer_jax.decoding.speculative import check_draft
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
@@ -55,6 +56,9 @@ class Arguments:
     """Lower the probability of previous tokens; 1 disables it."""
     stop: tuple[str, ...] = ()
     """Strings that end the text; the text is truncated before them."""
+    special_tokens: SpecialTokens | None = None
+    """Reading of special tokens in the prompt. control: the tokens that they name. text: like other text. None:
+    the run's, control for --weights."""
     ignore_end: bool = False
     """Continue after an end-of-text token."""
     samples: int = 1
@@ -95,6 +99,8 @@ def _model(arguments: Arguments, weights: str | None, run_dir: str | None, mesh:
     loaded = load(folder, dtype=arguments.dtype, mesh=mesh, allow_nonfinite=arguments.allow_nonfinite)
     if not isinstance(loaded, TrainedLanguageModel):
         raise UserError(f"{folder} holds a {type(loaded.model).__name__}, which does not generate text")
+    if arguments.special_tokens is not None:
+        loaded.tokenizer.special_tokens = arguments.special_tokens
     return loaded.model, loaded.tokenizer
 
 

@@ -190,7 +190,11 @@ class Translator:
         encoded = self.encode(texts, truncate=truncate)
         translations = [""] * len(texts)
         # Sorting puts sentences of equal length into one batch, which runs as long as its longest sentence.
-        order = [i for i in sorted(range(len(texts)), key=lambda i: len(encoded[i])) if texts[i].strip()]
+        order = [
+            i
+            for i in sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+            if self.tokenizer.clean(texts[i])
+        ]
         rows = next((r for r in (1, 8) if len(order) <= r), self.rows)
         batches: list[tuple[int, list[int]]] = []
         while order:
@@ -217,7 +221,8 @@ class Translator:
         Raises:
           UserError: A sentence is empty or exceeds the model's limit, or the model has no attention.
         """
-        if not text.strip() or (translation is not None and not translation.strip()):
+        clean = self.tokenizer.clean
+        if not clean(text) or (translation is not None and not clean(translation)):
             raise UserError("an empty sentence has no alignment: give some text")
         if not getattr(self.model, "attends", True):
             raise UserError("this model has no attention and therefore no alignment")

@@ -43,7 +43,6 @@ class _Fields(msgspec.Struct):
     seq_classif_dropout: Rate = 0.2
     qa_dropout: Rate = 0.1
     activation: Activation = "gelu"
-    sinusoidal_pos_embds: bool = False
     tie_weights_: bool = True
     tie_word_embeddings: bool = True
 
@@ -89,7 +88,8 @@ def _body(ours: str) -> tuple[Tensor, ...]:
 def _family(architecture: str, module: type, *heads: Tensor, classes: bool = False) -> Family:
     def config(hf_config: Mapping[str, Any]) -> distilbert.DistilBertConfig:
         fields = convert(hf_config, _Fields, CONFIG)
-        check_supported(fields, sinusoidal_pos_embds=False, tie_weights_=True, tie_word_embeddings=True)
+        # With `sinusoidal_pos_embds` the files hold the sinusoids as a table, which is read like a learned one.
+        check_supported(fields, tie_weights_=True, tie_word_embeddings=True)
         return distilbert.DistilBertConfig(
             vocab_size=fields.vocab_size,
             width=fields.dim,

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.corpora.held_out import held_out
-from transformer_jax.data.corpora.text_groups import group_numbers
+from transformer_jax.data.corpora.tables import Table
+from transformer_jax.data.corpora.text_groups import equal_rows, group_numbers
 from transformer_jax.errors import UserError
+from transformer_jax.tasks.encoders.fine_tuning import FineTuningConfig, split_tables
 
 
 def test_phrases_belong_to_the_longest_text_that_contains_them():
@@ -61,3 +63,20 @@ def test_ungrouped_rows_are_held_out_in_the_exact_number():
     assert len(held_out(np.arange(2), 0.9)[0]) == 1
     with pytest.raises(UserError, match="leaves none"):
         held_out(np.arange(1), 0.1)
+
+
+def test_equal_pairs_are_held_out_together():
+    rows = [(f"text {n % 40}", f"other {n % 40}") for n in range(200)]
+    first, second = zip(*rows, strict=True)
+    for columns in ({"sentence1": first, "sentence2": second}, {"tokens": first}):
+        table = Table("x.tsv", columns | {"label": ["0", "1"] * 100})
+        train, valid, _ = split_tables(FineTuningConfig(train=("x",)), (table, None, None))
+        inputs = list(columns)
+        held, kept = (set(zip(*(part.columns[n] for n in inputs), strict=True)) for part in (valid, train))
+        assert held
+        assert not held & kept
+
+
+def test_rows_without_repetition_are_held_out_as_before():
+    assert equal_rows([["a", "b", "c"], ["x", "x", "x"]]).tolist() == [0, 1, 2]
+    assert equal_rows([["a", "b", "a"]]).tolist() == [0, 1, 0]

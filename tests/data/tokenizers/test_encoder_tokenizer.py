@@ -1,10 +1,12 @@
 """Tokenizers of encoders against pieces by hand and against `transformers`."""
 
 import concurrent.futures
+import itertools
 import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
@@ -177,3 +179,51 @@ def test_invalid_vocabularies(tmp_path):
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(UserError, match=r"tokenizer_config\.json: expected object, got array"):
         EncoderTokenizer.open(folder)
+
+
+def test_words_of_sentencepiece_begin_with_a_space(tmp_path):
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(["the unhappy cat walks in the park"] * 20, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = EncoderTokenizer.open(tmp_path)
+    continues = opened.continues_word()
+    encoding = tokenizer.encode("the cat walks", add_special_tokens=False)
+    starts = [word != before for before, word in itertools.pairwise([None, *encoding.word_ids])]
+    assert [not continues[number] for number in encoding.ids] == starts
+    assert not any(continues[number] for number in opened.special_ids())
+
+
+def test_a_vocabulary_that_does_not_mark_words_has_no_whole_words(tmp_path):
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]
+    tokenizer = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(UserError, match="whole-word masking needs a vocabulary whose pieces show where"):
+        EncoderTokenizer(tokenizer).continues_word()
+
+
+def test_windows_of_a_tokenizer_with_shifted_offsets(tmp_path):
+    """A pre-tokenizer that adds spaces between words shifts the offsets of the library."""
+    text = "Anna lives in Oslo, Norway. The café is 🙂 good."
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=True), pre_tokenizers.Punctuation()
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator([text] * 20, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    (windows,) = EncoderTokenizer(tokenizer).windows([("Where?", text)], max_length=22, stride=4)
+    assert len(windows) > 1
+    for window in windows:
+        for number, sequence, (start, end) in zip(window.ids, window.sequences, window.offsets, strict=True):
+            piece = tokenizer.id_to_token(int(number)).replace("\u0120", "")
+            if sequence == 1 and piece.isascii():
+                assert text[start:end] == piece

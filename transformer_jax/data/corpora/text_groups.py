@@ -12,6 +12,12 @@ _MAX_PART = 64
 _MAX_HEAD = 256
 
 
+def equal_rows(columns: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return the group (n,) of each row of some columns: the number of the first row with the same texts."""
+    first: dict[tuple[str, ...], int] = {}
+    return np.array([first.setdefault(row, number) for number, row in enumerate(zip(*columns, strict=True))])
+
+
 def group_numbers(texts: Sequence[str]) -> np.ndarray:
     """Return the group (n,) of each text: the row of the longest text that contains it, or its own row.
 

@@ -1,11 +1,11 @@
-"""Byte-level BPE of translators (Sennrich et al. 2016; Radford et al. 2019), lossless for any text."""
+"""Byte-level BPE of translators (Sennrich et al. 2016; Radford et al. 2019), lossless for any clean text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked
 from transformer_jax.errors import UserError
@@ -17,8 +17,12 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 
+# Byte order marks, and marks that only control the display direction, which a translator cannot predict.
+_INVISIBLE = "[\ufeff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+
+
 class BytePairTokenizer(TokenizerFile):
-    """Lossless tokenizer of texts.
+    """Tokenizer of texts, lossless except for what `clean` changes.
 
     A space is added before each text and removed by decoding, so that a word has the same tokens at any
     position. Digits are separated from spaces and letters, so that a number has the same tokens on both sides
@@ -47,6 +51,11 @@ class BytePairTokenizer(TokenizerFile):
                 f"256 bytes: use at least {MIN_VOCAB_SIZE}"
             )
         tokenizer = Tokenizer(models.BPE())
+        # Training and use clean texts alike, because the tokenizer does it.
+        tokenizer.normalizer = normalizers.Sequence([
+            normalizers.NFC(), normalizers.Replace(Regex(_INVISIBLE), ""),
+            normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(left=False, right=True),
+        ])  # fmt: skip
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
@@ -60,10 +69,20 @@ class BytePairTokenizer(TokenizerFile):
         tokenizer.train_from_iterator((" " + text for text in checked(texts)), trainer)
         return cls(tokenizer)
 
+    def clean(self, text: str) -> str:
+        """Return a text as the model reads it.
+
+        White space at its ends is removed; runs of white space, such as tabs and no-break spaces, become one
+        space; byte order marks and direction marks are removed; and characters are composed (Unicode's NFC).
+        Tokenizers of version 0.1 only remove white space at the ends.
+        """
+        normalizer = self._tokenizer.normalizer
+        return (text if normalizer is None else normalizer.normalize_str(text)).strip()
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without begin and end, reading special tokens as plain text."""
         encoded = self._tokenizer.encode_batch_fast(
-            [" " + text for text in checked(texts)], add_special_tokens=False
+            [f" {text.strip()}" for text in checked(texts)], add_special_tokens=False
         )
         return [e.ids for e in encoded]
 
@@ -71,7 +90,7 @@ class BytePairTokenizer(TokenizerFile):
         """Return the words of a text that are merged separately, in the byte-level alphabet."""
         pre_tokenizer = self._tokenizer.pre_tokenizer
         assert pre_tokenizer is not None, "set by `train`"
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(" " + text)]
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(f" {self.clean(text)}")]
 
     def merge_table(self) -> tuple[dict[str, int], dict[tuple[int, int], tuple[int, int]]]:
         """Return (the id of each token, the (rank, merged id) of each pair of ids that merges)."""

@@ -21,6 +21,7 @@ from tokenizers import (
     trainers,
 )
 
+from transformer_jax.data.tokenizers.byte_offsets import byte_offsets
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.data.tokenizers.published_tokenizer import bert_template, read_published_tokenizer
 from transformer_jax.data.tokenizers.tokenizer_file import (
@@ -49,6 +50,8 @@ _PUBLISHED = {
     "separator": "sep_token",
     "mask": "mask_token",
 }
+# A text on which the offsets of a tokenizer are checked.
+_PROBE = "Anna lives in Oslo, Norway. The house is small."
 # The library encodes texts of one call in parallel; its encodings take a hundred bytes per token.
 _TEXTS_PER_CALL = 1_000
 
@@ -334,7 +337,34 @@ class EncoderTokenizer(TokenizerFile):
           The windows of each pair.
         """
         self._for_windows.enable_truncation(max_length, stride=stride, strategy="only_second")
-        return _windows(self._for_windows, pairs, offsets=True)
+        windows = _windows(self._for_windows, pairs, offsets=True)
+        if self._has_exact_offsets:
+            return windows
+        return [
+            _with_offsets(texts, self._offsets(pair[1]), stride)
+            for pair, texts in zip(pairs, windows, strict=True)
+        ]
+
+    @functools.cached_property
+    def _has_exact_offsets(self) -> bool:
+        """Whether the offsets of the library point at the tokens; some stacks of pre-tokenizers shift them."""
+        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            return True
+        encoding = self._tokenizer.encode(_PROBE, add_special_tokens=False)
+        exact = byte_offsets(_PROBE, encoding.tokens)
+        pairs = zip(encoding.offsets, exact or [], strict=False)
+        return all(_PROBE[slice(*ours)].strip() == _PROBE[slice(*theirs)].strip() for theirs, ours in pairs)
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return the start and end of each token of a text, found by its bytes.
+
+        Raises:
+          UserError: The tokens are not the bytes of the text.
+        """
+        offsets = byte_offsets(text, self._tokenizer.encode(text, add_special_tokens=False).tokens)
+        if offsets is None:
+            raise UserError("the tokenizer changes the text, so that its tokens have no place in it")
+        return offsets
 
     def word_windows(
         self, word_lists: Sequence[Sequence[str]], *, max_length: int, stride: int
@@ -384,13 +414,23 @@ class EncoderTokenizer(TokenizerFile):
         return [self._tokenizer.id_to_token(int(i)) or f"[{i}]" for i in ids]
 
     def continues_word(self) -> list[bool]:
-        """Return for each id whether it continues a word."""
+        """Return for each id whether it continues a word.
+
+        Raises:
+          UserError: The pieces of the vocabulary do not show it.
+        """
         vocabulary = {i: token for token, i in self._tokenizer.get_vocab().items()}
-        special = {self.pad, self.unknown, self.begin, self.separator, self.mask}
+        special = {*self.special_ids(), *self._tokenizer.get_added_tokens_decoder()}
         pieces = [vocabulary.get(i, "") for i in range(self.vocab_size)]
         if isinstance(self._tokenizer.model, models.WordPiece):
-            return [piece.startswith("##") for piece in pieces]
-        return [i not in special and not piece.startswith("\u0120") for i, piece in enumerate(pieces)]
+            prefix = self._tokenizer.model.continuing_subword_prefix
+            return [i not in special and piece.startswith(prefix) for i, piece in enumerate(pieces)]
+        # A space before a word is a part of its first piece: Ġ in byte-level BPE, ▁ in SentencePiece.
+        splitting = repr((self._tokenizer.normalizer, self._tokenizer.pre_tokenizer))
+        space = "\u0120" if "ByteLevel" in splitting else "\u2581"
+        if space == "\u2581" and space not in splitting:
+            raise UserError("whole-word masking needs a vocabulary whose pieces show where a word begins")
+        return [i not in special and not piece.startswith(space) for i, piece in enumerate(pieces)]
 
     def special_ids(self) -> list[int]:
         """Return the ids of the special tokens, which are never masked or sampled."""
@@ -436,6 +476,20 @@ def _windows(
             options: dict[str, Any] = dict(words=words, offsets=offsets, truncated=len(windows) > 1)
             encoded.append([EncodedText.of(window, **options) for window in windows])
     return encoded
+
+
+def _with_offsets(
+    windows: Sequence[EncodedText], offsets: Sequence[tuple[int, int]], stride: int
+) -> list[EncodedText]:
+    """Return windows with other offsets of the second text, whose consecutive windows share `stride` tokens."""
+    result, start = [], 0
+    for window in windows:
+        second = np.flatnonzero(window.sequences == 1)
+        changed = np.array(window.offsets)
+        changed[second] = np.reshape(offsets[start : start + len(second)], (-1, 2))
+        result.append(window._replace(offsets=changed))
+        start += len(second) - stride
+    return result
 
 
 def _check_vocab_size(vocab_size: int, minimum: int) -> None:

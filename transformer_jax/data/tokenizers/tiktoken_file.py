@@ -9,6 +9,7 @@ import pathlib
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from transformer_jax.data.tokenizers.byte_offsets import alphabet as byte_alphabet
 from transformer_jax.errors import UserError
 
 # For each encoding: the number of tokens in its file, and the parts that the file lacks, the pattern that
@@ -46,13 +47,6 @@ _ENCODINGS: dict[str, tuple[int, str, dict[str, int]]] = {
     ),
     "o200k_base": (199_998, _O200K, {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018}),
 }  # fmt: skip
-
-
-def _alphabet() -> list[str]:
-    """Return the printable character of each byte in byte-level BPE (Radford et al. 2019)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    substitutes = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
 
 
 def _ranks(path: pathlib.Path, size: int) -> dict[bytes, int]:
@@ -102,7 +96,7 @@ def read_tiktoken(path: str | pathlib.Path) -> Tokenizer:
     if path.stem not in _ENCODINGS:
         raise UserError(f"{path}: unknown encoding {path.stem!r}: known are {', '.join(_ENCODINGS)}")
     size, pattern, special = _ENCODINGS[path.stem]
-    ranks, alphabet = _ranks(path, size), _alphabet()
+    ranks, alphabet = _ranks(path, size), byte_alphabet()
 
     def printable(token: bytes) -> str:
         return "".join(alphabet[byte] for byte in token)

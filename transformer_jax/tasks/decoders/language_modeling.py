@@ -22,7 +22,7 @@ from transformer_jax.data.batches.token_batches import (
     validation_windows,
 )
 from transformer_jax.data.corpora import texts
-from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.text_tokenizer import SpecialTokens, TextTokenizer
 from transformer_jax.decoding.generation import Sampling
 from transformer_jax.decoding.text_generation import Generated, TextGenerator
 from transformer_jax.distributed.mesh import place_batch, rows_here
@@ -54,6 +54,9 @@ class LanguageModelingConfig(TextDataConfig):
     packing: Literal["stream", "documents"] = "stream"
     """stream: rows are windows of all texts joined. documents: rows hold complete documents that do not attend
     to each other."""
+    special_tokens: SpecialTokens = "control"
+    """Reading of special tokens such as <|endoftext|> in the text and in prompts. control: the tokens that they
+    name, as in transformers. text: like other text."""
     sample: str | None = dataclasses.field(default=None, metadata=FREE)
     """Prompt of the samples printed during training; None means the first words of the validation text."""
     sample_tokens: int = dataclasses.field(default=48, metadata=FREE)
@@ -302,9 +305,13 @@ def prepare(
 ) -> LanguageModeling:
     """Open the text, train or read the tokenizer, and make batches; see `TaskEntry.prepare`."""
     corpus = on_first_then_every_process(lambda: load_texts(config.task, texts.files_corpus))
-    tokenizer = shared_processor(
-        TextTokenizer, lambda: processor_of(starts) or make_tokenizer(config, corpus), stored
-    )
+
+    def make() -> TextTokenizer:
+        tokenizer: TextTokenizer = processor_of(starts) or make_tokenizer(config, corpus)
+        tokenizer.special_tokens = config.task.special_tokens
+        return tokenizer
+
+    tokenizer = shared_processor(TextTokenizer, make, stored)
     return on_every_process(lambda: LanguageModeling(config, corpus, tokenizer, mesh, note))
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from transformer_jax.data.batches.example_batches import Example, ExampleBatches, bucket_lengths
 from transformer_jax.data.corpora.held_out import held_out, sample_rows
 from transformer_jax.data.corpora.tables import Table, fingerprint
-from transformer_jax.data.corpora.text_groups import group_numbers
+from transformer_jax.data.corpora.text_groups import equal_rows, group_numbers
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.mesh import check_rows, rows_here
 from transformer_jax.distributed.processes import on_first_then_every_process
@@ -213,7 +213,8 @@ def split_tables(
 ) -> list[Any]:
     """Hold out validation rows if their table is absent, and draw `examples` of the training rows.
 
-    Rows that share a sentence, such as a sentence and its phrases, are held out together.
+    Rows that share a sentence, such as a sentence and its phrases, are held out together; so are equal pairs of
+    sentences, and equal lists of words.
 
     Args:
       task: The task's config.
@@ -223,7 +224,11 @@ def split_tables(
     train, valid, test = tables
     if valid is None:
         columns = train.columns
-        groups = group_numbers(columns["sentence"]) if "sentence" in columns else np.arange(train.rows)
+        if "sentence" in columns:
+            groups = group_numbers(columns["sentence"])
+        else:
+            inputs = [columns[name] for name in ("sentence1", "sentence2", "tokens") if name in columns]
+            groups = equal_rows(inputs) if inputs else np.arange(train.rows)
         kept, held = held_out(groups, task.held_out)
         train, valid = train.select(kept), train.select(held)
     train = used(train)

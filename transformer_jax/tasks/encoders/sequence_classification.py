@@ -151,11 +151,12 @@ def target_of(table: Table, target: str) -> str:
 
 
 def _sort_key(label: str) -> tuple[int, float, str]:
-    """Return a key that sorts numbers by value before words."""
+    """Return a key that sorts numbers by value before words; NaN, which has no order, is a word."""
     try:
-        return 0, float(label), label
+        number = float(label)
     except ValueError:
-        return 1, 0.0, label
+        number = math.nan
+    return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
 def positive_label(labels: Sequence[str]) -> str:

@@ -202,7 +202,7 @@ class Translation:
         pairs = self._corpus.valid[:_TRANSLATED_WHILE_TRAINING]
         translator = Translator(model, self.processor, beam_size=1)
         translations = translator([pair.source for pair in pairs], truncate=True)
-        references = [pair.target for pair in pairs]
+        references = [self.processor.clean(pair.target) for pair in pairs]
         tokenize = self._config.task.bleu_tokenize
         for name, value in translation_scores(translations, references, bleu_tokenize=tokenize):
             yield f"valid_{name}", value
@@ -212,7 +212,7 @@ class Translation:
         task: TranslationConfig = self._config.task
         translator = Translator(kept_model, self.processor, beam_size=task.beam_size, alpha=task.length_penalty)
         sources = [pair.source for pair in self._corpus.test]
-        references = [pair.target for pair in self._corpus.test]
+        references = [self.processor.clean(pair.target) for pair in self._corpus.test]
         truncated = sum(len(ids) > translator.max_source for ids in self.processor.encode(sources))
         if truncated:
             self._note(f"{truncated} test source(s) were truncated to {translator.max_source} tokens")
