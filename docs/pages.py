@@ -13,7 +13,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
 # Guides at the start of the list; the others follow in alphabetical order.
-FIRST = ("getting_started", "translators", "decoders", "encoders", "vision", "data", "recipes", "runs", "trust")
+FIRST = (
+    "getting_started", "translators", "decoders", "encoders", "vision", "data", "published", "recipes", "runs",
+    "trust",
+)  # fmt: skip
 
 
 def write(name: str, text: str) -> None:

@@ -211,7 +211,8 @@ def test_windows_of_a_tokenizer_with_shifted_offsets(tmp_path):
     text = "Anna lives in Oslo, Norway. The café is 🙂 good."
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=True), pre_tokenizers.Punctuation()
+        pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=True),
+        pre_tokenizers.Punctuation(),
     ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

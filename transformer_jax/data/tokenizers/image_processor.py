@@ -71,7 +71,7 @@ _SHORTEST = msgspec.structs.replace(
     image_mean=_CLIP_MEAN, image_std=_CLIP_STD,
 )  # fmt: skip
 # The fields of the classes of `transformers`.
-_CLASSES = {
+CLASSES = {
     "ViT": msgspec.structs.replace(_COMMON, size=_Size(224, 224), resample=RESAMPLING["bilinear"]),
     "DeiT": msgspec.structs.replace(
         _COMMON, size=_Size(256, 256), crop_size=_Size(224, 224), do_center_crop=True
@@ -282,14 +282,14 @@ class ImageProcessor:
         name = fields.image_processor_type or fields.feature_extractor_type or None
         match = None if name is None else _CLASS_NAME.fullmatch(name)
         kind = _DEFAULT_CLASSES.get(model_type, "ViT") if name is None else match[1] if match else ""
-        if kind not in _CLASSES:
-            known = ", ".join(f"{known}ImageProcessor" for known in _CLASSES)
+        if kind not in CLASSES:
+            known = ", ".join(f"{known}ImageProcessor" for known in CLASSES)
             raise UserError(
                 f"{FILE}: the image processor {shown(name)} is not supported: supported are {known}"
             )
         for field in fields.__struct_fields__:
             if getattr(fields, field) is None:
-                setattr(fields, field, getattr(_CLASSES[kind], field))
+                setattr(fields, field, getattr(CLASSES[kind], field))
         if fields.do_pad:
             raise UserError(f"{FILE}: do_pad is not supported")
         if fields.do_convert_rgb and channels == 1:

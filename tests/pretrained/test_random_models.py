@@ -1,0 +1,111 @@
+"""Random configs of every family and head have the outputs of `transformers`."""
+
+import os
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pretrained.test_encoders import our_output, small_tokenizer, their_output
+from tests.pretrained.test_parity import LLAMA3, noisy, their_logits
+from tests.pretrained.test_vision import jax_outputs, torch_outputs
+from transformer_jax import pretrained
+from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.pretrained.families import FAMILIES
+
+V, T = 97, 11
+FAMILY_LIST = [family for families in FAMILIES.values() for family in families]
+ROPES = [
+    dict(rope_type="default", rope_theta=100.0), dict(rope_type="default", rope_theta=500_000.0), LLAMA3,
+    dict(rope_type="linear", rope_theta=10_000.0, factor=2.0),
+]  # fmt: skip
+
+
+def random_fields(family, draw):
+    """Draw the fields of a config of `transformers`."""
+    heads, layers = draw.choice([1, 2, 4]), draw.choice([1, 2, 3])
+    width = heads * draw.choice([4, 8, 12])
+    activation = draw.choice(["gelu", "gelu_new", "relu"])
+    epsilon = draw.choice([1e-12, 1e-5, 1e-3])
+    is_reader = family.architecture.endswith("QuestionAnswering")
+    classes = {"num_labels": 2 if is_reader else draw.choice([1, 2, 5])}
+    if family.model_type == "gpt2":
+        return dict(
+            vocab_size=V, n_positions=32, n_embd=width, n_layer=layers, n_head=heads,
+            n_inner=draw.choice([None, 37]), activation_function=activation, layer_norm_epsilon=epsilon,
+            tie_word_embeddings=draw.random() < 0.5,
+        )  # fmt: skip
+    if family.model_type == "llama":
+        return dict(
+            vocab_size=V, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+            num_key_value_heads=draw.choice([1, heads]), intermediate_size=37, rms_norm_eps=epsilon,
+            tie_word_embeddings=draw.random() < 0.5, attention_bias=draw.random() < 0.5,
+            mlp_bias=draw.random() < 0.5, rope_parameters=draw.choice(ROPES), max_position_embeddings=32,
+        )  # fmt: skip
+    if family.model_type == "distilbert":
+        return classes | dict(
+            vocab_size=V, dim=width, n_layers=layers, n_heads=heads, hidden_dim=37, max_position_embeddings=19,
+            activation=draw.choice(["gelu", "relu"]), sinusoidal_pos_embds=draw.random() < 0.5,
+        )  # fmt: skip
+    common = dict(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, hidden_act=activation,
+        layer_norm_eps=epsilon, **classes,
+    )  # fmt: skip
+    if family.model_type in ("vit", "deit"):
+        return common | dict(
+            image_size=28, patch_size=7, intermediate_size=37, num_channels=draw.choice([1, 3])
+        )
+    if family.model_type.startswith("dinov2"):
+        gated = family.accepts({"use_swiglu_ffn": True})
+        return common | dict(image_size=28, patch_size=7, mlp_ratio=2, use_swiglu_ffn=gated)
+    embedding = {"embedding_size": draw.choice([width, 12])} if family.model_type == "electra" else {}
+    types = 1 if family.model_type == "roberta" else draw.choice([1, 2, 3])
+    return common | embedding | dict(
+        vocab_size=V, intermediate_size=37, max_position_embeddings=19, type_vocab_size=types
+    )  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TRANSFORMER_JAX_RANDOM_CONFIGS", "1"))))
+@pytest.mark.parametrize("family", FAMILY_LIST, ids=lambda family: family.architecture)
+def test_random_configs_have_the_outputs_of_transformers(family, seed, tmp_path):
+    pytest.importorskip("torch", reason="parity needs torch")
+    transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+    name = family.architecture
+    draw, rng = random.Random(f"{name} {seed}"), np.random.default_rng(seed)
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(**random_fields(family, draw))
+    config.architectures = [name]
+    model = noisy(model_class(config))
+    model.save_pretrained(tmp_path)
+    if family.model_type in ("gpt2", "llama"):
+        TextTokenizer.characters([[chr(65 + n) for n in range(V)]]).save(tmp_path / "tokenizer.json")
+        tokens = rng.integers(0, V, (3, T)).astype(np.int32)
+        ours, _ = pretrained.load(tmp_path)
+        np.testing.assert_allclose(
+            jax.jit(lambda m, x: m(x))(ours, tokens), their_logits(model, tokens), atol=1e-4
+        )
+        return
+    if hasattr(config, "image_size"):
+        images = rng.normal(size=(2, 28, 28, config.num_channels)).astype(np.float32)
+        ours, _ = pretrained.load(tmp_path)
+        outputs = zip(jax_outputs(ours, jnp.asarray(images)), torch_outputs(model, images), strict=True)
+    else:
+        small_tokenizer().save(tmp_path / "tokenizer.json")
+        mask = np.arange(T) < np.array([11, 4, 7])[:, None]
+        tokens = np.where(mask, rng.integers(5, V, mask.shape), config.pad_token_id)
+        has_types = getattr(config, "type_vocab_size", 0) > 1
+        types = (np.arange(T) >= 3).astype(int) * mask if has_types else None
+        ours, _ = pretrained.load(tmp_path)
+        theirs = their_output(model, tokens, types, mask)
+        outputs = zip(our_output(ours, name, tokens, types, mask), theirs, strict=True)
+        outputs = [
+            (np.asarray(output)[mask], reference[mask])
+            if reference.shape[:2] == mask.shape
+            else (output, reference)
+            for output, reference in outputs
+        ]
+    for output, reference in outputs:
+        np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-4)
