@@ -29,7 +29,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 # Texts on which two ways of splitting are compared.
 _PROBES = (
     "Don't STOP, in 2010: A b!", " two  spaces ", "a\tb\nc\r\nd", "Ünïted é e\u0301 ﬁ", "東京abc",
-    "x\u200by\u00a0z", "İ Σ",
+    "x\u200by\u00a0z", "İ Σ", "well... (yes)!? _x_ 1,234.5",
 )  # fmt: skip
 
 
