@@ -124,6 +124,19 @@ def test_what_is_refused(folder, config, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_vocabulary_that_the_class_does_not_read(folder):
+    write(folder, tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.raises(UserError, match=r"vocab\.txt: a PreTrainedTokenizer is not read from this file"):
+        EncoderTokenizer.open(folder / "vocab.txt")
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json, as PreTrainedTokenizer needs"):
+        EncoderTokenizer.open(folder)
+
+
+def test_null_is_the_value_that_transformers_makes_of_it(folder):
+    write(folder, tokenizer_class="BertTokenizer", do_lower_case=None, strip_accents=None, truncation_side=None)
+    assert pieces(folder, "Anna") == ["Anna"]
+
+
 def test_a_vocabulary_of_sentencepiece_is_refused(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x05")
     write(tmp_path, tokenizer_class="LlamaTokenizer")

@@ -122,7 +122,7 @@ class ImageProcessor:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std) or not all(v > 0 for v in self.std):
             raise UserError(
                 f"image mean {self.mean} and standard deviation {self.std} need one or three values, and "
-                "deviations above 0"
+                "positive deviations"
             )
 
     @property

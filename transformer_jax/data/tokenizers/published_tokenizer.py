@@ -59,15 +59,15 @@ class _Config(msgspec.Struct):
     added_tokens_decoder: dict[str, _Token] | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
-    do_lower_case: bool = True
+    do_lower_case: bool | None = True
     strip_accents: bool | None = None
-    tokenize_chinese_chars: bool = True
+    tokenize_chinese_chars: bool | None = True
     add_prefix_space: bool | None = None
-    trim_offsets: bool = True
+    trim_offsets: bool | None = True
     legacy: bool | None = None
     model_input_names: list[str] | None = None
-    truncation_side: str = "right"
-    split_special_tokens: bool = False
+    truncation_side: str | None = None
+    split_special_tokens: bool | None = None
 
 
 _Named = str | _Token
@@ -117,7 +117,6 @@ class _Class(NamedTuple):
     Attributes:
       model: The type of its model in `tokenizer.json`.
       file: The file of its vocabulary in folders without `tokenizer.json`, or "".
-      file: The file of its vocabulary where there is no `tokenizer.json`, or "".
       tokens: Its special tokens by role, where the folder names none.
       words: Function from the config to its normalizer and its pre-tokenizer.
       decoder: Function from the config to its decoder.
@@ -137,9 +136,9 @@ class _Class(NamedTuple):
 
 def _wordpiece_words(config: _Config) -> tuple[Any, Any]:
     normalizer = normalizers.BertNormalizer(
-        lowercase=config.do_lower_case,
+        lowercase=bool(config.do_lower_case),
         strip_accents=config.strip_accents,
-        handle_chinese_chars=config.tokenize_chinese_chars,
+        handle_chinese_chars=bool(config.tokenize_chinese_chars),
     )
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
@@ -173,7 +172,7 @@ def _byte_level_decoder(_: _Config) -> Any:
 def _roberta_template(config: _Config, tokens: Mapping[str, str], number: Callable[[str], int]) -> Any:
     first, last = tokens["cls_token"], tokens["sep_token"]
     return processors.RobertaProcessing(
-        (last, number(last)), (first, number(first)), config.trim_offsets, bool(config.add_prefix_space)
+        (last, number(last)), (first, number(first)), bool(config.trim_offsets), bool(config.add_prefix_space)
     )
 
 
@@ -262,8 +261,8 @@ def read_published_tokenizer(
     """Read the tokenizer of a folder as `transformers` does.
 
     `tokenizer_config.json` names the class, whose options (lower case, a space before the text) and template
-    apply; the vocabulary is that of `tokenizer.json`, or else of `vocab.txt`, `vocab.json` and `merges.txt`, or
-    a SentencePiece model. Tokens are added from `added_tokens_decoder` in the config, or without it from
+    apply; the vocabulary is that of `tokenizer.json`, or else of `vocab.txt`, or `vocab.json` and `merges.txt`.
+    Tokens are added from `added_tokens_decoder` in the config, or without it from
     `special_tokens_map.json` and `added_tokens.json`. A normalizer or pre-tokenizer in `tokenizer.json` of
     another kind than the class's is kept, with a warning if it splits text differently.
 
@@ -284,7 +283,7 @@ def read_published_tokenizer(
     name = _class_name(path, config, model_type, byte_level)
     kind = _CLASSES.get(name)
     file = path if path.is_file() else _vocabulary_file(folder, name)
-    if file.suffix == ".json" and file.name != "vocab.json":
+    if file.name not in ("vocab.txt", "vocab.json"):
         tokenizer = read_tokenizer(file)
         # Some folders of Llama 3 name the class of Llama 2, whose vocabulary is not byte-level: as in
         # `transformers`, such a file is read as it is. So is one that the default class cannot be.
@@ -295,22 +294,20 @@ def read_published_tokenizer(
             kind = None
         if kind is not None:
             _apply_class(tokenizer, kind, config, file, name)
+    elif kind is None or kind.file != file.name:
+        raise UserError(f"{file}: a {name} is not read from this file")
     else:
-        assert kind is not None, "see _vocabulary_file"
         tokenizer = _from_vocabulary(file, kind, config, fields)
-    defaults = {} if kind is None else kind.tokens
     # A default that the vocabulary lacks is not added: the model has no row for it.
-    defaults = {
-        role: token for role, token in defaults.items() if tokenizer.token_to_id(str(_added(token))) is not None
-    }
+    known = [] if kind is None else kind.tokens.items()
+    defaults = {role: token for role, token in known if tokenizer.token_to_id(str(_added(token))) is not None}
     special = _special_tokens(folder, fields, config, defaults)
     _add_tokens(tokenizer, special, folder)
-    tokens = special.by_role
-    contents = {role: str(token) for role, token in tokens.items() if token is not None}
-    if kind is not None and isinstance(tokenizer.model, models.WordPiece) and "unk_token" in contents:
-        tokenizer.model.unk_token = contents["unk_token"]
-    _set_template(tokenizer, kind, config, contents, file)
-    return PublishedTokenizer(tokenizer, contents)
+    tokens = {role: str(token) for role, token in special.by_role.items() if token is not None}
+    if kind is not None and isinstance(tokenizer.model, models.WordPiece) and "unk_token" in tokens:
+        tokenizer.model.unk_token = tokens["unk_token"]
+    _set_template(tokenizer, kind, config, tokens, file)
+    return PublishedTokenizer(tokenizer, tokens)
 
 
 def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
@@ -319,7 +316,7 @@ def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
     config = convert(fields, _Config, str(path))
     if config.split_special_tokens:
         raise UserError(f"{path}: split_special_tokens is not supported")
-    if config.truncation_side != "right":
+    if config.truncation_side not in (None, "right"):
         raise UserError(f"{path}: truncation_side {config.truncation_side!r} is not supported")
     auto_map = config.auto_map
     if isinstance(auto_map, list) or (isinstance(auto_map, dict) and auto_map.get("AutoTokenizer")):
