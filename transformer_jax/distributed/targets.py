@@ -18,6 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from transformer_jax.distributed.mesh import AXES, DATA, parse_mesh
+from transformer_jax.distributed.startup_logs import without_startup_logs
 from transformer_jax.errors import UserError
 
 
@@ -57,9 +58,12 @@ class _Gpu:
     l2: int
     shared_by_core: int
     shared_by_block: int
+    minor: int = 0
+    threads_by_core: int = 2_048
 
 
 _GIB, _AMPERE, _HOPPER = 2**30, dict(major=8, lanes=64), dict(major=9, lanes=128)
+_ADA, _BLACKWELL = dict(major=8, minor=9, lanes=128), dict(major=10, lanes=128)
 _A100 = _Gpu(
     cores=108, clock=1.41, l2=40 * 2**20, shared_by_core=164 * 1024, shared_by_block=163 * 1024, **_AMPERE
 )
@@ -67,17 +71,43 @@ _H100 = _Gpu(
     cores=132, clock=1.98, l2=50 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_HOPPER
 )
 
-# Sources: Google Cloud's pages on TPU v4, v5e, v5p and v6e (peak, memory, bandwidth, links in a slice; the
-# compiler reserves 0.25 GiB, on a v6e 0.75); NVIDIA's data sheets of the A100 SXM4 40 GB, H100 SXM5 80 GB and
-# H200 SXM (dense rates; half of the bidirectional NVLink; InfiniBand of 200 and 400 Gbit/s per GPU).
+_B200 = _Gpu(
+    cores=148, clock=1.965, l2=126 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_BLACKWELL
+)
+_RTX_4090 = _Gpu(
+    cores=128, clock=2.52, l2=72 * 2**20, shared_by_core=100 * 1024, shared_by_block=99 * 1024,
+    threads_by_core=1_536, **_ADA,
+)  # fmt: skip
+_L4 = _Gpu(
+    cores=58, clock=2.04, l2=48 * 2**20, shared_by_core=100 * 1024, shared_by_block=99 * 1024,
+    threads_by_core=1_536, **_ADA,
+)  # fmt: skip
+_T4 = _Gpu(
+    major=7, minor=5, cores=40, lanes=64, clock=1.59, l2=4 * 2**20, shared_by_core=64 * 1024,
+    shared_by_block=64 * 1024, threads_by_core=1_024,
+)  # fmt: skip
+
+# Sources: Google Cloud's pages on TPU v4, v5e, v5p, v6e and 7x (peak, memory, bandwidth, links in a slice; the
+# compiler reserves 0.25 GiB, on a v6e 0.75; a TPU 7x is two devices, halves of the chip); NVIDIA's data sheets
+# of the A100 SXM4 40 GB, H100 SXM5 80 GB, H200 SXM, B200 and GB200 (dense rates; half of the bidirectional
+# NVLink; InfiniBand of 200 and 400 Gbit/s per GPU), L4 and T4, and its white paper on the GeForce RTX 4090
+# (bfloat16 with float32 sums, T4: float16). L4, T4 and RTX 4090 have PCIe instead of NVLink.
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
     "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
     "v5p": Chip("tpu", "TPU v5p", 459e12, int(94.75 * _GIB), 2765e9, 600e9, 6.25e9),
     "v6e": Chip("tpu", "TPU v6e", 918e12, int(31.25 * _GIB), 1640e9, 400e9, 3.125e9),
+    "tpu7x": Chip("tpu", "TPU7x", 1153.5e12, int(94.75 * _GIB), 3690e9, 300e9, 6.25e9),
+    "t4": Chip("gpu", "Tesla T4", 65e12, 15_642_329_088, 320e9, 16e9, 3.125e9, _T4),
+    "l4": Chip("gpu", "NVIDIA L4", 121e12, 23_689_363_456, 300e9, 32e9, 12.5e9, _L4),
+    "rtx4090": Chip(
+        "gpu", "NVIDIA GeForce RTX 4090", 165.2e12, 25_250_627_584, 1008e9, 32e9, 3.125e9, _RTX_4090
+    ),
     "a100": Chip("gpu", "NVIDIA A100-SXM4-40GB", 312e12, 42_297_786_368, 1555e9, 300e9, 25e9, _A100),
     "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", 989e12, 84_978_434_048, 3352e9, 450e9, 50e9, _H100),
     "h200": Chip("gpu", "NVIDIA H200", 989e12, 150_754_820_096, 4800e9, 450e9, 50e9, _H100),
+    "b200": Chip("gpu", "NVIDIA B200", 2250e12, 191_502_483_456, 8000e9, 900e9, 50e9, _B200),
+    "gb200": Chip("gpu", "NVIDIA GB200", 2500e12, 198_642_237_440, 8000e9, 900e9, 100e9, _B200),
 }
 _EXAMPLES = (
     "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
@@ -135,7 +165,8 @@ def topology_of(text: str) -> Topology:
     if reason := missing_compiler(chip.kind):
         raise UserError(reason)
     try:
-        devices = (_tpu if chip.kind == "tpu" else _gpu)(name, chip, sizes, slices)
+        with without_startup_logs():
+            devices = (_tpu if chip.kind == "tpu" else _gpu)(name, chip, sizes, slices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         line = str(error).splitlines()[0][:160]
         if "not implemented for cuda" in line:
@@ -198,12 +229,13 @@ def _description(chip: Chip) -> str:
         shared_memory_per_core=gpu.shared_by_core, shared_memory_per_block_optin=gpu.shared_by_block,
         # Equal for every GPU since Ampere (CUDA C++ Programming Guide, table of compute capabilities).
         shared_memory_per_block=48 * 1024, threads_per_block_limit=1024, threads_per_warp=32,
-        threads_per_core_limit=2048, registers_per_core_limit=2**16, registers_per_block_limit=2**16,
+        threads_per_core_limit=gpu.threads_by_core, registers_per_core_limit=2**16,
+        registers_per_block_limit=2**16,
         block_dim_limit_x=2**31 - 1, block_dim_limit_y=2**16 - 1, block_dim_limit_z=2**16 - 1,
     )  # fmt: skip
     fields = " ".join(f"{name}: {value}" for name, value in info.items())
     return (
-        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {gpu.major} minor: 0 }} }} "
+        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {gpu.major} minor: {gpu.minor} }} }} "
         f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} '
         f'device_description_str: "{chip.name}"'
     )

@@ -78,8 +78,9 @@ def refusal(
     T, S = T // ring, S // ring
     if kernel == "cudnn":
         device = _device()
-        if device is not None and device.major < 8:
-            return f"{device.name} (it supports devices of compute capability 8.0 and later)"
+        target = device or _target()
+        if target is not None and target.major < 8:
+            return f"{target.name} (it supports devices of compute capability 8.0 and later)"
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it supports bfloat16 and float16)"
         maximum = _CUDNN_WIDTH if device is None or device.major < 9 else _CUDNN_WIDTH_OF_HOPPER
@@ -129,6 +130,16 @@ def _device() -> _Device | None:
     capability = str(getattr(device, "compute_capability", ""))
     major = capability.partition(".")[0]
     return _Device(f"{device.device_kind} ({capability or 'unknown'})", int(major) if major.isdigit() else 0)
+
+
+def _target() -> _Device | None:
+    """Return the GPU of the current mesh, which need not be attached, if its data sheet is known."""
+    from transformer_jax.distributed.targets import CHIPS  # imports the description of topologies
+
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    kind = None if target is None else target.device_kind
+    chips = [chip for chip in CHIPS.values() if chip.gpu is not None and chip.name == kind]
+    return _Device(f"{kind} ({chips[0].gpu.major}.{chips[0].gpu.minor})", chips[0].gpu.major) if chips else None
 
 
 def form_of(mask: Visibility | KernelMask | None, queries: int, keys: int) -> KernelMask | None:
