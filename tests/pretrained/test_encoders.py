@@ -56,13 +56,14 @@ def tokenizer():
     return EncoderTokenizer.wordpiece([" ".join(words)], 100).with_labels(())
 
 
-def small_tokenizer(classes=()):
-    """Build a tokenizer with fewer tokens than V."""
+def small_tokenizer(classes=(), pad=0):
+    """Build a tokenizer with fewer tokens than V and this padding id."""
     from tokenizers import Tokenizer, models
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    tokens.insert(pad, "[PAD]")
     tokenizer = Tokenizer(models.WordPiece({name: n for n, name in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     return EncoderTokenizer(tokenizer, labels=classes)
@@ -103,8 +104,8 @@ def test_an_encoder_is_read_and_written(transformers, family, tmp_path, rng):
     config.architectures = [name]
     torch_model = noisy(getattr(transformers, name)(config))
     torch_model.save_pretrained(tmp_path / "theirs")
-    small_tokenizer().save(tmp_path / "theirs/tokenizer.json")
     pad = config.pad_token_id
+    small_tokenizer(pad=pad).save(tmp_path / "theirs/tokenizer.json")
     mask = np.arange(T) < np.array(LENGTHS)[:, None]
     tokens = np.where(mask, rng.integers(5, V, mask.shape), pad)
     types = None
@@ -227,7 +228,7 @@ def test_an_unused_pooler_is_ignored(tmp_path, module, config, prefix):
         "mini", 7, width=24, layers=1, heads=3, feed_forward=37, max_length=19, classes=2, **extra
     )
     model = module(model_config, rngs=nnx.Rngs(0))
-    pretrained.save(tmp_path, model, small_tokenizer(("x", "y")))
+    pretrained.save(tmp_path, model, small_tokenizer(("x", "y"), pad=getattr(model_config, "padding_id", 0)))
     path = tmp_path / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
     tensors[f"{prefix}pooler.dense.weight"] = np.ones((24, 24), np.float32)
@@ -273,7 +274,11 @@ def test_dropout_of_a_head_is_read_and_written(tmp_path, published_field, module
     config_class = {BertTagger: BertConfig, RobertaTagger: RobertaConfig}.get(module, DistilBertConfig)
     sizes = dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
     config = config_class(**sizes, **fields)
-    pretrained.save(tmp_path, module(config, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
+    pretrained.save(
+        tmp_path,
+        module(config, rngs=nnx.Rngs(0)),
+        small_tokenizer(("no", "yes"), pad=getattr(config, "padding_id", 0)),
+    )
     path = tmp_path / "config.json"
     hf_config = json.loads(path.read_text())
     assert hf_config[published_field] == 0.3
@@ -299,7 +304,7 @@ def test_tensors_determine_the_class_of_a_config_without_architectures(tmp_path,
     config_class = ElectraConfig if module is ElectraDiscriminator else BertConfig
     config = config_class(**dict(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8) | fields)
     model = module(config, rngs=nnx.Rngs(0))
-    pretrained.save(tmp_path, model, small_tokenizer(("no", "yes")))
+    pretrained.save(tmp_path, model, small_tokenizer(("no", "yes"), pad=getattr(config, "padding_id", 0)))
     path = tmp_path / "config.json"
     hf_config = json.loads(path.read_text())
     del hf_config["architectures"]
@@ -315,7 +320,11 @@ def test_tensors_determine_the_class_of_a_config_without_architectures(tmp_path,
 def test_tensors_that_fit_two_classes_are_refused(tmp_path):
     """BERT's classifier has the tensors of a tagger with an unused pooler."""
     config = BertConfig(vocab_size=7, width=8, layers=1, heads=2, feed_forward=8, classes=2)
-    pretrained.save(tmp_path, BertClassifier(config, rngs=nnx.Rngs(0)), small_tokenizer(("no", "yes")))
+    pretrained.save(
+        tmp_path,
+        BertClassifier(config, rngs=nnx.Rngs(0)),
+        small_tokenizer(("no", "yes"), pad=getattr(config, "padding_id", 0)),
+    )
     path = tmp_path / "config.json"
     hf_config = json.loads(path.read_text())
     del hf_config["architectures"]

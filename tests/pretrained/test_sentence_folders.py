@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 from tests.trust.folders import change_json
-from transformer_jax import load, pretrained
+from transformer_jax import configure, load, pretrained
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.models.encoders.bert import Bert, BertConfig
@@ -89,3 +90,63 @@ def test_a_text_that_normalizes_to_nothing_has_the_vector_of_the_empty_text(fold
     np.testing.assert_array_equal(vectors[1], vectors[2])
     with pytest.raises(UserError, match="lone surrogate"):
         run.embed(["\ud83d"])
+
+
+def test_only_texts_have_prompts(folder):
+    run = load(folder)
+    for texts in ("the cat", [None], ["the cat", 3]):
+        with pytest.raises(UserError):
+            run.embed(texts)
+        with pytest.raises(UserError):
+            run.similarity(texts)
+    with pytest.raises(UserError, match="a prompt is a text, and is for texts"):
+        run.embed([("the cat", "a dog")], prompt="query: ")
+    with pytest.raises(UserError, match="a prompt is a text"):
+        run.embed(["the cat"], prompt=3)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("1_Pooling/config.json", {"include_prompt": False}, "excludes prompts from its vectors"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"do_lower_case": True}}, 'args sets "do_lower_case"'),
+        ("sentence_bert_config.json", {"config_kwargs": {"hidden_act": "relu"}}, 'kwargs sets "hidden_act"'),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim 8 is not supported"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "manhattan"}, "neither cosine nor dot"),
+    ],
+)  # fmt: skip
+def test_settings_that_would_change_vectors_are_refused(folder, file, changes, message):
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
+    with pytest.raises(UserError, match=message):
+        load(folder).embed(["the dog"], prompt="query: ")
+
+
+def test_a_dense_layer_reads_the_width_of_the_model(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "2_Dense").mkdir()
+    dense = {"in_features": 12, "out_features": 4, "bias": False, "activation_function": "torch.nn.Identity"}
+    (folder / "2_Dense/config.json").write_text(json.dumps(dense))
+    save_file({"linear.weight": np.zeros((4, 12), np.float32)}, folder / "2_Dense/model.safetensors")
+    with pytest.raises(UserError, match="in_features is 12, and the vectors have 16"):
+        load(folder)
+    (folder / "2_Dense/config.json").write_text(json.dumps(dense | {"use_residual": True}))
+    with pytest.raises(UserError, match="use_residual is not supported"):
+        load(folder)
+
+
+def test_similarity_by_dot_products(folder):
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": "dot"}))
+    run = load(folder)
+    vectors = run.embed(TEXTS)
+    np.testing.assert_allclose(run.similarity(TEXTS), vectors @ vectors.T, rtol=1e-5)
+
+
+def test_the_limit_of_a_start_survives_training(folder):
+    config = configure("sentence_embedding", "fine_tune", start=(str(folder),))
+    assert config.model.max_length == 12
+    assert (
+        configure("sentence_embedding", "fine_tune", start=(str(folder),), max_length=20).model.max_length == 20
+    )

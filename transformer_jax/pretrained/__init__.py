@@ -59,6 +59,8 @@ def transformer_folder(folder: pathlib.Path) -> pathlib.Path:
         return folder
     for module in read_json(modules, list[Module]):
         if module.type.rpartition(".")[2] == "Transformer" and not leads_out(module.path):
+            if not (folder / module.path).is_dir():
+                raise UserError(f"{modules}: the folder {module.path} does not exist")
             return folder / module.path
     return folder
 

@@ -120,7 +120,8 @@ def read_encoder_tokenizer(folder: pathlib.Path, hf_config: Mapping[str, Any]) -
     if settings.pop("lowercase", False):
         tokenizer.lowercase()
     tokenizer.settings |= settings
-    tokenizer.dense_layers = dense_layers(folder)
+    width = hf_config.get("hidden_size", hf_config.get("dim"))
+    tokenizer.dense_layers = dense_layers(folder, width)
     head = convert(with_current_settings(hf_config, "task_settings"), HeadFields, CONFIG)
     if head.task_settings is not None:
         tokenizer.settings |= {

@@ -347,6 +347,14 @@ def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any]
         tokenizer.check_fits(model_config.vocab_size)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
+    # RoBERTa's positions in `transformers` depend on which ids are `pad_token_id`; ours on which are padding.
+    offset = getattr(model_config, "position_offset", 0)
+    if offset and tokenizer.pad + 1 != offset:
+        warnings.warn(
+            f"{folder}: pad_token_id is {offset - 1}, and the padding token has the id {tokenizer.pad}: a text with "
+            f"the token {offset - 1} has other positions in transformers",
+            stacklevel=3,
+        )
     if not isinstance(tokenizer, TextTokenizer):
         return tokenizer
     generation = folder / "generation_config.json"

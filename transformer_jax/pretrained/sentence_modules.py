@@ -20,6 +20,15 @@ from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, check_i
 # A text has at least a token besides the first and the last one.
 _Length = Annotated[float, msgspec.Meta(ge=3)] | None
 
+# Options of `sentence_bert_config.json` that do not change vectors.
+_HARMLESS = {
+    "trust_remote_code",
+    "attn_implementation",
+    "torch_dtype",
+    "dtype",
+    "add_pooling_layer",
+    "use_fast",
+}
 _NAMED_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
@@ -50,8 +59,10 @@ class _Pooling(msgspec.Struct):
 class _Prompts(msgspec.Struct):
     """Fields of `config_sentence_transformers.json`."""
 
-    prompts: dict[str, str] | None = None
+    prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    truncate_dim: int | None = None
 
 
 class _PromptPooling(msgspec.Struct):
@@ -67,6 +78,7 @@ class _Dense(msgspec.Struct):
     activation_function: str = "Tanh"
     module_input_name: str | None = None
     module_output_name: str | None = None
+    use_residual: bool = False
 
 
 class _Limit(msgspec.Struct):
@@ -74,7 +86,14 @@ class _Limit(msgspec.Struct):
 
     max_seq_length: _Length = None
     model_max_length: _Length = None
+    max_len: _Length = None  # the old name
     do_lower_case: bool = False
+    model_args: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] | None = None
+    tokenizer_args: dict[str, Any] | None = None
+    processor_kwargs: dict[str, Any] | None = None
+    config_args: dict[str, Any] | None = None
+    config_kwargs: dict[str, Any] | None = None
 
 
 def _modules(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
@@ -105,8 +124,8 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read the settings of a sentence-transformers folder, {} for another folder.
 
     Returns:
-      `pooling`, `normalize`, `max_length`, `lowercase`, and if the folder has prompts `prompts`,
-      `default_prompt_name` and `include_prompt`.
+      `pooling`, `normalize`, and where the folder has them `max_length`, `lowercase`, `prompts`,
+      `default_prompt_name`, `include_prompt` and `similarity`.
 
     Raises:
       UserError: A type of pooling or a module is not supported, or the default prompt does not exist.
@@ -126,29 +145,47 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     limits = _Limit() if file is None else read_json(file, _Limit)
     if limits.do_lower_case:
         settings["lowercase"] = True
+    for field in _Limit.__struct_fields__[4:]:
+        if unknown := sorted(set(getattr(limits, field) or {}) - _HARMLESS):
+            raise UserError(f"{file}: {field} sets {shown(unknown[0])}, which is not supported")
     length = limits.max_seq_length
     tokenizer_config = transformer / LIMIT[0]
     # Without its own field, as since version 6, the limit is the tokenizer's.
     if (length is None or length >= _NO_LIMIT) and tokenizer_config.is_file():
-        length = read_json(tokenizer_config, _Limit).model_max_length
+        fields = read_json(tokenizer_config, _Limit)
+        length = fields.max_len if fields.model_max_length is None else fields.model_max_length
     return settings if length is None or length >= _NO_LIMIT else settings | {"max_length": int(length)}
 
 
 def _prompts(folder: pathlib.Path) -> dict[str, Any]:
     file = folder / "config_sentence_transformers.json"
     fields = read_json(file, _Prompts) if file.is_file() else _Prompts()
-    if not fields.prompts:
-        return {}
-    name = fields.default_prompt_name
-    if name is not None and name not in fields.prompts:
-        known = ", ".join(map(shown, fields.prompts))
-        raise UserError(f"{file}: default_prompt_name is {shown(name)}, which is none of its prompts ({known})")
+    if fields.truncate_dim is not None:
+        raise UserError(f"{file}: truncate_dim {fields.truncate_dim} is not supported")
+    if fields.similarity_fn_name not in (None, "cosine", "dot"):
+        raise UserError(
+            f"{file}: similarity_fn_name {shown(fields.similarity_fn_name)} is neither cosine nor dot"
+        )
+    settings: dict[str, Any] = {}
+    if fields.similarity_fn_name == "dot":
+        settings["similarity"] = "dot"
     poolings = [
         read_json(path / CONFIG, _PromptPooling) for kind, path in _modules(folder) if kind == "Pooling"
     ]
-    include = all(pooling.include_prompt for pooling in poolings)
-    settings = {"prompts": fields.prompts, "default_prompt_name": name, "include_prompt": include}
-    return {field: value for field, value in settings.items() if value is not None}
+    if not all(pooling.include_prompt for pooling in poolings):
+        settings["include_prompt"] = False
+    prompts = {name: prompt or "" for name, prompt in (fields.prompts or {}).items()}
+    name = fields.default_prompt_name
+    if prompts:
+        settings["prompts"] = prompts
+    if prompts and name is not None:
+        if name not in prompts:
+            known = ", ".join(map(shown, prompts))
+            raise UserError(
+                f"{file}: default_prompt_name is {shown(name)}, which is none of its prompts ({known})"
+            )
+        settings["default_prompt_name"] = name
+    return settings
 
 
 def _pooling_of(path: pathlib.Path, fields: _Pooling) -> str:
@@ -162,13 +199,25 @@ def _pooling_of(path: pathlib.Path, fields: _Pooling) -> str:
     return (_POOLINGS | _NAMED_POOLINGS)[names[0]]
 
 
-def dense_layers(folder: pathlib.Path) -> tuple[DenseLayer, ...]:
+def dense_layers(folder: pathlib.Path, width: int | None = None) -> tuple[DenseLayer, ...]:
     """Read the `Dense` modules of a sentence-transformers folder.
+
+    Args:
+      folder: The folder.
+      width: Width of the model's states, which the first layer reads; None does not check it.
 
     Raises:
       UserError: An activation or an input is not supported, or weights are missing or misshapen.
     """
-    return tuple(_dense_layer(path) for module_type, path in _modules(folder) if module_type == "Dense")
+    layers = []
+    for module_type, path in _modules(folder):
+        if module_type == "Dense":
+            layers.append(_dense_layer(path))
+            inputs, outputs = layers[-1].kernel.shape
+            if width not in (None, inputs):
+                raise UserError(f"{path / CONFIG}: in_features is {inputs}, and the vectors have {width}")
+            width = outputs
+    return tuple(layers)
 
 
 def _dense_layer(path: pathlib.Path) -> DenseLayer:
@@ -177,6 +226,8 @@ def _dense_layer(path: pathlib.Path) -> DenseLayer:
     if activation not in _DENSE_ACTIVATIONS:
         known = ", ".join(_DENSE_ACTIVATIONS)
         raise UserError(f"{path / CONFIG}: the activation {activation} is none of {known}")
+    if fields.use_residual:
+        raise UserError(f"{path / CONFIG}: use_residual is not supported")
     for field in ("module_input_name", "module_output_name"):
         if getattr(fields, field) not in (None, "sentence_embedding"):
             raise UserError(f"{path / CONFIG}: {field} {getattr(fields, field)!r} is not supported")
@@ -215,13 +266,16 @@ def written_modules(tokenizer: EncoderTokenizer, width: int, limit: int) -> dict
         for number, (module_type, path) in enumerate(zip(module_types, paths, strict=True))
     ]
     pooling = {name: ours == settings["pooling"] for name, ours in _POOLINGS.items()}
-    prompts = {name: settings.get(name) for name in _Prompts.__struct_fields__ if "prompts" in settings}
-    include = {"include_prompt": settings.get("include_prompt", True)} if prompts else {}
+    side: dict[str, Any] = {
+        name: settings[name] for name in ("prompts", "default_prompt_name") if name in settings
+    }
+    side |= {"similarity_fn_name": settings["similarity"]} if "similarity" in settings else {}
+    include = {"include_prompt": False} if settings.get("include_prompt") is False else {}
     files: dict[str, Any] = {
         "modules.json": modules,
         "1_Pooling/config.json": {"word_embedding_dimension": width, **pooling, **include},
         "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
-        **({"config_sentence_transformers.json": prompts} if prompts else {}),
+        **({"config_sentence_transformers.json": side} if side else {}),
     }
     for path, layer in zip(paths[2:], tokenizer.dense_layers, strict=False):
         files |= {f"{path}/{name}": value for name, value in _dense_files(layer)}

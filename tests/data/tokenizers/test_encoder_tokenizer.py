@@ -77,7 +77,9 @@ def byte_level(folder):
 
 def test_a_byte_level_mask_absorbs_the_preceding_space(tmp_path):
     trained = byte_level(tmp_path)
-    for tokenizer in (trained, EncoderTokenizer.open(tmp_path)):
+    with pytest.warns(UserWarning, match="<mask> includes the space before it, as in RoBERTa"):
+        opened = EncoderTokenizer.open(tmp_path)
+    for tokenizer in (trained, opened):
         assert pieces(tokenizer, "a good <mask> about") == ["<s>", "a", "Ġgood", "<mask>", "Ġabout", "</s>"]
 
 
@@ -104,6 +106,7 @@ def test_words_and_texts_are_encoded_concurrently(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*<mask> includes the space")
 def test_byte_level_parity(tmp_path):
     transformers = pytest.importorskip("transformers", reason="parity needs transformers")
     byte_level(tmp_path)

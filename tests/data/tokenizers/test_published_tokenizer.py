@@ -158,3 +158,55 @@ def test_the_begin_token_that_a_config_asks_for(tmp_path):
     write(tmp_path, tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
     assert TextTokenizer.open(tmp_path).encode(["a"]) == [[vocabulary["Ġ"], vocabulary["a"]]]
     assert read_published_tokenizer(tmp_path, byte_level="GPT2Tokenizer").tokens["eos_token"] == "<|endoftext|>"
+
+
+def test_the_reading_of_special_tokens_is_published(tmp_path):
+    tokenizer = TextTokenizer.byte_pairs(["a text"], 270)
+    tokenizer.special_tokens = "text"
+    _, config = tokenizer.published()
+    write(tmp_path, **config)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert TextTokenizer.open(tmp_path).special_tokens == "text"
+
+
+def test_differences_from_the_class_are_reported(folder):
+    write_json(folder)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["model"]["max_input_chars_per_word"] = 3
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.warns(
+        UserWarning, match="max_input_chars_per_word of tokenizer.json differs from BertTokenizer"
+    ):
+        EncoderTokenizer.open(folder)
+    state["model"]["max_input_chars_per_word"] = 100
+    state["added_tokens"] = [
+        {"id": len(VOCABULARY), "content": "covid", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": False}
+    ]  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    write(folder, tokenizer_class="BertTokenizer", added_tokens_decoder={})
+    with pytest.warns(UserWarning, match='adds "covid", which added_tokens_decoder lacks: it is kept'):
+        assert pieces(folder, "the covid") == ["the", "covid"]
+
+
+def test_flags_of_an_added_token_are_those_of_the_tokenizer_file(folder):
+    write_json(folder)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["added_tokens"] = [
+        {"id": len(VOCABULARY), "content": "[E1]", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+    ]  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    write(folder, "added_tokens.json", **{"[E1]": len(VOCABULARY)})
+    assert pieces(folder, "the [E1]") == ["the", "[E1]"]
+    assert "[E1]" not in pieces(folder, "the [e1]")
+
+
+def test_a_vocabulary_without_an_unknown_token_is_refused(tmp_path):
+    for model in (
+        models.WordLevel({"<s>": 0, "word": 1}, unk_token="[UNK]"),
+        models.Unigram([("a", 0.0)], None),
+    ):
+        Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(UserError, match="unknown token"):
+            TextTokenizer.open(tmp_path)

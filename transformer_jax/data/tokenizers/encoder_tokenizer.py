@@ -74,6 +74,7 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     prompts: dict[str, str] | None = None
     default_prompt_name: str | None = None
     include_prompt: bool | None = None
+    similarity: Literal["cosine", "dot"] | None = None
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
@@ -232,6 +233,8 @@ class EncoderTokenizer(TokenizerFile):
             the vocabulary lacks a special token.
         """
         published = read_published_tokenizer(path, byte_level="RobertaTokenizer", model_type=model_type)
+        if published.splits_special_tokens:
+            raise UserError(f"{path}: split_special_tokens is not supported")
         names = {
             role: published.tokens[field] for role, field in _PUBLISHED.items() if field in published.tokens
         }

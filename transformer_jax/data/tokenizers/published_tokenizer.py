@@ -91,10 +91,14 @@ class PublishedTokenizer(NamedTuple):
     Attributes:
       tokenizer: The tokenizer, with all added tokens and its template.
       tokens: Special tokens by role, such as "eos_token".
+      splits_special_tokens: Whether special tokens in a text are read like other text.
+      has_config: Whether a file besides the vocabulary describes the tokenizer or its model.
     """
 
     tokenizer: Tokenizer
     tokens: dict[str, str]
+    splits_special_tokens: bool
+    has_config: bool
 
 
 class _Special(NamedTuple):
@@ -123,6 +127,7 @@ class _Class(NamedTuple):
       template: Function from (config, special tokens, id of a token) to its post-processor; None uses that of
         `tokenizer.json`, or adds the begin and end tokens that the config asks for.
       template_tokens: Roles of the special tokens in the template.
+      options: Options of its model by name.
     """
 
     model: str
@@ -132,6 +137,7 @@ class _Class(NamedTuple):
     decoder: Callable[[_Config], Any]
     template: Callable[[_Config, Mapping[str, str], Callable[[str], int]], Any] | None = None
     template_tokens: tuple[str, ...] = ()
+    options: Mapping[str, Any] = {}
 
 
 def _wordpiece_words(config: _Config) -> tuple[Any, Any]:
@@ -232,22 +238,30 @@ _LLAMA_TOKENS: dict[str, _Named] = {"unk_token": "<unk>", "bos_token": "<s>", "e
 _BERT = _Class(
     "WordPiece", "vocab.txt", _BERT_TOKENS, _wordpiece_words, _wordpiece_decoder,
     _wordpiece_template, ("cls_token", "sep_token"),
+    {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"},
 )  # fmt: skip
+_BYTE_LEVEL_OPTIONS = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
 _ROBERTA = _Class(
     "BPE", "vocab.json", _ROBERTA_TOKENS, _byte_level_words, _byte_level_decoder, _roberta_template,
-    ("cls_token", "sep_token"),
+    ("cls_token", "sep_token"), _BYTE_LEVEL_OPTIONS,
 )  # fmt: skip
 _UNIGRAM = _Class(
     "Unigram", "", _ROBERTA_TOKENS, _unigram_words, _unigram_decoder, _unigram_template,
     ("bos_token", "eos_token"),
+)  # fmt: skip
+_LLAMA = _Class(
+    "BPE", "", _LLAMA_TOKENS, _llama_words, _llama_decoder,
+    options={"fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
 )  # fmt: skip
 _CLASSES = {
     "BertTokenizer": _BERT,
     "DistilBertTokenizer": _BERT,
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
-    "GPT2Tokenizer": _Class("BPE", "vocab.json", _END_OF_TEXT, _byte_level_words, _byte_level_decoder),
-    "LlamaTokenizer": _Class("BPE", "", _LLAMA_TOKENS, _llama_words, _llama_decoder),
+    "GPT2Tokenizer": _Class(
+        "BPE", "vocab.json", _END_OF_TEXT, _byte_level_words, _byte_level_decoder, options=_BYTE_LEVEL_OPTIONS
+    ),
+    "LlamaTokenizer": _LLAMA,
     "XLMRobertaTokenizer": _UNIGRAM,
 }
 # Classes that add nothing to `tokenizer.json`.
@@ -280,7 +294,7 @@ def read_published_tokenizer(
         raise UserError(f"{path}: no such tokenizer file")
     folder = path if path.is_dir() else path.parent
     fields, config = _read_config(folder)
-    name = _class_name(path, config, model_type, byte_level)
+    name, is_named = _class_name(path, config, model_type, byte_level)
     kind = _CLASSES.get(name)
     file = path if path.is_file() else _vocabulary_file(folder, name)
     if file.name not in ("vocab.txt", "vocab.json"):
@@ -289,7 +303,7 @@ def read_published_tokenizer(
         # `transformers`, such a file is read as it is. So is one that the default class cannot be.
         is_other = kind is not None and type(tokenizer.model).__name__ != kind.model
         if (name == "LlamaTokenizer" and isinstance(tokenizer.decoder, decoders.ByteLevel)) or (
-            is_other and config.tokenizer_class is None
+            is_other and not is_named
         ):
             kind = None
         if kind is not None:
@@ -301,21 +315,23 @@ def read_published_tokenizer(
     # A default that the vocabulary lacks is not added: the model has no row for it.
     known = [] if kind is None else kind.tokens.items()
     defaults = {role: token for role, token in known if tokenizer.token_to_id(str(_added(token))) is not None}
-    special = _special_tokens(folder, fields, config, defaults)
+    special = _special_tokens(folder, fields, config, defaults, tokenizer)
+    _warn_of_differences(folder, kind, name, config, special, tokenizer, fields)
     _add_tokens(tokenizer, special, folder)
     tokens = {role: str(token) for role, token in special.by_role.items() if token is not None}
     if kind is not None and isinstance(tokenizer.model, models.WordPiece) and "unk_token" in tokens:
         tokenizer.model.unk_token = tokens["unk_token"]
-    _set_template(tokenizer, kind, config, tokens, file)
-    return PublishedTokenizer(tokenizer, tokens)
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None  # random segmentation is for training
+    _set_template(tokenizer, kind, config, tokens, file, is_named=is_named)
+    has_config = any((folder / other).is_file() for other in (CONFIG_FILE, "config.json"))
+    return PublishedTokenizer(tokenizer, tokens, bool(config.split_special_tokens), has_config)
 
 
 def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
     path = folder / CONFIG_FILE
     fields = read_object(path) if path.is_file() else {}
     config = convert(fields, _Config, str(path))
-    if config.split_special_tokens:
-        raise UserError(f"{path}: split_special_tokens is not supported")
     if config.truncation_side not in (None, "right"):
         raise UserError(f"{path}: truncation_side {config.truncation_side!r} is not supported")
     auto_map = config.auto_map
@@ -324,13 +340,15 @@ def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
     return fields, config
 
 
-def _class_name(path: pathlib.Path, config: _Config, model_type: str | None, byte_level: str) -> str:
-    """Return the class of `transformers` that reads a folder or file, without the suffix Fast."""
+def _class_name(
+    path: pathlib.Path, config: _Config, model_type: str | None, byte_level: str
+) -> tuple[str, bool]:
+    """Return (the class of `transformers` that reads a folder, without Fast, whether the folder names it)."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"
     model = read_json(file, _Model) if file.is_file() else _Model()
-    name = config.tokenizer_class or model.tokenizer_class
-    name = name or _DEFAULT_CLASSES.get(model_type or model.model_type or "")
+    named = config.tokenizer_class or model.tokenizer_class
+    name = named or _DEFAULT_CLASSES.get(model_type or model.model_type or "")
     if name is None:
         by_file = {JSON_FILE: _PLAIN_CLASSES[0], "vocab.txt": "BertTokenizer", "vocab.json": byte_level}
         names = [path.name] if path.is_file() else [n for n in by_file if (folder / n).is_file()]
@@ -341,7 +359,7 @@ def _class_name(path: pathlib.Path, config: _Config, model_type: str | None, byt
             f"{folder}: the tokenizer class {shown(name)} is not supported: supported are "
             f"{', '.join(KNOWN_CLASSES)}"
         )
-    return name
+    return name, named is not None
 
 
 def _vocabulary_file(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -377,6 +395,8 @@ def _apply_class(tokenizer: Tokenizer, kind: _Class, config: _Config, file: path
         if normalizer is not None:
             tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizer
+    if same_kind or tokenizer.decoder is None:
+        tokenizer.decoder = kind.decoder(config)
     if expected != stored:
         followed, other = (name, JSON_FILE) if same_kind else (JSON_FILE, name)
         warnings.warn(
@@ -406,7 +426,10 @@ def _from_vocabulary(file: pathlib.Path, kind: _Class, config: _Config, fields: 
     if file.name == "vocab.json":
         tokenizer = Tokenizer(read_bpe(file, file.parent / "merges.txt"))
     else:
-        unknown = _token(fields.get("unk_token") or "[UNK]", file.parent / CONFIG_FILE)
+        special_map = file.parent / "special_tokens_map.json"
+        in_map = read_object(special_map) if special_map.is_file() else {}
+        named = in_map.get("unk_token") or fields.get("unk_token") or "[UNK]"
+        unknown = _token(named, file.parent / CONFIG_FILE)
         tokenizer = Tokenizer(_read_wordpiece(file, unknown if isinstance(unknown, str) else unknown.content))
     normalizer, pre_tokenizer = kind.words(config)
     if normalizer is not None:
@@ -429,11 +452,16 @@ def _read_wordpiece(path: pathlib.Path, unknown: str) -> models.WordPiece:
 
 
 def _special_tokens(
-    folder: pathlib.Path, fields: Mapping[str, Any], config: _Config, defaults: Mapping[str, _Named]
+    folder: pathlib.Path,
+    fields: Mapping[str, Any],
+    config: _Config,
+    defaults: Mapping[str, _Named],
+    tokenizer: Tokenizer,
 ) -> _Special:
     """Read the tokens that a folder adds.
 
-    Without `added_tokens_decoder`, `special_tokens_map.json` comes before `tokenizer_config.json`.
+    Without `added_tokens_decoder`, `special_tokens_map.json` comes before `tokenizer_config.json`, and
+    `tokenizer.json` before `added_tokens.json`.
     """
     path, map_path = folder / CONFIG_FILE, folder / "special_tokens_map.json"
     has_decoder = config.added_tokens_decoder is not None
@@ -459,6 +487,7 @@ def _special_tokens(
         for content, number in read_json(folder / "added_tokens.json", dict[str, int]).items():
             is_special = content in special
             by_id[number] = AddedToken(content, normalized=not is_special, special=is_special)
+        by_id |= {n: t for n, t in tokenizer.get_added_tokens_decoder().items() if n in by_id}
     # `transformers` 5 reads this field of the map after the added tokens, so it does not make them special.
     further += extra_in_map.additional_special_tokens or []
     known = {str(token): token for token in by_id.values()}
@@ -515,8 +544,55 @@ def _add_tokens(tokenizer: Tokenizer, special: _Special, folder: pathlib.Path) -
             )
 
 
+def _warn_of_differences(
+    folder: pathlib.Path,
+    kind: _Class | None,
+    name: str,
+    config: _Config,
+    special: _Special,
+    tokenizer: Tokenizer,
+    fields: Mapping[str, Any],
+) -> None:
+    """Warn where `tokenizer.json` is followed and `transformers` 5 would follow the class."""
+    if kind is None:
+        return
+    model: Any = tokenizer.model
+    different = [n for n, value in kind.options.items() if getattr(model, n, value) not in (value, None)]
+    if different:
+        warnings.warn(
+            f"{folder}: {', '.join(different)} of {JSON_FILE} differs from {name} and is followed", stacklevel=4
+        )
+    if config.added_tokens_decoder is not None:
+        known = {str(token) for token in special.by_id.values()}
+        stored = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+        if missing := [token for token in stored if token not in known and not token.startswith("[unused")]:
+            warnings.warn(
+                f"{folder}: {JSON_FILE} adds {shown(missing[0])}, which added_tokens_decoder lacks: it is kept",
+                stacklevel=4,
+            )
+    mask = special.by_role.get("mask_token")
+    if (
+        mask is not None
+        and mask.lstrip
+        and "mask_token" not in fields
+        and str(mask)
+        not in {str(token) for token in special.by_id.values()}
+        | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    ):
+        warnings.warn(
+            f"{folder}: {mask} includes the space before it, as in RoBERTa and version 4 of transformers",
+            stacklevel=4,
+        )
+
+
 def _set_template(
-    tokenizer: Tokenizer, kind: _Class | None, config: _Config, tokens: Mapping[str, str], file: pathlib.Path
+    tokenizer: Tokenizer,
+    kind: _Class | None,
+    config: _Config,
+    tokens: Mapping[str, str],
+    file: pathlib.Path,
+    *,
+    is_named: bool,
 ) -> None:
     """Set the post-processor, which adds special tokens to a text."""
 
@@ -545,8 +621,9 @@ def _set_template(
         )
     names = config.model_input_names
     # The plain classes of `transformers` 5 return token types only where the folder asks for them.
-    silent = names is None and kind is None and config.tokenizer_class is not None
-    if tokenizer.post_processor is not None and (silent or (names and "token_type_ids" not in names)):
+    silent = names is None and kind is None and is_named
+    without_types = silent or (names is not None and "token_type_ids" not in names)
+    if tokenizer.post_processor is not None and without_types:
         state = _state(tokenizer.post_processor)
         if (without := _without_types(state)) != state:
             tokenizer.post_processor = _post_processor(without)

@@ -165,7 +165,10 @@ class TextTokenizer(TokenizerFile):
             return cls(read_tiktoken(path))
         published = read_published_tokenizer(path, byte_level="GPT2Tokenizer", model_type=model_type)
         end = published.tokenizer.token_to_id(published.tokens.get("eos_token", ""))
-        return cls(published.tokenizer, ends=None if end is None else [end])
+        # Only a file without a config leaves the end token to be guessed.
+        ends = None if end is None and not published.has_config else [] if end is None else [end]
+        special_tokens: SpecialTokens = "text" if published.splits_special_tokens else "control"
+        return cls(published.tokenizer, ends=ends, special_tokens=special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without begin and end; see `special_tokens`.
@@ -227,6 +230,8 @@ class TextTokenizer(TokenizerFile):
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         if self.end is not None:
             config["eos_token"] = self.tokens([self.end])[0]
+        if self.special_tokens == "text":
+            config["split_special_tokens"] = True
         return {"bos_token_id": self.begin, "eos_token_id": ends}, config
 
     def tokens(self, ids: Sequence[int]) -> list[str]:

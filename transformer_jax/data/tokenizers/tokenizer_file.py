@@ -36,6 +36,7 @@ class _Model(msgspec.Struct):
     type: str = ""
     vocab: dict[str, int] | list[tuple[str, float]] = {}
     unk_token: str | None = None
+    unk_id: int | None = None
 
 
 class _File(msgspec.Struct):
@@ -99,8 +100,10 @@ def _check(file: _File) -> None:
         _refuse_ids(ids)
     unknown = file.model.unk_token
     # A vocabulary of characters has none: an unknown character is an error.
-    needs_unknown = file.model.type == "WordPiece"
-    if needs_unknown and unknown not in ids:
+    is_words = file.model.type == "WordLevel" and any(len(token) > 1 for token in vocabulary)
+    if file.model.type == "Unigram" and file.model.unk_id not in numbers:
+        raise ValueError("its unigram model has no unknown token")
+    if (is_words or file.model.type == "WordPiece") and unknown not in ids:
         raise ValueError(f"its vocabulary lacks the unknown token {shown(unknown)}")
     for token, number in _template_ids(file.post_processor):
         if number not in numbers:

@@ -90,6 +90,7 @@ def make_recipe(
     *,
     max_length: int = 128,
     has_pooler: Callable[[str, Any], bool] = lambda name, config: False,
+    limit: Callable[[Sequence[Start]], int | None] = lambda starts: None,
 ) -> Callable[..., RunConfig]:
     """Build the recipe of a task.
 
@@ -99,6 +100,7 @@ def make_recipe(
       max_length: Default of the recipe's maximum length of a text in tokens.
       has_pooler: Function from the model's name and config to whether the new model has a pooler; not called
         for models without the option.
+      limit: Function from the starts to the maximum length of a text that they set, or None.
     """
 
     def fine_tune(
@@ -113,7 +115,8 @@ def make_recipe(
         starts = Start.parse_all(start)
         task = make_task(starts)
         name, config, preset = choose_encoder(kind, starts, model=model, preset=preset)
-        changes: dict[str, Any] = {"max_length": min(max_length, config.max_length)}
+        longest = min(max_length, limit(starts) or max_length, config.max_length)
+        changes: dict[str, Any] = {"max_length": longest}
         if "pooler" in field_names(config):
             changes["pooler"] = has_pooler(name, config)
         return RunConfig(
@@ -402,7 +405,8 @@ def make_tokenizer(
         known, needed = set(tokenizer.labels), set(labels)
         keeps_labels = labels and (needed <= known if allow_more_labels else needed == known)
         # Vectors of texts are trained and used with the default prompt of the start.
-        kept = ("prompts", "default_prompt_name", "include_prompt") if "pooling" in settings else ()
+        names = ("prompts", "default_prompt_name", "include_prompt", "similarity")
+        kept = names if "pooling" in settings else ()
         prompts = {name: tokenizer.settings[name] for name in kept if name in tokenizer.settings}
         return tokenizer.with_labels(tokenizer.labels if keeps_labels else labels, **settings, **prompts)
 

@@ -78,6 +78,15 @@ def started_pooling(folder: str) -> str:
     return read_config(path)["run"]["task"].get("pooling", "mean") if is_run(path) else "mean"
 
 
+def _started_limit(starts: Sequence[Start]) -> int | None:
+    """Return the maximum length of a text that a published start folder sets, or None."""
+    if not starts or not pretrained.is_published(pathlib.Path(starts[0].folder)):
+        return None
+    from transformer_jax.pretrained.sentence_modules import sentence_settings
+
+    return sentence_settings(pathlib.Path(starts[0].folder)).get("max_length")
+
+
 def _default_task(starts: Sequence[Start]) -> SentenceEmbeddingConfig:
     return SentenceEmbeddingConfig(pooling=started_pooling(starts[0].folder) if starts else "mean")
 
@@ -292,7 +301,7 @@ ENTRY = TaskEntry(
     "sentence_embedding",
     SentenceEmbeddingConfig,
     "encoder",
-    {"fine_tune": fine_tuning.make_recipe("encoder", _default_task)},
+    {"fine_tune": fine_tuning.make_recipe("encoder", _default_task, limit=_started_limit)},
     EncoderTokenizer,
     abstract_batch,
     objective,

@@ -188,7 +188,10 @@ class TrainedEncoder(Trained):
         Raises:
           UserError: An item is not a text, or the pooling or the prompt is unknown.
         """
+        check_texts(texts, allow_empty=True)
         before = self.processor.prompt(prompt_name) if prompt is None else prompt
+        if not isinstance(before, str) or (before and not all(isinstance(text, str) for text in texts)):
+            raise UserError("a prompt is a text, and is for texts, not for pairs of texts")
         if before and not self.processor.settings.get("include_prompt", True):
             raise UserError(
                 "the folder excludes prompts from its vectors, which is not supported: set `prompt` ''"
@@ -219,7 +222,9 @@ class TrainedEncoder(Trained):
         vectors = self._run(
             ("embed", pooling, normalize),
             lambda: VectorRunner(one_text_per_row, several_texts_per_row, pad=self.processor.pad),
-            self.encoded([f"{before}{text}" for text in texts], max_length=self.vector_limit, allow_empty=True),
+            self.encoded(
+                [before + t for t in texts] if before else texts, max_length=self.vector_limit, allow_empty=True
+            ),
         )
         if vectors:
             return np.stack(vectors)
@@ -227,7 +232,7 @@ class TrainedEncoder(Trained):
         return np.zeros((0, layers[-1].kernel.shape[1] if layers else self.model.config.width), np.float32)
 
     def similarity(self, texts: Sequence[str], others: Sequence[str] | None = None) -> np.ndarray:
-        """Compute the cosine similarities (N, M) float32 of texts.
+        """Compute the similarities (N, M) float32 of texts: cosines, or dot products if the folder says so.
 
         Args:
           texts: N texts.
@@ -236,6 +241,7 @@ class TrainedEncoder(Trained):
         Raises:
           UserError: See `embed`.
         """
-        rows = self.embed(texts, normalize=True)
-        columns = rows if others is None else self.embed(others, normalize=True)
+        cosine = self.processor.settings.get("similarity", "cosine") == "cosine"
+        rows = self.embed(texts, normalize=cosine)
+        columns = rows if others is None else self.embed(others, normalize=cosine)
         return rows @ columns.T
