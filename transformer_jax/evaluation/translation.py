@@ -29,9 +29,10 @@ def check_bleu_tokenizer(name: str) -> None:
 # tokenizers for these in the order of preference. Japanese is written in Chinese characters and kana.
 _SCRIPTS = (
     ("\u3041", "\u30ff", 0.02, ("ja-mecab", "char")),  # kana
+    ("\uff66", "\uff9f", 0.02, ("ja-mecab", "char")),  # kana of half width
     ("\uac00", "\ud7a3", 0.2, ("ko-mecab", "char")),  # hangul
-    ("\u4e00", "\u9fff", 0.2, ("zh",)),
-    ("\u0e01", "\u0eff", 0.2, ("char",)),  # Thai and Lao
+    ("\u3400", "\u9fff", 0.2, ("zh",)),
+    ("\u0e01", "\u0fff", 0.2, ("char",)),  # Thai, Lao and Tibetan
     ("\u1000", "\u109f", 0.2, ("char",)),  # Burmese
     ("\u1780", "\u17ff", 0.2, ("char",)),  # Khmer
 )

@@ -351,8 +351,8 @@ def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any]
     offset = getattr(model_config, "position_offset", 0)
     if offset and tokenizer.pad + 1 != offset:
         warnings.warn(
-            f"{folder}: pad_token_id is {offset - 1}, and the padding token has the id {tokenizer.pad}: a text with "
-            f"the token {offset - 1} has other positions in transformers",
+            f"{folder}: pad_token_id is {offset - 1}, and the padding token has the id {tokenizer.pad}: a text "
+            f"with the token {offset - 1} has other positions in transformers",
             stacklevel=3,
         )
     if not isinstance(tokenizer, TextTokenizer):
