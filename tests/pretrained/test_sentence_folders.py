@@ -99,9 +99,9 @@ def test_only_texts_have_prompts(folder):
             run.embed(texts)
         with pytest.raises(UserError):
             run.similarity(texts)
-    with pytest.raises(UserError, match="a prompt is a text, and is for texts"):
+    with pytest.raises(UserError, match="a prompt is for texts, not for pairs"):
         run.embed([("the cat", "a dog")], prompt="query: ")
-    with pytest.raises(UserError, match="a prompt is a text"):
+    with pytest.raises(UserError, match="a prompt is a text, not a int"):
         run.embed(["the cat"], prompt=3)
 
 
@@ -130,7 +130,7 @@ def test_a_dense_layer_reads_the_width_of_the_model(folder):
     dense = {"in_features": 12, "out_features": 4, "bias": False, "activation_function": "torch.nn.Identity"}
     (folder / "2_Dense/config.json").write_text(json.dumps(dense))
     save_file({"linear.weight": np.zeros((4, 12), np.float32)}, folder / "2_Dense/model.safetensors")
-    with pytest.raises(UserError, match="in_features is 12, and the vectors have 16"):
+    with pytest.raises(UserError, match="in_features is 12, but its input has the width 16"):
         load(folder)
     (folder / "2_Dense/config.json").write_text(json.dumps(dense | {"use_residual": True}))
     with pytest.raises(UserError, match="use_residual is not supported"):

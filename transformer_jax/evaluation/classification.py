@@ -66,7 +66,7 @@ def number_scores(predictions: Sequence[float], expected: Sequence[float]) -> It
         yield name, 0.0 if math.isnan(value) else 100 * value
 
 
-# Schemes of tags that mark entities, with the prefixes that they consist of.
+# Prefixes of each scheme of tags that mark entities.
 SCHEMES = {"BIO": "BI", "IOB1": "BI", "BILOU": "BILU", "IOBES": "BIES", "IO": "I"}
 
 
@@ -126,7 +126,7 @@ def tag_scores(
     from seqeval import metrics
     from seqeval import scheme as schemes
 
-    # Without B-, IOB1 is IO.
+    # seqeval has no IO; IOB1 scores tags without B- in the same way.
     scheme_type = getattr(schemes, {"BIO": "IOB2", "IO": "IOB1"}.get(scheme, scheme))
     options: dict[str, Any] = dict(mode="strict", scheme=scheme_type, zero_division=0)
     with warnings.catch_warnings():

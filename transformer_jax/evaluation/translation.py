@@ -10,10 +10,10 @@ BLEU_TOKENIZERS = tuple(BLEU.TOKENIZERS)
 
 
 def check_bleu_tokenizer(name: str) -> None:
-    """Check that a tokenizer of sacreBLEU is known and its requirements are installed; "auto" is.
+    """Check that sacreBLEU can use a tokenizer; "auto" is always accepted.
 
     Raises:
-      ValueError: sacreBLEU has no tokenizer of this name.
+      ValueError: sacreBLEU has no tokenizer of this name, or its requirements are not installed.
     """
     if name == "auto":
         return
@@ -25,8 +25,8 @@ def check_bleu_tokenizer(name: str) -> None:
         raise ValueError(f"BLEU tokenizer {name!r} cannot be used: {' '.join(str(error).split())}") from None
 
 
-# The first and the last letter of a script, its smallest share of a text in its languages, and sacreBLEU's
-# tokenizers for these in the order of preference. Japanese is written in Chinese characters and kana.
+# The first and the last letter of a script, its minimum share of the letters, and sacreBLEU's tokenizers in the
+# order of preference. Kana come before Chinese characters, because Japanese has both.
 _SCRIPTS = (
     ("\u3041", "\u30ff", 0.02, ("ja-mecab", "char")),  # kana
     ("\uff66", "\uff9f", 0.02, ("ja-mecab", "char")),  # kana of half width
@@ -39,10 +39,10 @@ _SCRIPTS = (
 
 
 def bleu_tokenizer_for(references: Sequence[str]) -> str:
-    """Return sacreBLEU's tokenizer for the language of references, as far as their script shows it.
+    """Return sacreBLEU's tokenizer for the script of references.
 
-    A language without spaces between words has its own tokenizer: "ja-mecab" for Japanese and "ko-mecab" for
-    Korean where they are installed, "zh" for Chinese, else "char". Every other text has "13a".
+    "ja-mecab" for Japanese and "ko-mecab" for Korean if they are installed, else "char"; "zh" for Chinese;
+    "char" for Thai, Lao, Tibetan, Burmese and Khmer; "13a" for all other text.
 
     Args:
       references: Sentences in the target language.
@@ -77,17 +77,17 @@ def translation_scores(
     Args:
       hypotheses: Translations.
       references: A reference for each translation.
-      bleu_tokenize: sacreBLEU's tokenizer; "auto" for that of the language, see `bleu_tokenizer_for`; "none"
-        for text that is already tokenized.
+      bleu_tokenize: sacreBLEU's tokenizer; "auto" chooses it by the script of the references (see
+        `bleu_tokenizer_for`), "none" is for tokenized text.
 
     Raises:
       ValueError: The numbers of hypotheses and references differ.
     """
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    # `force` silences sacreBLEU's warning about tokenized periods, which tokenized text has.
     if bleu_tokenize == "auto":
         bleu_tokenize = bleu_tokenizer_for(references)
+    # `force` silences sacreBLEU's warning about tokenized periods, which tokenized text has.
     bleu = BLEU(tokenize=bleu_tokenize, force=True)
     yield "bleu", bleu.corpus_score(hypotheses, [references]).score
     yield "chrf", CHRF().corpus_score(hypotheses, [references]).score

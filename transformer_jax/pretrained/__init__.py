@@ -27,8 +27,9 @@ class Module(msgspec.Struct):
 def is_published(folder: str | pathlib.Path) -> bool:
     """Return whether a path is a published model rather than a run or something else.
 
-    This reads only `config.json`: a published one has a `model_type`, `architectures` or, from timm, an
-    `architecture`; that of a run has a `format_version`. `load` may not support the architecture. An .npz file
+    This reads only `config.json`, after `modules.json` if that names the subfolder of the transformer. The
+    `config.json` of a published model has `model_type`, `architectures` or, from timm, `architecture`; that of
+    a run has `format_version`. `load` may not support the architecture. An .npz file
     counts as the original weights of a vision transformer.
 
     Args:
@@ -52,7 +53,7 @@ def transformer_folder(folder: pathlib.Path) -> pathlib.Path:
     model.
 
     Raises:
-      UserError: `modules.json` is damaged.
+      UserError: `modules.json` is damaged, or names a folder that does not exist.
     """
     modules = folder / "modules.json"
     if (folder / "config.json").exists() or not modules.is_file():

@@ -17,7 +17,7 @@ from transformer_jax.pretrained import Module, transformer_folder
 from transformer_jax.pretrained.family import CONFIG, Size
 from transformer_jax.pretrained.tensor_files import SINGLE, TensorFiles, check_inside
 
-# A text has at least a token besides the first and the last one.
+# A limit leaves room for a token between the first and the last special token.
 _Length = Annotated[float, msgspec.Meta(ge=3)] | None
 
 # Options of `sentence_bert_config.json` that do not change vectors.
@@ -82,7 +82,7 @@ class _Dense(msgspec.Struct):
 
 
 class _Limit(msgspec.Struct):
-    """The limits in `sentence_bert_config.json` and `tokenizer_config.json`; both count special tokens."""
+    """Fields of `sentence_bert_config.json`, and limits in `tokenizer_config.json`, with special tokens."""
 
     max_seq_length: _Length = None
     model_max_length: _Length = None
@@ -124,11 +124,11 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read the settings of a sentence-transformers folder, {} for another folder.
 
     Returns:
-      `pooling`, `normalize`, and where the folder has them `max_length`, `lowercase`, `prompts`,
+      `normalize`; and, if the folder has them, `pooling`, `max_length`, `lowercase`, `prompts`,
       `default_prompt_name`, `include_prompt` and `similarity`.
 
     Raises:
-      UserError: A type of pooling or a module is not supported, or the default prompt does not exist.
+      UserError: A module, pooling, similarity or option is not supported, or the default prompt does not exist.
     """
     modules = _modules(folder)
     if not modules:
@@ -150,7 +150,7 @@ def sentence_settings(folder: pathlib.Path) -> dict[str, Any]:
             raise UserError(f"{file}: {field} sets {shown(unknown[0])}, which is not supported")
     length = limits.max_seq_length
     tokenizer_config = transformer / LIMIT[0]
-    # Without its own field, as since version 6, the limit is the tokenizer's.
+    # Folders of sentence-transformers 6 have no `max_seq_length`; the tokenizer's limit applies.
     if (length is None or length >= _NO_LIMIT) and tokenizer_config.is_file():
         fields = read_json(tokenizer_config, _Limit)
         length = fields.max_len if fields.model_max_length is None else fields.model_max_length
@@ -189,7 +189,7 @@ def _prompts(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _pooling_of(path: pathlib.Path, fields: _Pooling) -> str:
-    """Return the pooling in a module's `config.json`: flags, or since version 6 a name or a list."""
+    """Return the pooling in a module's `config.json`: flags, or in sentence-transformers 6 a name or a list."""
     modes = fields.pooling_mode
     if modes is None:
         modes = [name for name in _Pooling.__struct_fields__[1:] if getattr(fields, name)]
@@ -215,7 +215,9 @@ def dense_layers(folder: pathlib.Path, width: int | None = None) -> tuple[DenseL
             layers.append(_dense_layer(path))
             inputs, outputs = layers[-1].kernel.shape
             if width not in (None, inputs):
-                raise UserError(f"{path / CONFIG}: in_features is {inputs}, and the vectors have {width}")
+                raise UserError(
+                    f"{path / CONFIG}: in_features is {inputs}, but its input has the width {width}"
+                )
             width = outputs
     return tuple(layers)
 

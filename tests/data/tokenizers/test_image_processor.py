@@ -78,7 +78,7 @@ def test_a_missing_field_is_that_of_the_class():
     assert ImageProcessor.of({}, model_type="dinov2") == crop
     assert ImageProcessor.of({}).resampling == "bilinear"
     with pytest.raises(
-        UserError, match='image processor "MyImageProcessor" is not supported: supported are ViT'
+        UserError, match='image processor "MyImageProcessor" is not supported; choose one of ViT'
     ):
         ImageProcessor.of({"image_processor_type": "MyImageProcessor"})
 
@@ -87,7 +87,9 @@ def test_images_that_are_not_resized_must_have_the_size_of_the_model(rng):
     processor = ImageProcessor.of({"do_resize": False}, size=8)
     image = rng.integers(0, 256, (8, 8, 3), np.uint8)
     np.testing.assert_array_equal(processor.pixels(image), image)
-    with pytest.raises(UserError, match="an image of 8 x 6 pixels becomes 8 x 6, and the model needs 8 x 8"):
+    with pytest.raises(
+        UserError, match="an image of 8 x 6 pixels is 8 x 6 after resizing, but the model needs 8 x 8"
+    ):
         processor.pixels(image[:, :6])
     loaded = ImageProcessor.from_files(processor.files())
     assert loaded == processor
@@ -106,7 +108,7 @@ def test_gray_images_for_a_model_with_one_channel(rng):
     gray = rng.integers(0, 256, (8, 8), np.uint8)
     np.testing.assert_array_equal(processor.pixels(gray), gray[..., None])
     assert processor.batch([gray, gray]).shape == (2, 8, 8, 1)
-    with pytest.raises(UserError, match="image_mean has 3 values, and the images 1 channel"):
+    with pytest.raises(UserError, match="image_mean has 3 values, but the images have 1 channel"):
         ImageProcessor.of({}, channels=1)
 
 

@@ -58,7 +58,7 @@ def test_added_tokens_of_the_config_beside_a_tokenizer_file(folder):
     assert pieces(folder, "[E1] the covid [E1]") == ["[e1]", "the", "covid", "[e1]"]
     decoder["99"] = decoder.pop(str(ADDED["covid"]))
     write(folder, tokenizer_class="BertTokenizer", added_tokens_decoder=decoder)
-    with pytest.raises(UserError, match='the added token "covid" has the id 99, and 15 by the vocabulary'):
+    with pytest.raises(UserError, match='tokens give "covid" the id 99, but the vocabulary gives it 15'):
         EncoderTokenizer.open(folder)
 
 
@@ -107,12 +107,12 @@ def test_token_types_are_those_that_the_folder_lists(folder):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, 'class "BertJapaneseTokenizer" is not supported: supp'),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, '"BertJapaneseTokenizer" is not supported; choose'),
         ({"tokenizer_class": "T5TokenizerFast"}, 'class "T5Tokenizer" is not supported'),
-        ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, "needs Python code of the folder, which is never ex"),
+        ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, "auto_map needs Python code of the folder, which is"),
         ({"split_special_tokens": True}, "split_special_tokens is not supported"),
         ({"truncation_side": "left"}, "truncation_side 'left' is not supported"),
-        ({"tokenizer_class": "RobertaTokenizer"}, "has a WordPiece model, but .* RobertaTokenizer, which n"),
+        ({"tokenizer_class": "RobertaTokenizer"}, "has a WordPiece model, but the tokenizer class Roberta"),
         ({"added_tokens_decoder": {"x": {"content": "a"}}}, 'has the key "x", which is no id'),
     ],
 )  # fmt: skip
@@ -126,9 +126,9 @@ def test_what_is_refused(folder, config, message):
 
 def test_a_vocabulary_that_the_class_does_not_read(folder):
     write(folder, tokenizer_class="PreTrainedTokenizerFast")
-    with pytest.raises(UserError, match=r"vocab\.txt: a PreTrainedTokenizer is not read from this file"):
+    with pytest.raises(UserError, match=r"vocab\.txt: PreTrainedTokenizer does not read vocab\.txt"):
         EncoderTokenizer.open(folder / "vocab.txt")
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json, as PreTrainedTokenizer needs"):
+    with pytest.raises(UserError, match=r"PreTrainedTokenizer needs tokenizer\.json, which the folder does"):
         EncoderTokenizer.open(folder)
 
 
@@ -174,9 +174,7 @@ def test_differences_from_the_class_are_reported(folder):
     state = json.loads((folder / "tokenizer.json").read_text())
     state["model"]["max_input_chars_per_word"] = 3
     (folder / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.warns(
-        UserWarning, match="max_input_chars_per_word of tokenizer.json differs from BertTokenizer"
-    ):
+    with pytest.warns(UserWarning, match="followed for max_input_chars_per_word, which BertTokenizer sets"):
         EncoderTokenizer.open(folder)
     state["model"]["max_input_chars_per_word"] = 100
     state["added_tokens"] = [

@@ -1,4 +1,4 @@
-"""Places of the tokens of byte-level BPE in their text."""
+"""Character offsets of the tokens of byte-level BPE."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _BYTES = {character: byte for byte, character in enumerate(alphabet())}
 
 
 def byte_offsets(text: str, tokens: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the start and end of the characters of each token, without the spaces around them.
+    """Return the start and end of the characters of each token, without surrounding spaces.
 
     Args:
       text: The text.
       tokens: Its tokens in the byte-level alphabet; spaces may be added before words or left out between them.
 
     Returns:
-      An empty range for a token of spaces; all characters that a token has bytes of. None if the tokens are not
-      the bytes of the text.
+      (start, end) of each token: all characters of which it has at least one byte, or an empty range for white
+      space. None if the tokens do not match the bytes of the text.
     """
     content = text.encode("utf-8")
     character_of = [number for number, character in enumerate(text) for _ in character.encode("utf-8")]

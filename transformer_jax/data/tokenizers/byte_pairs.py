@@ -74,7 +74,7 @@ class BytePairTokenizer(TokenizerFile):
 
         White space at its ends is removed; runs of white space, such as tabs and no-break spaces, become one
         space; byte order marks and direction marks are removed; and characters are composed (Unicode's NFC).
-        Tokenizers of version 0.1 only remove white space at the ends.
+        A tokenizer of an older run, without a normalizer, only removes white space at the ends.
         """
         normalizer = self._tokenizer.normalizer
         return (text if normalizer is None else normalizer.normalize_str(text)).strip()

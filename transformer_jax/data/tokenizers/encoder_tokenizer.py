@@ -276,15 +276,26 @@ class EncoderTokenizer(TokenizerFile):
         copy = Tokenizer.from_str(self._tokenizer.to_str())
         return type(self)(copy, labels=labels, names=self.names, settings=settings)
 
-    def prompt(self, name: str | None = None) -> str:
+    def prompt(self, name: str | None = None, *, text: str | None = None) -> str:
         """Return the text that a sentence encoder puts before each text.
 
         Args:
           name: Name of one of its prompts; None means the default, "" if it has none.
+          text: A text that replaces the prompt; None means that of `name`.
 
         Raises:
-          UserError: The prompt is unknown.
+          UserError: The prompt is unknown or no text, or the folder excludes prompts from its vectors.
         """
+        result = self._prompt(name) if text is None else text
+        if not isinstance(result, str):
+            raise UserError(f"a prompt is a text, not a {type(result).__name__}")
+        if result and not self.settings.get("include_prompt", True):
+            raise UserError(
+                "the folder excludes prompts from its vectors, which is not supported: set `prompt` ''"
+            )
+        return result
+
+    def _prompt(self, name: str | None) -> str:
         prompts, name = self.settings.get("prompts", {}), name or self.settings.get("default_prompt_name")
         if name is not None and name not in prompts:
             raise UserError(f"unknown prompt {name!r}: known are {', '.join(prompts) or 'none'}")

@@ -100,8 +100,8 @@ class ImageProcessor:
       mean: Mean of each channel, for values between 0 and 1; one value for a model of gray images.
       std: Standard deviation of each channel, for values between 0 and 1.
       labels: Names of the classes in the order of their numbers; () for an encoder without classes.
-      crop: Crop the center of size x size after resizing, and fill smaller images with black; otherwise an
-        image of another size is refused. "squash" does not depend on it.
+      crop: For resizing other than "squash": whether to crop the center to size x size, with black around
+        smaller images. If False, an image of another size is refused.
     """
 
     size: int
@@ -118,7 +118,7 @@ class ImageProcessor:
     def __post_init__(self) -> None:
         IMAGE_SIDE.check(max(self.size, self.resized), f"{FILE}: the size")
         if self.size < 1 or (self.resize in ("shortest", "square") and self.resized < 1):
-            raise UserError(f"{FILE}: the size {self.size}, resized to {self.resized}, must be at least 1")
+            raise UserError(f"{FILE}: the sizes {self.size} and {self.resized} must be at least 1")
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std) or not all(v > 0 for v in self.std):
             raise UserError(
                 f"image mean {self.mean} and standard deviation {self.std} need one or three values, and "
@@ -157,8 +157,8 @@ class ImageProcessor:
         if sides != [self.size] * 2:
             if not self.crop:
                 raise UserError(
-                    f"an image of {height} x {width} pixels becomes {sides[1]} x {sides[0]}, and the model "
-                    f"needs {self.size} x {self.size}: its image processor does not crop"
+                    f"an image of {height} x {width} pixels is {sides[1]} x {sides[0]} after resizing, but the "
+                    f"model needs {self.size} x {self.size}, and the image processor does not crop"
                 )
             left, top = ((side - self.size) // 2 for side in sides)
             picture = picture.crop((left, top, left + self.size, top + self.size))
@@ -174,7 +174,7 @@ class ImageProcessor:
         return np.stack([self.pixels(image) for image in images])
 
     def at_size(self, size: int) -> Self:
-        """Return a copy for images of another size, with the same fraction in the center crop."""
+        """Return a copy for images of another size, which keeps the ratio of `resized` to `size`."""
         resized = round(self.resized * size / self.size)
         return dataclasses.replace(self, size=size, resized=resized)
 
@@ -220,7 +220,7 @@ class ImageProcessor:
         labels = parse_json(files["labels.json"], list[str], "labels.json")
         config = parse_json(files[FILE], dict[str, Any], FILE)
         size = convert(config, _Fields, FILE).size
-        # Only a processor that neither resizes nor crops takes its size from the model.
+        # `size` is used only if the processor neither resizes nor crops; then the file stores it as a height.
         return cls.of(config, labels=labels, size=getattr(size, "height", None) or 224)
 
     @classmethod
@@ -237,7 +237,7 @@ class ImageProcessor:
 
         Args:
           folder: Folder that may contain `preprocessor_config.json`.
-          size: Size of the model's images, used if there is no file.
+          size: Size of the model's images, used if there is no file, or if it neither resizes nor crops.
           labels: Class labels of the model.
           channels: Number of channels of the model's images.
           model_type: The `model_type` of the model, used if the file names no class.
@@ -276,7 +276,7 @@ class ImageProcessor:
           UserError: The class is unknown, the file requires processing that is not supported, or the mean does
             not fit the channels.
         """
-        # A missing flag is the class's, and null is false.
+        # A missing flag has the class's value; a flag that is null is false.
         flags = {name: False for name, value in config.items() if name.startswith("do_") and value is None}
         fields = convert({**config, **flags}, _Fields, FILE)
         name = fields.image_processor_type or fields.feature_extractor_type or None
@@ -285,7 +285,7 @@ class ImageProcessor:
         if kind not in CLASSES:
             known = ", ".join(f"{known}ImageProcessor" for known in CLASSES)
             raise UserError(
-                f"{FILE}: the image processor {shown(name)} is not supported: supported are {known}"
+                f"{FILE}: the image processor {shown(name)} is not supported; choose one of {known}"
             )
         for field in fields.__struct_fields__:
             if getattr(fields, field) is None:
@@ -331,8 +331,8 @@ def _sizes(fields: _Fields, model_size: int, *, is_shortest: bool) -> dict[str, 
 def _normalization(fields: _Fields, channels: int | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the deviation of each channel, for values between 0 and 1.
 
-    (r x - m) / s with r = `rescale_factor`, for x from 0 to 255, is (x / 255 - m') / s' with m' = m / 255 r and
-    s' = s / 255 r.
+    (r x - m) / s with r = `rescale_factor` equals (x / 255 - m') / s' with m' = m / (255 r) and
+    s' = s / (255 r).
     """
     factor = 255 * (fields.rescale_factor or 1 / 255) if fields.do_rescale else 255.0
     if not fields.do_normalize:
@@ -343,7 +343,7 @@ def _normalization(fields: _Fields, channels: int | None) -> tuple[tuple[float, 
     for name, value in (("image_mean", fields.image_mean), ("image_std", fields.image_std)):
         numbers = value if isinstance(value, list) else [value or 0.0] * count
         if len(numbers) != count:
-            raise UserError(f"{FILE}: {name} has {len(numbers)} values, and the images {count} channel(s)")
+            raise UserError(f"{FILE}: {name} has {len(numbers)} values, but the images have {count} channel(s)")
         values.append(tuple(number if abs(factor - 1) < 1e-6 else number / factor for number in numbers))
     return values[0], values[1]
 

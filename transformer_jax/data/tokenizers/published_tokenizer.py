@@ -272,7 +272,7 @@ KNOWN_CLASSES = (*_CLASSES, *_PLAIN_CLASSES)
 def read_published_tokenizer(
     path: str | pathlib.Path, *, byte_level: str, model_type: str | None = None
 ) -> PublishedTokenizer:
-    """Read the tokenizer of a folder as `transformers` does.
+    """Read the tokenizer of a folder with the precedence of `transformers` 5, except where a warning says so.
 
     `tokenizer_config.json` names the class, whose options (lower case, a space before the text) and template
     apply; the vocabulary is that of `tokenizer.json`, or else of `vocab.txt`, or `vocab.json` and `merges.txt`.
@@ -299,8 +299,8 @@ def read_published_tokenizer(
     file = path if path.is_file() else _vocabulary_file(folder, name)
     if file.name not in ("vocab.txt", "vocab.json"):
         tokenizer = read_tokenizer(file)
-        # Some folders of Llama 3 name the class of Llama 2, whose vocabulary is not byte-level: as in
-        # `transformers`, such a file is read as it is. So is one that the default class cannot be.
+        # Some folders of Llama 3 name LlamaTokenizer for a byte-level `tokenizer.json`; as in `transformers`,
+        # that file is read unchanged. So is a file whose model does not fit the default class of its folder.
         is_other = kind is not None and type(tokenizer.model).__name__ != kind.model
         if (name == "LlamaTokenizer" and isinstance(tokenizer.decoder, decoders.ByteLevel)) or (
             is_other and not is_named
@@ -309,7 +309,7 @@ def read_published_tokenizer(
         if kind is not None:
             _apply_class(tokenizer, kind, config, file, name)
     elif kind is None or kind.file != file.name:
-        raise UserError(f"{file}: a {name} is not read from this file")
+        raise UserError(f"{file}: {name} does not read {file.name}")
     else:
         tokenizer = _from_vocabulary(file, kind, config, fields)
     # A default that the vocabulary lacks is not added: the model has no row for it.
@@ -323,7 +323,7 @@ def read_published_tokenizer(
         tokenizer.model.unk_token = tokens["unk_token"]
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None  # random segmentation is for training
-    _set_template(tokenizer, kind, config, tokens, file, is_named=is_named)
+    _set_template(tokenizer, kind, config, tokens, file, name, is_named=is_named)
     has_config = any((folder / other).is_file() for other in (CONFIG_FILE, "config.json"))
     return PublishedTokenizer(tokenizer, tokens, bool(config.split_special_tokens), has_config)
 
@@ -336,14 +336,14 @@ def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
         raise UserError(f"{path}: truncation_side {config.truncation_side!r} is not supported")
     auto_map = config.auto_map
     if isinstance(auto_map, list) or (isinstance(auto_map, dict) and auto_map.get("AutoTokenizer")):
-        raise UserError(f"{path}: the tokenizer needs Python code of the folder, which is never executed")
+        raise UserError(f"{path}: auto_map needs Python code of the folder, which is never executed")
     return fields, config
 
 
 def _class_name(
     path: pathlib.Path, config: _Config, model_type: str | None, byte_level: str
 ) -> tuple[str, bool]:
-    """Return (the class of `transformers` that reads a folder, without Fast, whether the folder names it)."""
+    """Return the name of the tokenizer's class, without "Fast", and whether the folder names it."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"
     model = read_json(file, _Model) if file.is_file() else _Model()
@@ -356,7 +356,7 @@ def _class_name(
     name = name.removesuffix("Fast")
     if name not in KNOWN_CLASSES:
         raise UserError(
-            f"{folder}: the tokenizer class {shown(name)} is not supported: supported are "
+            f"{folder}: the tokenizer class {shown(name)} is not supported; choose one of "
             f"{', '.join(KNOWN_CLASSES)}"
         )
     return name, named is not None
@@ -373,18 +373,14 @@ def _vocabulary_file(folder: pathlib.Path, name: str) -> pathlib.Path:
             f"{sentencepiece}: SentencePiece's format is not read: write a {JSON_FILE} with "
             "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` of transformers"
         )
-    raise UserError(
-        f"{folder}: holds {'neither' if names[1:] else 'no'} {' nor '.join(names)}, as {name} needs"
-    )
+    raise UserError(f"{folder}: {name} needs {' or '.join(names)}, which the folder does not have")
 
 
 def _apply_class(tokenizer: Tokenizer, kind: _Class, config: _Config, file: pathlib.Path, name: str) -> None:
     """Apply the options of a class to the tokenizer in `tokenizer.json`."""
     model = type(tokenizer.model).__name__
     if model != kind.model:
-        raise UserError(
-            f"{file}: has a {model} model, but {CONFIG_FILE} names {name}, which needs {kind.model}"
-        )
+        raise UserError(f"{file}: has a {model} model, but the tokenizer class {name} needs {kind.model}")
     normalizer, pre_tokenizer = kind.words(config)
     expected = [_words(normalizer, pre_tokenizer, text) for text in _PROBES]
     stored = [_words(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in _PROBES]
@@ -460,8 +456,8 @@ def _special_tokens(
 ) -> _Special:
     """Read the tokens that a folder adds.
 
-    Without `added_tokens_decoder`, `special_tokens_map.json` comes before `tokenizer_config.json`, and
-    `tokenizer.json` before `added_tokens.json`.
+    Without `added_tokens_decoder`, `special_tokens_map.json` takes precedence over `tokenizer_config.json`, and
+    `tokenizer.json` over `added_tokens.json`.
     """
     path, map_path = folder / CONFIG_FILE, folder / "special_tokens_map.json"
     has_decoder = config.added_tokens_decoder is not None
@@ -488,7 +484,7 @@ def _special_tokens(
             is_special = content in special
             by_id[number] = AddedToken(content, normalized=not is_special, special=is_special)
         by_id |= {n: t for n, t in tokenizer.get_added_tokens_decoder().items() if n in by_id}
-    # `transformers` 5 reads this field of the map after the added tokens, so it does not make them special.
+    # `transformers` 5 reads this field after the added tokens, which therefore do not become special by it.
     further += extra_in_map.additional_special_tokens or []
     known = {str(token): token for token in by_id.values()}
     by_role: dict[str, AddedToken | None] = {}
@@ -540,7 +536,8 @@ def _add_tokens(tokenizer: Tokenizer, special: _Special, folder: pathlib.Path) -
         if (actual := tokenizer.token_to_id(str(token))) != number:
             name = shown(str(token))
             raise UserError(
-                f"{folder}: the added token {name} has the id {number}, and {actual} by the vocabulary"
+                f"{folder}: the files of added tokens give {name} the id {number}, but the vocabulary gives it "
+                f"{actual}"
             )
 
 
@@ -553,14 +550,15 @@ def _warn_of_differences(
     tokenizer: Tokenizer,
     fields: Mapping[str, Any],
 ) -> None:
-    """Warn where `tokenizer.json` is followed and `transformers` 5 would follow the class."""
+    """Warn if the result differs from `transformers` 5: model options, added tokens or the mask."""
     if kind is None:
         return
     model: Any = tokenizer.model
     different = [n for n, value in kind.options.items() if getattr(model, n, value) not in (value, None)]
     if different:
         warnings.warn(
-            f"{folder}: {', '.join(different)} of {JSON_FILE} differs from {name} and is followed", stacklevel=4
+            f"{folder}: {JSON_FILE} is followed for {', '.join(different)}, which {name} sets differently",
+            stacklevel=4,
         )
     if config.added_tokens_decoder is not None:
         known = {str(token) for token in special.by_id.values()}
@@ -580,7 +578,8 @@ def _warn_of_differences(
         | {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     ):
         warnings.warn(
-            f"{folder}: {mask} includes the space before it, as in RoBERTa and version 4 of transformers",
+            f"{folder}: no file describes {mask}: it includes the space before it, as in RoBERTa; in "
+            "transformers 5 it does not",
             stacklevel=4,
         )
 
@@ -591,6 +590,7 @@ def _set_template(
     config: _Config,
     tokens: Mapping[str, str],
     file: pathlib.Path,
+    name: str,
     *,
     is_named: bool,
 ) -> None:
@@ -615,8 +615,8 @@ def _set_template(
         tokenizer.post_processor = _begin_and_end(wanted, tokens, number)
     if stored is not None and _template_ids(tokenizer) != _template_ids(tokenizer, stored):
         warnings.warn(
-            f"{file.parent}: {JSON_FILE} and {CONFIG_FILE} add different special tokens to a text: "
-            f"{CONFIG_FILE} is followed",
+            f"{file.parent}: the template in {JSON_FILE} adds other special tokens or token types than {name}: "
+            f"{name} is followed",
             stacklevel=5,
         )
     names = config.model_input_names
@@ -629,14 +629,14 @@ def _set_template(
             tokenizer.post_processor = _post_processor(without)
             if silent and stored is not None:
                 warnings.warn(
-                    f"{file.parent}: the token types in {JSON_FILE} are not used, because model_input_names in "
-                    f"{CONFIG_FILE} does not list them",
+                    f"{file.parent}: the token types in {JSON_FILE} are not used, because {CONFIG_FILE} has no "
+                    "model_input_names that lists token_type_ids",
                     stacklevel=5,
                 )
 
 
 def _template_ids(tokenizer: Tokenizer, processor: Any = None) -> list[tuple[list[int], list[int]]]:
-    """Return the (ids, types) that a post-processor makes of empty texts."""
+    """Return (ids, token types) that a post-processor adds to an empty text and to an empty pair."""
     current = tokenizer.post_processor
     if processor is not None:
         tokenizer.post_processor = processor

@@ -72,7 +72,7 @@ class TextTokenizer(TokenizerFile):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The reading of special tokens such as <|endoftext|> in texts and prompts: "control" or "text".
+        """How special tokens such as <|endoftext|> in texts and prompts are encoded: "control" or "text".
 
         "control" reads them as the tokens that they name, as `transformers` does, with a warning; "text" reads
         them like other text.
@@ -89,7 +89,7 @@ class TextTokenizer(TokenizerFile):
     def from_files(cls, files: Mapping[str, bytes]) -> TextTokenizer:
         """Create the tokenizer from the result of `files`.
 
-        A run of version 0.1 lacks the end tokens: they are guessed, with a warning.
+        A run without `processor.json` does not store its end tokens: they are guessed, with a warning.
 
         Raises:
           UserError: A file is damaged.
@@ -102,8 +102,8 @@ class TextTokenizer(TokenizerFile):
         if result.special_names():
             ends = ", ".join(result.tokens(result.ends)) or "none"
             warnings.warn(
-                f"the run stores no end token and no reading of special tokens: its end token is taken to be "
-                f"{ends}, and special tokens are read as text",
+                f"the run does not store its end token and how it reads special tokens: assuming the end token "
+                f"{ends}, and reading special tokens as text",
                 stacklevel=3,
             )
         return result
@@ -165,7 +165,7 @@ class TextTokenizer(TokenizerFile):
             return cls(read_tiktoken(path))
         published = read_published_tokenizer(path, byte_level="GPT2Tokenizer", model_type=model_type)
         end = published.tokenizer.token_to_id(published.tokens.get("eos_token", ""))
-        # Only a file without a config leaves the end token to be guessed.
+        # The end token is guessed only if no config describes the tokenizer or its model.
         ends = None if end is None and not published.has_config else [] if end is None else [end]
         special_tokens: SpecialTokens = "text" if published.splits_special_tokens else "control"
         return cls(published.tokenizer, ends=ends, special_tokens=special_tokens)
@@ -205,7 +205,8 @@ class TextTokenizer(TokenizerFile):
         if present:
             names = ", ".join(sorted(special[number] for number in present)[:4])
             warnings.warn(
-                f"the text contains {names}, read as control tokens; `special_tokens` text reads them as text",
+                f"the text contains {names}, read as control tokens; set `special_tokens` to text to read "
+                "them as text",
                 stacklevel=4,
             )
 

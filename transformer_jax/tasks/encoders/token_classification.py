@@ -41,8 +41,8 @@ class TokenClassificationConfig(FineTuningConfig):
     tags: str = ""
     """Feature of a tfds: corpus that holds the tags; "" takes the only feature that could."""
     scheme: str = "auto"
-    """Scheme of the entities' tags: BIO, IOB1, BILOU, IOBES, IO, or none for tags that mark no entities. auto:
-    the one that the training tags fit, none if they fit none."""
+    """Scheme of the tags: BIO, IOB1, BILOU, IOBES or IO; "none" if the tags mark no entities. "auto" detects it
+    from the training tags, and means "none" if they fit no scheme."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,7 +137,7 @@ class TokenClassification(FineTuned):
         return EncodedSplit(examples, sum(e.truncated for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
-        """Yield the accuracy of tags, or the F1 of entities."""
+        """Yield the accuracy of tags, and the F1 of entities if the tags have a scheme."""
         labels = self.processor.labels
         predicted, expected = [], []
         rows = words_and_tags(self._data[name])
@@ -160,7 +160,9 @@ def _scheme(task: TokenClassificationConfig, train: Table, labels: Sequence[str]
     prefixes = prefixes_of(labels)
     if not prefixes or not set(prefixes) <= set(SCHEMES[task.scheme]):
         known = ", ".join(f"{prefix}-..." for prefix in SCHEMES[task.scheme])
-        raise UserError(f"`scheme` {task.scheme} has the tags O, {known}, and the data {', '.join(labels[:6])}")
+        raise UserError(
+            f"`scheme` {task.scheme} allows the tags O, {known}, but the data has {', '.join(labels[:6])}"
+        )
     return task.scheme
 
 
@@ -189,7 +191,9 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         if result.scheme:
             note(f"the tags mark entities in the scheme {result.scheme}")
         elif task.scheme == "auto" and prefixes_of(labels):
-            note("the tags fit no scheme of entities, so only their accuracy is scored; `scheme` names one")
+            note(
+                "the tags fit no scheme of entities, so only accuracy is scored; set `scheme` to score entities"
+            )
         return result
 
     return on_every_process(make)

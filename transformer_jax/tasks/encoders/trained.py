@@ -189,13 +189,9 @@ class TrainedEncoder(Trained):
           UserError: An item is not a text, or the pooling or the prompt is unknown.
         """
         check_texts(texts, allow_empty=True)
-        before = self.processor.prompt(prompt_name) if prompt is None else prompt
-        if not isinstance(before, str) or (before and not all(isinstance(text, str) for text in texts)):
-            raise UserError("a prompt is a text, and is for texts, not for pairs of texts")
-        if before and not self.processor.settings.get("include_prompt", True):
-            raise UserError(
-                "the folder excludes prompts from its vectors, which is not supported: set `prompt` ''"
-            )
+        before = self.processor.prompt(prompt_name, text=prompt)
+        if before and not all(isinstance(text, str) for text in texts):
+            raise UserError("a prompt is for texts, not for pairs of texts")
         settings = self.processor.settings
         pooling = settings.get("pooling", "mean") if pooling is None else pooling
         choose("pooling", pooling, POOLINGS)
