@@ -157,7 +157,10 @@ def test_the_begin_token_that_a_config_asks_for(tmp_path):
     assert tokenizer.ends == (256,)
     write(tmp_path, tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
     assert TextTokenizer.open(tmp_path).encode(["a"]) == [[vocabulary["Ġ"], vocabulary["a"]]]
-    assert read_published_tokenizer(tmp_path, byte_level="GPT2Tokenizer").tokens["eos_token"] == "<|endoftext|>"
+    assert (
+        read_published_tokenizer(tmp_path, byte_level_class="GPT2Tokenizer").tokens["eos_token"]
+        == "<|endoftext|>"
+    )
 
 
 def test_the_reading_of_special_tokens_is_published(tmp_path):

@@ -232,7 +232,7 @@ class EncoderTokenizer(TokenizerFile):
           UserError: None of these files exists, one is damaged, the class of the tokenizer is not supported, or
             the vocabulary lacks a special token.
         """
-        published = read_published_tokenizer(path, byte_level="RobertaTokenizer", model_type=model_type)
+        published = read_published_tokenizer(path, byte_level_class="RobertaTokenizer", model_type=model_type)
         if published.splits_special_tokens:
             raise UserError(f"{path}: split_special_tokens is not supported")
         names = {

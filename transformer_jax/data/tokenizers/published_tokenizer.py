@@ -43,7 +43,7 @@ class _Token(msgspec.Struct):
     normalized: bool | None = None
     special: bool = False
 
-    def added(self, *, special: bool | None = None) -> AddedToken:
+    def as_added(self, *, special: bool | None = None) -> AddedToken:
         special = self.special if special is None else special
         return AddedToken(
             self.content, lstrip=self.lstrip, rstrip=self.rstrip, single_word=self.single_word,
@@ -70,14 +70,14 @@ class _Config(msgspec.Struct):
     split_special_tokens: bool | None = None
 
 
-_Named = str | _Token
+_TokenField = str | _Token
 
 
 class _Extra(msgspec.Struct):
     """Special tokens without a role, in `tokenizer_config.json` or `special_tokens_map.json`."""
 
-    additional_special_tokens: list[_Named] | None = None
-    extra_special_tokens: list[_Named] | dict[str, _Named] | None = None
+    additional_special_tokens: list[_TokenField] | None = None
+    extra_special_tokens: list[_TokenField] | dict[str, _TokenField] | None = None
 
 
 class _Model(msgspec.Struct):
@@ -107,12 +107,12 @@ class _Special(NamedTuple):
     Attributes:
       by_role: Special tokens by role, None for a role that the folder disables.
       by_id: Added tokens by id.
-      further: Special tokens without role and id.
+      without_role: Special tokens without role and id.
     """
 
     by_role: dict[str, AddedToken | None]
     by_id: dict[int, AddedToken]
-    further: list[AddedToken]
+    without_role: list[AddedToken]
 
 
 class _Class(NamedTuple):
@@ -122,7 +122,7 @@ class _Class(NamedTuple):
       model: The type of its model in `tokenizer.json`.
       file: The file of its vocabulary in folders without `tokenizer.json`, or "".
       tokens: Its special tokens by role, where the folder names none.
-      words: Function from the config to its normalizer and its pre-tokenizer.
+      splitting: Function from the config to its normalizer and its pre-tokenizer.
       decoder: Function from the config to its decoder.
       template: Function from (config, special tokens, id of a token) to its post-processor; None uses that of
         `tokenizer.json`, or adds the begin and end tokens that the config asks for.
@@ -132,15 +132,15 @@ class _Class(NamedTuple):
 
     model: str
     file: str
-    tokens: Mapping[str, _Named]
-    words: Callable[[_Config], tuple[Any, Any]]
+    tokens: Mapping[str, _TokenField]
+    splitting: Callable[[_Config], tuple[Any, Any]]
     decoder: Callable[[_Config], Any]
     template: Callable[[_Config, Mapping[str, str], Callable[[str], int]], Any] | None = None
     template_tokens: tuple[str, ...] = ()
     options: Mapping[str, Any] = {}
 
 
-def _wordpiece_words(config: _Config) -> tuple[Any, Any]:
+def _wordpiece_splitting(config: _Config) -> tuple[Any, Any]:
     normalizer = normalizers.BertNormalizer(
         lowercase=bool(config.do_lower_case),
         strip_accents=config.strip_accents,
@@ -153,9 +153,9 @@ def _wordpiece_decoder(_: _Config) -> Any:
     return decoders.WordPiece(prefix="##")
 
 
-def _wordpiece_template(_: _Config, tokens: Mapping[str, str], number: Callable[[str], int]) -> Any:
+def _wordpiece_template(_: _Config, tokens: Mapping[str, str], token_id: Callable[[str], int]) -> Any:
     first, last = tokens["cls_token"], tokens["sep_token"]
-    return bert_template(first, number(first), last, number(last))
+    return bert_template(first, token_id(first), last, token_id(last))
 
 
 def bert_template(first: str, first_id: int, last: str, last_id: int) -> Any:
@@ -167,7 +167,7 @@ def bert_template(first: str, first_id: int, last: str, last_id: int) -> Any:
     )
 
 
-def _byte_level_words(config: _Config) -> tuple[Any, Any]:
+def _byte_level_splitting(config: _Config) -> tuple[Any, Any]:
     return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(config.add_prefix_space))
 
 
@@ -175,10 +175,13 @@ def _byte_level_decoder(_: _Config) -> Any:
     return decoders.ByteLevel()
 
 
-def _roberta_template(config: _Config, tokens: Mapping[str, str], number: Callable[[str], int]) -> Any:
+def _roberta_template(config: _Config, tokens: Mapping[str, str], token_id: Callable[[str], int]) -> Any:
     first, last = tokens["cls_token"], tokens["sep_token"]
     return processors.RobertaProcessing(
-        (last, number(last)), (first, number(first)), bool(config.trim_offsets), bool(config.add_prefix_space)
+        (last, token_id(last)),
+        (first, token_id(first)),
+        bool(config.trim_offsets),
+        bool(config.add_prefix_space),
     )
 
 
@@ -186,7 +189,7 @@ def _has_prefix(config: _Config) -> bool:
     return config.add_prefix_space is not False
 
 
-def _llama_words(config: _Config) -> tuple[Any, Any]:
+def _llama_splitting(config: _Config) -> tuple[Any, Any]:
     scheme = ("always" if config.legacy else "first") if _has_prefix(config) else "never"
     return None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
 
@@ -196,7 +199,7 @@ def _llama_decoder(config: _Config) -> Any:
     return decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if _has_prefix(config) else [])])
 
 
-def _unigram_words(config: _Config) -> tuple[Any, Any]:
+def _unigram_splitting(config: _Config) -> tuple[Any, Any]:
     scheme = "always" if _has_prefix(config) else "never"
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     return None, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
@@ -206,23 +209,23 @@ def _unigram_decoder(config: _Config) -> Any:
     return decoders.Metaspace(prepend_scheme="always" if _has_prefix(config) else "never")
 
 
-def _unigram_template(_: _Config, tokens: Mapping[str, str], number: Callable[[str], int]) -> Any:
+def _unigram_template(_: _Config, tokens: Mapping[str, str], token_id: Callable[[str], int]) -> Any:
     first, last = tokens["bos_token"], tokens["eos_token"]
     return processors.TemplateProcessing(
         single=[first, "$A", last],
         pair=[first, "$A", last, last, "$B", last],
-        special_tokens=[(first, number(first)), (last, number(last))],
+        special_tokens=[(first, token_id(first)), (last, token_id(last))],
     )
 
 
-_BERT_TOKENS: dict[str, _Named] = {
+_BERT_TOKENS: dict[str, _TokenField] = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
     "pad_token": "[PAD]",
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-_ROBERTA_TOKENS: dict[str, _Named] = {
+_ROBERTA_TOKENS: dict[str, _TokenField] = {
     "bos_token": "<s>",
     "eos_token": "</s>",
     "sep_token": "</s>",
@@ -232,25 +235,25 @@ _ROBERTA_TOKENS: dict[str, _Named] = {
     # The mask includes the preceding space, because a space is part of the masked word.
     "mask_token": _Token("<mask>", lstrip=True, normalized=False, special=True),
 }
-_END_OF_TEXT: dict[str, _Named] = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
-_LLAMA_TOKENS: dict[str, _Named] = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_END_OF_TEXT: dict[str, _TokenField] = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+_LLAMA_TOKENS: dict[str, _TokenField] = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
 _BERT = _Class(
-    "WordPiece", "vocab.txt", _BERT_TOKENS, _wordpiece_words, _wordpiece_decoder,
+    "WordPiece", "vocab.txt", _BERT_TOKENS, _wordpiece_splitting, _wordpiece_decoder,
     _wordpiece_template, ("cls_token", "sep_token"),
     {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"},
 )  # fmt: skip
 _BYTE_LEVEL_OPTIONS = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
 _ROBERTA = _Class(
-    "BPE", "vocab.json", _ROBERTA_TOKENS, _byte_level_words, _byte_level_decoder, _roberta_template,
+    "BPE", "vocab.json", _ROBERTA_TOKENS, _byte_level_splitting, _byte_level_decoder, _roberta_template,
     ("cls_token", "sep_token"), _BYTE_LEVEL_OPTIONS,
 )  # fmt: skip
 _UNIGRAM = _Class(
-    "Unigram", "", _ROBERTA_TOKENS, _unigram_words, _unigram_decoder, _unigram_template,
+    "Unigram", "", _ROBERTA_TOKENS, _unigram_splitting, _unigram_decoder, _unigram_template,
     ("bos_token", "eos_token"),
 )  # fmt: skip
 _LLAMA = _Class(
-    "BPE", "", _LLAMA_TOKENS, _llama_words, _llama_decoder,
+    "BPE", "", _LLAMA_TOKENS, _llama_splitting, _llama_decoder,
     options={"fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
 )  # fmt: skip
 _CLASSES = {
@@ -259,7 +262,12 @@ _CLASSES = {
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
     "GPT2Tokenizer": _Class(
-        "BPE", "vocab.json", _END_OF_TEXT, _byte_level_words, _byte_level_decoder, options=_BYTE_LEVEL_OPTIONS
+        "BPE",
+        "vocab.json",
+        _END_OF_TEXT,
+        _byte_level_splitting,
+        _byte_level_decoder,
+        options=_BYTE_LEVEL_OPTIONS,
     ),
     "LlamaTokenizer": _LLAMA,
     "XLMRobertaTokenizer": _UNIGRAM,
@@ -270,7 +278,7 @@ KNOWN_CLASSES = (*_CLASSES, *_PLAIN_CLASSES)
 
 
 def read_published_tokenizer(
-    path: str | pathlib.Path, *, byte_level: str, model_type: str | None = None
+    path: str | pathlib.Path, *, byte_level_class: str, model_type: str | None = None
 ) -> PublishedTokenizer:
     """Read the tokenizer of a folder with the precedence of `transformers` 5, except where a warning says so.
 
@@ -282,7 +290,7 @@ def read_published_tokenizer(
 
     Args:
       path: A folder, or one of the files with a vocabulary.
-      byte_level: The class of `vocab.json` and `merges.txt` in a folder that names no class and no model.
+      byte_level_class: The class of `vocab.json` and `merges.txt` in a folder that names no class and no model.
       model_type: The `model_type` of the folder's model; None reads it from `config.json`.
 
     Raises:
@@ -294,7 +302,7 @@ def read_published_tokenizer(
         raise UserError(f"{path}: no such tokenizer file")
     folder = path if path.is_dir() else path.parent
     fields, config = _read_config(folder)
-    name, is_named = _class_name(path, config, model_type, byte_level)
+    name, is_named = _class_name(path, config, model_type, byte_level_class)
     kind = _CLASSES.get(name)
     file = path if path.is_file() else _vocabulary_file(folder, name)
     if file.name not in ("vocab.txt", "vocab.json"):
@@ -314,7 +322,9 @@ def read_published_tokenizer(
         tokenizer = _from_vocabulary(file, kind, config, fields)
     # A default that the vocabulary lacks is not added: the model has no row for it.
     known = [] if kind is None else kind.tokens.items()
-    defaults = {role: token for role, token in known if tokenizer.token_to_id(str(_added(token))) is not None}
+    defaults = {
+        role: token for role, token in known if tokenizer.token_to_id(str(_as_added(token))) is not None
+    }
     special = _special_tokens(folder, fields, config, defaults, tokenizer)
     _warn_of_differences(folder, kind, name, config, special, tokenizer, fields)
     _add_tokens(tokenizer, special, folder)
@@ -341,16 +351,16 @@ def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], _Config]:
 
 
 def _class_name(
-    path: pathlib.Path, config: _Config, model_type: str | None, byte_level: str
+    path: pathlib.Path, config: _Config, model_type: str | None, byte_level_class: str
 ) -> tuple[str, bool]:
     """Return the name of the tokenizer's class, without "Fast", and whether the folder names it."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"
     model = read_json(file, _Model) if file.is_file() else _Model()
-    named = config.tokenizer_class or model.tokenizer_class
-    name = named or _DEFAULT_CLASSES.get(model_type or model.model_type or "")
+    class_name = config.tokenizer_class or model.tokenizer_class
+    name = class_name or _DEFAULT_CLASSES.get(model_type or model.model_type or "")
     if name is None:
-        by_file = {JSON_FILE: _PLAIN_CLASSES[0], "vocab.txt": "BertTokenizer", "vocab.json": byte_level}
+        by_file = {JSON_FILE: _PLAIN_CLASSES[0], "vocab.txt": "BertTokenizer", "vocab.json": byte_level_class}
         names = [path.name] if path.is_file() else [n for n in by_file if (folder / n).is_file()]
         name = by_file.get(next(iter(names), ""), _PLAIN_CLASSES[0])
     name = name.removesuffix("Fast")
@@ -359,7 +369,7 @@ def _class_name(
             f"{folder}: the tokenizer class {shown(name)} is not supported; choose one of "
             f"{', '.join(KNOWN_CLASSES)}"
         )
-    return name, named is not None
+    return name, class_name is not None
 
 
 def _vocabulary_file(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -381,7 +391,7 @@ def _apply_class(tokenizer: Tokenizer, kind: _Class, config: _Config, file: path
     model = type(tokenizer.model).__name__
     if model != kind.model:
         raise UserError(f"{file}: has a {model} model, but the tokenizer class {name} needs {kind.model}")
-    normalizer, pre_tokenizer = kind.words(config)
+    normalizer, pre_tokenizer = kind.splitting(config)
     expected = [_words(normalizer, pre_tokenizer, text) for text in _PROBES]
     stored = [_words(tokenizer.normalizer, tokenizer.pre_tokenizer, text) for text in _PROBES]
     same_kind = _types(normalizer) == _types(tokenizer.normalizer) and _types(pre_tokenizer) == _types(
@@ -424,10 +434,10 @@ def _from_vocabulary(file: pathlib.Path, kind: _Class, config: _Config, fields: 
     else:
         special_map = file.parent / "special_tokens_map.json"
         in_map = read_object(special_map) if special_map.is_file() else {}
-        named = in_map.get("unk_token") or fields.get("unk_token") or "[UNK]"
-        unknown = _token(named, file.parent / CONFIG_FILE)
+        unknown_field = in_map.get("unk_token") or fields.get("unk_token") or "[UNK]"
+        unknown = _token_field(unknown_field, file.parent / CONFIG_FILE)
         tokenizer = Tokenizer(_read_wordpiece(file, unknown if isinstance(unknown, str) else unknown.content))
-    normalizer, pre_tokenizer = kind.words(config)
+    normalizer, pre_tokenizer = kind.splitting(config)
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, kind.decoder(config)
@@ -451,7 +461,7 @@ def _special_tokens(
     folder: pathlib.Path,
     fields: Mapping[str, Any],
     config: _Config,
-    defaults: Mapping[str, _Named],
+    defaults: Mapping[str, _TokenField],
     tokenizer: Tokenizer,
 ) -> _Special:
     """Read the tokens that a folder adds.
@@ -462,56 +472,58 @@ def _special_tokens(
     path, map_path = folder / CONFIG_FILE, folder / "special_tokens_map.json"
     has_decoder = config.added_tokens_decoder is not None
     in_map = read_object(map_path) if map_path.is_file() and not has_decoder else {}
-    named = {**defaults, **_named(fields, path), **_named(in_map, map_path)}
+    fields_by_role = {**defaults, **_tokens_by_role(fields, path), **_tokens_by_role(in_map, map_path)}
     extra, extra_in_map = convert(fields, _Extra, str(path)), convert(in_map, _Extra, str(map_path))
-    further: list[_Named] = []
+    without_role: list[_TokenField] = []
     for tokens in (
         extra.extra_special_tokens or extra.additional_special_tokens,
         extra_in_map.extra_special_tokens,
     ):
         if isinstance(tokens, dict):
-            named |= tokens
+            fields_by_role |= tokens
         else:
-            further += tokens or []
+            without_role += tokens or []
     by_id: dict[int, AddedToken] = {}
     for key, token in (config.added_tokens_decoder or {}).items():
         if not key.isdecimal():
             raise UserError(f"{path}: added_tokens_decoder has the key {shown(key)}, which is no id")
-        by_id[int(key)] = token.added()
+        by_id[int(key)] = token.as_added()
     if not has_decoder and (folder / "added_tokens.json").is_file():
-        special = {str(_added(token)) for token in (*further, *named.values()) if token is not None}
+        special = {
+            str(_as_added(token)) for token in (*without_role, *fields_by_role.values()) if token is not None
+        }
         for content, number in read_json(folder / "added_tokens.json", dict[str, int]).items():
             is_special = content in special
             by_id[number] = AddedToken(content, normalized=not is_special, special=is_special)
         by_id |= {n: t for n, t in tokenizer.get_added_tokens_decoder().items() if n in by_id}
     # `transformers` 5 reads this field after the added tokens, which therefore do not become special by it.
-    further += extra_in_map.additional_special_tokens or []
+    without_role += extra_in_map.additional_special_tokens or []
     known = {str(token): token for token in by_id.values()}
     by_role: dict[str, AddedToken | None] = {}
-    for role, value in named.items():
-        added = None if value is None else _added(value)
+    for role, value in fields_by_role.items():
+        added = None if value is None else _as_added(value)
         by_role[role] = None if added is None else known.get(str(added), added)
-    return _Special(by_role, dict(sorted(by_id.items())), [_added(token) for token in further])
+    return _Special(by_role, dict(sorted(by_id.items())), [_as_added(token) for token in without_role])
 
 
-def _named(fields: Mapping[str, Any], path: pathlib.Path) -> dict[str, _Named | None]:
+def _tokens_by_role(fields: Mapping[str, Any], path: pathlib.Path) -> dict[str, _TokenField | None]:
     """Return the special tokens by role; other fields that end in `_token` are flags."""
     return {
-        role: None if value is None else _token(value, path)
+        role: None if value is None else _token_field(value, path)
         for role, value in fields.items()
         if role in _ROLES or (role.endswith("_token") and isinstance(value, (str, dict)))
     }
 
 
-def _token(value: Any, where: pathlib.Path) -> _Named:
+def _token_field(value: Any, where: pathlib.Path) -> _TokenField:
     """Return a special token as JSON stores it: its text, or an object with its text and flags."""
     return value if isinstance(value, str) else convert(value, _Token, str(where))
 
 
-def _added(token: _Named) -> AddedToken:
+def _as_added(token: _TokenField) -> AddedToken:
     if isinstance(token, str):
         return AddedToken(token, special=True)
-    return token.added(special=True)
+    return token.as_added(special=True)
 
 
 def _add_tokens(tokenizer: Tokenizer, special: _Special, folder: pathlib.Path) -> None:
@@ -525,7 +537,7 @@ def _add_tokens(tokenizer: Tokenizer, special: _Special, folder: pathlib.Path) -
     stored = tokenizer.get_added_tokens_decoder().values()
     tokens = list(special.by_id.values())
     present = {str(token) for token in (*stored, *tokens)}
-    for token in (*by_role, *special.further):
+    for token in (*by_role, *special.without_role):
         if str(token) not in present:
             tokens.append(token)
             present.add(str(token))
@@ -596,7 +608,7 @@ def _set_template(
 ) -> None:
     """Set the post-processor, which adds special tokens to a text."""
 
-    def number(token: str) -> int:
+    def token_id(token: str) -> int:
         result = tokenizer.token_to_id(token)
         assert result is not None, "special tokens are in the vocabulary"
         return result
@@ -608,11 +620,11 @@ def _set_template(
         )
     stored = tokenizer.post_processor
     if kind is not None and kind.template is not None:
-        tokenizer.post_processor = kind.template(config, tokens, number)
+        tokenizer.post_processor = kind.template(config, tokens, token_id)
     elif stored is None:
         # `tokenizer.json` comes before the flags of the config.
-        wanted = _Config() if file.name == JSON_FILE else config
-        tokenizer.post_processor = _begin_and_end(wanted, tokens, number)
+        flags = _Config() if file.name == JSON_FILE else config
+        tokenizer.post_processor = _begin_and_end(flags, tokens, token_id)
     if stored is not None and _template_ids(tokenizer) != _template_ids(tokenizer, stored):
         warnings.warn(
             f"{file.parent}: the template in {JSON_FILE} adds other special tokens or token types than {name}: "
@@ -646,7 +658,7 @@ def _template_ids(tokenizer: Tokenizer, processor: Any = None) -> list[tuple[lis
     return [(encoding.ids, encoding.type_ids) for encoding in encodings]
 
 
-def _begin_and_end(config: _Config, tokens: Mapping[str, str], number: Callable[[str], int]) -> Any:
+def _begin_and_end(config: _Config, tokens: Mapping[str, str], token_id: Callable[[str], int]) -> Any:
     """Return the post-processor that adds the begin and end tokens that `tokenizer_config.json` asks for."""
     first = tokens.get("bos_token") if config.add_bos_token else None
     last = tokens.get("eos_token") if config.add_eos_token else None
@@ -661,7 +673,7 @@ def _begin_and_end(config: _Config, tokens: Mapping[str, str], number: Callable[
             "$B:1",
             *(f"{name}:1" for name in after),
         ],
-        special_tokens=[(name, number(name)) for name in (first, last) if name],
+        special_tokens=[(name, token_id(name)) for name in (first, last) if name],
     )
 
 

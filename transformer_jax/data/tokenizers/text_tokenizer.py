@@ -163,7 +163,7 @@ class TextTokenizer(TokenizerFile):
         path = pathlib.Path(path)
         if path.suffix == ".tiktoken":
             return cls(read_tiktoken(path))
-        published = read_published_tokenizer(path, byte_level="GPT2Tokenizer", model_type=model_type)
+        published = read_published_tokenizer(path, byte_level_class="GPT2Tokenizer", model_type=model_type)
         end = published.tokenizer.token_to_id(published.tokens.get("eos_token", ""))
         # The end token is guessed only if no config describes the tokenizer or its model.
         ends = None if end is None and not published.has_config else [] if end is None else [end]
