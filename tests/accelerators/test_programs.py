@@ -254,7 +254,17 @@ def test_products_without_a_kernel(topology):
     ("topology", "devices"),
     [
         pytest.param(*for_chips(text).values, n, marks=for_chips(text).marks)
-        for text, n in (("v4:2x2x1", 4), ("v6e:2x2", 4), ("h200:2", 2))
+        for text, n in (
+            ("v4:2x2x1", 4),
+            ("v6e:2x2", 4),
+            ("tpu7x:2x2x1", 8),
+            ("h200:2", 2),
+            ("b200:2", 2),
+            ("gb200:4", 4),
+            ("rtx4090:2", 2),
+            ("l4:2", 2),
+            ("t4:2", 2),
+        )
     ],
 )
 def test_a_product_on_other_chips(topology, devices):
@@ -449,3 +459,24 @@ except UserError as error:
         [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True
     )
     assert "2 tensor=2 of `mesh` does not divide the model's 3 heads" in completed.stdout, completed.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("topology", "kernel"), [(for_chips("l4:1").values[0], "cudnn"), ("t4:1", None)])
+def test_attention_of_workstation_and_notebook_chips(topology, kernel):
+    """cuDNN's kernels need compute capability 8.0, which a T4 does not have."""
+    run = config("gpt 256")
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, layers=1))
+    assert compile_step(run, topology=topology_of(topology)).attention == [kernel] * (kernel is not None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("h100:1")])
+def test_a_plan_prints_no_lines_of_the_runtime(topology):
+    flags = ["--preset", "micro", "--context", "128", "--batch-size", "2", "--dtype", "bfloat16"]
+    completed = subprocess.run(
+        [sys.executable, "-m", "experiments.language_model", *flags, "--dry-run", "--topology", topology],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""

@@ -30,7 +30,10 @@ def no_compiler(monkeypatch):
     [
         (["--topology", "h100:8"], "--topology names devices of a plan: add --dry-run"),
         (["--dry-run", "--json"], "--json needs a --dry-run with a --topology"),
-        (["--dry-run", "--topology", "m1:8"], "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
+        (
+            ["--dry-run", "--topology", "m1:8"],
+            "chips are v4, v5e, v5p, v6e, tpu7x, t4, l4, rtx4090, a100, h100, h200, b200, gb200",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [translate.main, language_model.main])

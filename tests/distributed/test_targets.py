@@ -1,10 +1,13 @@
 """Topologies, GPU descriptions, program reports and the errors for missing compilers."""
 
+import os
+
 import pytest
 
 from transformer_jax.distributed import targets
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.program_report import _needed_bytes, _report
+from transformer_jax.distributed.startup_logs import without_startup_logs
 from transformer_jax.distributed.targets import CHIPS, Topology, chip_of, target_mesh, topology_of
 from transformer_jax.errors import UserError
 
@@ -12,7 +15,7 @@ from transformer_jax.errors import UserError
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x100:8", "chips are v4, v5e, v5p, v6e, a100, h100, h200"),
+        ("x100:8", "chips are v4, v5e, v5p, v6e, tpu7x, t4, l4, rtx4090, a100, h100, h200, b200, gb200"),
         ("h100", "unknown `topology`"),
         ("h100:8x", "unknown `topology`"),
         ("v5e:4 x 4", "unknown `topology`"),
@@ -37,6 +40,23 @@ def test_a_description_has_the_numbers_of_the_data_sheet():
     for part in ("core_count: 132", "clock_rate_ghz: 1.98", "memory_bandwidth: 3352000000000", "major: 9"):
         assert part in text
     assert chip_of("2*v5e:4x4").memory == int(15.75 * 2**30)
+    assert "major: 8 minor: 9" in targets._description(CHIPS["rtx4090"])
+    assert "threads_per_core_limit: 1024" in targets._description(CHIPS["t4"])
+
+
+def test_lines_about_absent_devices_are_dropped(capfd):
+    with without_startup_logs():
+        os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\n\na warning\n")
+    assert capfd.readouterr().err == "a warning\n"
+
+    def fail():
+        with without_startup_logs():
+            os.write(2, b"before the error\n")
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    assert capfd.readouterr().err == "before the error\n"
 
 
 def test_a_mesh_covers_the_devices():
