@@ -309,7 +309,7 @@ def test_held_out_and_excluded_examples_and_the_default_run_folder(data, tmp_pat
     assert runs == {"pairs-embed-bert", f"{data.name}-tag-bert"}
 
 
-@pytest.mark.filterwarnings("default:.* were truncated")  # the command shows it as a line
+@pytest.mark.filterwarnings("default:.* were truncated", "default:.* have no tokens")  # shown as lines
 def test_bad_use(data, runs, tmp_path):
     folder = runs / "classify"
     assert "holds a BertTagger, which cannot classify" in error_line(
@@ -324,6 +324,9 @@ def test_bad_use(data, runs, tmp_path):
     assert "--text and --stdin contradict" in error_line(
         classify, "--run-dir", folder, "--text", "a", "--stdin"
     )
+    embedded = succeed(embed, "--weights", folder, "--stdin", stdin="a film\n\n")
+    assert len(embedded.stdout.splitlines()) == 2
+    assert "1 text(s) have no tokens, the first is text 2" in embedded.stderr
     assert "name the trained run with --run-dir" in error_line(classify, "--text", "a")
     assert "name the model with --weights" in error_line(embed, "--stdin", stdin="a\n")
     assert "trained on single texts: give one text" in error_line(
@@ -331,7 +334,7 @@ def test_bad_use(data, runs, tmp_path):
     )
     lines = "a\n" * 513 + "\u200b\n"
     assert "standard input, lines 513 to 514: text 2: the text has no tokens" in error_line(
-        embed, "--weights", folder, "--stdin", stdin=lines
+        classify, "--run-dir", folder, "--stdin", stdin=lines
     )
     assert "--fill and --stdin contradict" in error_line(
         pretrain, "--run-dir", runs / "pretrain", "--fill", "a [MASK]", "--stdin"

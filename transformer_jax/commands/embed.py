@@ -61,7 +61,9 @@ def _use(flags: Arguments, pooling: str | None) -> Use:
     def page_input(run: TrainedEncoder, text: str) -> tuple[Any, EncodedText]:
         return run.model, truncate(run.processor, text, run.vector_limit)
 
-    return Use(TrainedEncoder, "embed", lambda run, line: line, answer, line, page_input=page_input)
+    return Use(
+        TrainedEncoder, "embed", lambda run, line: line, answer, line, page_input=page_input, reads_empty=True
+    )
 
 
 def draw_similarity(folder: str, path: str, **options: Any) -> None:
@@ -72,7 +74,7 @@ def draw_similarity(folder: str, path: str, **options: Any) -> None:
     """
     from transformer_jax.plotting.similarity import plot_similarity
 
-    texts = list(lines_of_stdin())
+    texts = list(lines_of_stdin(allow_empty=True))
     if len(texts) < 2:
         raise UserError("`similarity` compares texts: give two or more lines")
     run = load(folder)

@@ -59,6 +59,7 @@ class Use(NamedTuple):
       line: Function from an object to its line of text.
       fields: Fields of the run's config that answers read, whose flags are therefore allowed.
       page_input: Function from a run and an item to the model and the text that a page shows.
+      reads_empty: Whether a line may be empty.
     """
 
     run_type: Any
@@ -68,6 +69,7 @@ class Use(NamedTuple):
     line: Callable[[Any], str]
     fields: tuple[str, ...] = ()
     page_input: Callable[[Any, Any], tuple[Any, Any]] = lambda run, item: (run.model, item)
+    reads_empty: bool = False
 
 
 def check(flags: Any, text: str | None, name: str = "text") -> None:
@@ -102,8 +104,11 @@ def check(flags: Any, text: str | None, name: str = "text") -> None:
             raise UserError(f"`{name}` is not UTF-8: convert it first") from None
 
 
-def lines_of_stdin() -> Iterator[str]:
+def lines_of_stdin(*, allow_empty: bool = False) -> Iterator[str]:
     """Yield the lines of standard input without their line ends.
+
+    Args:
+      allow_empty: Accept lines without a word.
 
     Raises:
       UserError: A line is empty, too long or not UTF-8.
@@ -111,7 +116,7 @@ def lines_of_stdin() -> Iterator[str]:
     count = 0
     for content in sys.stdin.buffer:  # each part is answered while the next one is written
         for number, line in split_lines(content, "standard input", first=count + 1):
-            if not line.strip():
+            if not (allow_empty or line.strip()):
                 raise UserError(
                     f"standard input, line {number} is empty: each line must have at least one word"
                 )
@@ -160,7 +165,7 @@ def use(parsed: Parsed, usage: Use, folder: str, text: str | None) -> None:
         if text is not None:
             yield usage.read(run, text)
             return
-        for number, line in enumerate(lines_of_stdin(), 1):
+        for number, line in enumerate(lines_of_stdin(allow_empty=usage.reads_empty), 1):
             try:
                 item = usage.read(run, line)
             except UserError as error:
