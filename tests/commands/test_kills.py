@@ -56,7 +56,7 @@ def final_state(folder):
 
 @pytest.mark.long
 def test_kills(tmp_path, request):
-    kills = 100 if request.config.getoption("--soak") else 3
+    kills = 100 if request.config.getoption("--soak") else 2
     # Each process saves at most 6 further steps before it is killed.
     steps = 10 * kills + 30
     files = write_pairs(tmp_path, train=300, valid=20, test=20)
