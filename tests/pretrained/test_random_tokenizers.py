@@ -210,7 +210,7 @@ def outcome(transformers, folder, form):
             prompts = ours.encode_prompts(TEXTS)
         for text, prompt in zip(TEXTS, prompts, strict=True):
             encoding = theirs(text)
-            # A prompt lacks what a template adds behind the text.
+            # A prompt lacks what a template adds after the text.
             sequences = encoding.sequence_ids()
             closing = next((n for n, s in enumerate(reversed(sequences)) if s is not None), 0)
             kept = encoding["input_ids"][: len(sequences) - closing]
@@ -233,7 +233,7 @@ def outcome(transformers, folder, form):
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_folders_equal_transformers_or_are_refused(transformers, first, tmp_path):
-    """A folder whose files contradict each other may differ, with a warning that says so."""
+    """A folder whose files contradict each other may differ, with a warning about it."""
     outcomes = []
     for seed in range(first, first + 100):
         (folder := tmp_path / str(seed)).mkdir()

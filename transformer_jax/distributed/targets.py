@@ -72,8 +72,9 @@ _H100 = _Gpu(
 )
 
 _B200 = _Gpu(
-    cores=148, clock=1.965, l2=126 * 2**20, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_BLACKWELL
+    cores=148, clock=1.965, l2=132_644_864, shared_by_core=228 * 1024, shared_by_block=227 * 1024, **_BLACKWELL
 )
+_GB200 = dataclasses.replace(_B200, cores=152, clock=2.062, l2=135_528_448)
 _RTX_4090 = _Gpu(
     cores=128, clock=2.52, l2=72 * 2**20, shared_by_core=100 * 1024, shared_by_block=99 * 1024,
     threads_by_core=1_536, **_ADA,
@@ -91,23 +92,25 @@ _T4 = _Gpu(
 # compiler reserves 0.25 GiB, on a v6e 0.75; a TPU 7x is two devices, halves of the chip); NVIDIA's data sheets
 # of the A100 SXM4 40 GB, H100 SXM5 80 GB, H200 SXM, B200 and GB200 (dense rates; half of the bidirectional
 # NVLink; InfiniBand of 200 and 400 Gbit/s per GPU), L4 and T4, and its white paper on the GeForce RTX 4090
-# (bfloat16 with float32 sums, T4: float16). L4, T4 and RTX 4090 have PCIe instead of NVLink.
+# (bfloat16 with float32 sums). A T4 has no bfloat16 units: its peak is float16's. L4, T4 and RTX 4090 have PCIe
+# instead of NVLink. Cores, clocks, caches, memory and its bandwidth of B200 and GB200 are those of XLA's target
+# descriptions; the memory of a T4 is what its driver reports, of an L4 and an RTX 4090 the data sheet's 24 GB.
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
     "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
     "v5p": Chip("tpu", "TPU v5p", 459e12, int(94.75 * _GIB), 2765e9, 600e9, 6.25e9),
     "v6e": Chip("tpu", "TPU v6e", 918e12, int(31.25 * _GIB), 1640e9, 400e9, 3.125e9),
     "tpu7x": Chip("tpu", "TPU7x", 1153.5e12, int(94.75 * _GIB), 3690e9, 300e9, 6.25e9),
-    "t4": Chip("gpu", "Tesla T4", 65e12, 15_642_329_088, 320e9, 16e9, 3.125e9, _T4),
-    "l4": Chip("gpu", "NVIDIA L4", 121e12, 23_689_363_456, 300e9, 32e9, 12.5e9, _L4),
+    "t4": Chip("gpu", "Tesla T4", 65e12, 15_843_721_216, 320e9, 16e9, 3.125e9, _T4),
+    "l4": Chip("gpu", "NVIDIA L4", 121e12, 24_000_000_000, 300e9, 32e9, 12.5e9, _L4),
     "rtx4090": Chip(
-        "gpu", "NVIDIA GeForce RTX 4090", 165.2e12, 25_250_627_584, 1008e9, 32e9, 3.125e9, _RTX_4090
+        "gpu", "NVIDIA GeForce RTX 4090", 165.2e12, 24_000_000_000, 1008e9, 32e9, 3.125e9, _RTX_4090
     ),
     "a100": Chip("gpu", "NVIDIA A100-SXM4-40GB", 312e12, 42_297_786_368, 1555e9, 300e9, 25e9, _A100),
     "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", 989e12, 84_978_434_048, 3352e9, 450e9, 50e9, _H100),
     "h200": Chip("gpu", "NVIDIA H200", 989e12, 150_754_820_096, 4800e9, 450e9, 50e9, _H100),
-    "b200": Chip("gpu", "NVIDIA B200", 2250e12, 191_502_483_456, 8000e9, 900e9, 50e9, _B200),
-    "gb200": Chip("gpu", "NVIDIA GB200", 2500e12, 198_642_237_440, 8000e9, 900e9, 100e9, _B200),
+    "b200": Chip("gpu", "NVIDIA B200", 2250e12, 191_514_411_008, 7672e9, 900e9, 50e9, _B200),
+    "gb200": Chip("gpu", "NVIDIA GB200", 2500e12, 197_897_748_480, 7928e9, 900e9, 50e9, _GB200),
 }
 _EXAMPLES = (
     "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"

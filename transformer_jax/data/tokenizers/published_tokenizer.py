@@ -616,7 +616,7 @@ def _set_template(
     missing = [] if kind is None else [role for role in kind.template_tokens if role not in tokens]
     if missing:
         raise UserError(
-            f"{file}: the vocabulary lacks the {missing[0]} that {CONFIG_FILE}'s class adds to a text"
+            f"{file}: {name} adds its {missing[0]} to each text, but the folder has no {missing[0]}"
         )
     stored = tokenizer.post_processor
     if kind is not None and kind.template is not None:
