@@ -334,7 +334,7 @@ def read_published_tokenizer(
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None  # random segmentation is for training
     _set_template(tokenizer, kind, config, tokens, file, name, is_named=is_named)
-    has_config = any((folder / other).is_file() for other in (CONFIG_FILE, "config.json"))
+    has_config = any((folder / file_name).is_file() for file_name in (CONFIG_FILE, "config.json"))
     return PublishedTokenizer(tokenizer, tokens, bool(config.split_special_tokens), has_config)
 
 
@@ -404,10 +404,10 @@ def _apply_class(tokenizer: Tokenizer, kind: _Class, config: _Config, file: path
     if same_kind or tokenizer.decoder is None:
         tokenizer.decoder = kind.decoder(config)
     if expected != stored:
-        followed, other = (name, JSON_FILE) if same_kind else (JSON_FILE, name)
+        followed, ignored = (name, JSON_FILE) if same_kind else (JSON_FILE, name)
         warnings.warn(
             f"{file.parent}: {JSON_FILE} and {name} with the options in {CONFIG_FILE} split text differently: "
-            f"{followed} is followed, not {other}",
+            f"{followed} is followed, not {ignored}",
             stacklevel=5,
         )
 
@@ -515,9 +515,9 @@ def _tokens_by_role(fields: Mapping[str, Any], path: pathlib.Path) -> dict[str, 
     }
 
 
-def _token_field(value: Any, where: pathlib.Path) -> _TokenField:
+def _token_field(value: Any, path: pathlib.Path) -> _TokenField:
     """Return a special token as JSON stores it: its text, or an object with its text and flags."""
-    return value if isinstance(value, str) else convert(value, _Token, str(where))
+    return value if isinstance(value, str) else convert(value, _Token, str(path))
 
 
 def _as_added(token: _TokenField) -> AddedToken:
