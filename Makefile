@@ -24,8 +24,8 @@ fuzz: $(VENV)/test
 
 # What breaks only rarely, many times over (a run that is killed a hundred times), and what only takes long.
 soak: $(VENV)/test
-	$(BIN)/python -m pytest --long --soak tests/commands/test_kills.py tests/training/test_checkpoints.py \
-		tests/layers/attention/test_long_attention.py tests/experiments/test_induction_heads.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal --long --soak -m soak
+	$(BIN)/python -m pytest --long --soak tests/commands/test_kills.py tests/training/test_checkpoints.py -m "not soak"
 
 # Programs for TPUs and GPUs that are not here: what is in them, tested on tiny models.
 test-accelerators: $(ACCELERATORS)/ready

@@ -1,4 +1,4 @@
-"""Selects the parameter sets of a test that run without `--long`."""
+"""Selects the parameter sets of a test that run without `--long` or `--soak`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import pytest
 
 def others_long(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """Return the cases, marking all except `kept` as long."""
+    return _marked(cases, kept, pytest.mark.long)
+
+
+def others_soak(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return the cases, marking all except `kept` as soak."""
+    return _marked(cases, kept, pytest.mark.soak)
+
+
+def _marked(cases: Iterable[Any], kept: tuple[Any, ...], mark: pytest.MarkDecorator) -> list[Any]:
     return [
-        case
-        if case in kept
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        case if case in kept else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
         for case in cases
     ]

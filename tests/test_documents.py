@@ -23,6 +23,7 @@ from transformer_jax import GPT, Bert, BertConfig, GPTConfig, Llama, LlamaConfig
 from transformer_jax.commands import console
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.tasks.translators import translation
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 # Pages with snippets that are quick enough to run without `--long`.
@@ -128,6 +129,9 @@ def run_command_line(line):
 def test_snippets_run_unchanged(page, files, tmp_path, monkeypatch):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    # An untrained translator decodes every sentence to its maximum length.
+    monkeypatch.setattr(translation, "_VALIDATION_PHRASES", 10)
+    monkeypatch.setattr(translation, "_TEST_PHRASES", 40)
     train = tasks.train
 
     def train_a_few_steps(config, run_dir, **options):

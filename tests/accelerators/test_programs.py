@@ -462,7 +462,13 @@ except UserError as error:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("topology", "kernel"), [(for_chips("l4:1").values[0], "cudnn"), ("t4:1", None)])
+@pytest.mark.parametrize(
+    ("topology", "kernel"),
+    [
+        pytest.param("l4:1", "cudnn", marks=for_chips("l4:1").marks),
+        pytest.param("t4:1", None, marks=for_chips("t4:1").marks),
+    ],
+)
 def test_attention_of_workstation_and_notebook_chips(topology, kernel):
     """cuDNN's kernels need compute capability 8.0, which a T4 does not have."""
     run = config("gpt 256")

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from tests.conftest import CACHE_OF_COMMANDS, ROOT
+from tests.conftest import CACHE_OF_COMMANDS, FAST_TO_COMPILE, ROOT
 from transformer_jax.commands.run_command import run_command
 
 # A command in a separate process uses XLA's defaults and one device, as for users.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | CACHE_OF_COMMANDS
+# For processes whose results are compared with each other only.
+FAST_ENVIRONMENT = ENVIRONMENT | {"XLA_FLAGS": " ".join(FAST_TO_COMPILE)}
 
 
 class Completed(NamedTuple):

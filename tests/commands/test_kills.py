@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.commands.in_process import ENVIRONMENT, start
+from tests.cases import others_soak
+from tests.commands.in_process import FAST_ENVIRONMENT, start
 from tests.commands.test_translate import flags_of
 from tests.conftest import ROOT, without_cache
 from tests.killed_run import POINTS
@@ -36,7 +37,7 @@ def start_run(files, folder, cache, steps):
              "--bpe-dropout", 0.1, "--optimizer", "muon", "--ema", 0.9, "--steps", steps, "--save-every", 2,
              "--evaluate-every", steps, "--average", 2, "--run-dir", folder)  # fmt: skip
     # Each process reads compiled programs from a cache, so that it spends most of its time on steps and saves.
-    environment = without_cache(ENVIRONMENT) | {
+    environment = without_cache(FAST_ENVIRONMENT) | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
@@ -109,12 +110,11 @@ def bits(leaf):
 
 
 SHORT = dict(steps=9, save_every=2, evaluate_every=3)
-# These two run without `--soak`, because all take minutes: one starts from a run, one has two networks. Each is
-# killed at every second point, so that both together are killed at all.
-COMMON = ("classifier from a start", "electra")
+# Each of these takes minutes. Without `--soak` only the first runs, killed at every second point.
 NAMES = (
-    *COMMON, "encoder", "tagger from a start", "reader", "sentence vectors from a start", "images", "dino",
-    "masked autoencoder", "translator", "translator that keeps its best", "decoder",
+    "classifier from a start", "electra", "encoder", "tagger from a start", "reader",
+    "sentence vectors from a start", "images", "dino", "masked autoencoder", "translator",
+    "translator that keeps its best", "decoder",
 )  # fmt: skip
 data = test_encoder_tasks.data
 
@@ -153,7 +153,7 @@ def train_in_children(config, folder, *points):
     """Train a run in child processes, one of which is killed at each point."""
     path = folder.with_suffix(".pickle")
     path.write_bytes(pickle.dumps(config))
-    environment = without_cache(ENVIRONMENT) | {
+    environment = without_cache(FAST_ENVIRONMENT) | {
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
@@ -165,13 +165,11 @@ def train_in_children(config, folder, *points):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
-)
+@pytest.mark.parametrize("name", others_soak(NAMES, NAMES[0]))
 def test_a_run_killed_at_every_point_equals_an_uninterrupted_one(name, data, tmp_path, request):
     points = list(POINTS)
     if not request.config.getoption("--soak"):
-        points = points[COMMON.index(name) :: 2]
+        points = points[::2]
     if "start" in name:
         train_in_children(config_of("encoder", data, tmp_path), tmp_path / "encoder")
     config = config_of(name, data, tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_long, others_soak
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
 from transformer_jax.decoding.generation import for_decoding
@@ -124,7 +124,15 @@ def outcome(name, model, mesh):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "text"), CASES)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    others_soak(
+        CASES,
+        *((name, COMBINED) for name in MODELS),
+        ("transformer", "fsdp=2,tensor=2,sequence=2"),
+        ("llama", "sequence=2,data=4"),
+    ),
+)
 def test_a_mesh_preserves_loss_and_gradients(name, text):
     assert_equals_one_device(name, *sharded_outcome(name, text))
 

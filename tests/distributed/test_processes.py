@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import CACHE_OF_COMMANDS, ROOT
+from tests.conftest import CACHE_OF_COMMANDS, FAST_TO_COMPILE, ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
@@ -40,7 +40,7 @@ def free_port():
 
 
 def start(module, arguments, *, process, devices):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = " ".join((f"--xla_force_host_platform_device_count={devices}", *FAST_TO_COMPILE))
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments(process))],
         cwd=ROOT, env=os.environ | CACHE_OF_COMMANDS | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -124,6 +124,7 @@ def test_two_processes_equal_one(config, two_processes, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_path):
     folder, _ = two_processes
     more = config.with_values(steps=24)
@@ -142,6 +143,7 @@ def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_pat
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
     folder = tmp_path / "run"
@@ -171,7 +173,7 @@ def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_gradients_over_processes_equal_one_device(tmp_path, count):
     names, port = ("transformer", "llama")[: 4 // count], free_port()
     out = tmp_path / "outputs.npz"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_long, others_soak
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS, TRANSLATORS
 
@@ -110,7 +110,9 @@ def test_forward_mode_equals_reverse_mode(kind, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "name"), MODELS)
+@pytest.mark.parametrize(
+    ("kind", "name"), others_soak(MODELS, ("decoders", "gpt"), ("translators", "bahdanau"))
+)
 def test_hessians_in_forward_and_reverse_mode(kind, name):
     """Compare forward over reverse mode (`jax.hessian`) with forward over forward mode."""
     model, inputs = make(kind, name), tokens(kind)

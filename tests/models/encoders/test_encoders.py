@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.sharding import model_shardings, rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -129,7 +129,8 @@ CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, acti
                classifier_pooling="mean")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", others_long(NAMES))
+@pytest.mark.long
+@pytest.mark.parametrize("name", others_soak(NAMES, "bert", "electra"))
 def test_every_field_of_a_config_matters(name):
     """A change affects the parameters, the output, or, for dropout rates, the output with a key."""
     tokens, _, mask = inputs(name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cases import others_long
+from tests.cases import others_long, others_soak
 from transformer_jax import pretrained, tasks
 from transformer_jax.data.corpora.images import digits
 from transformer_jax.errors import UserError
@@ -87,7 +87,7 @@ def test_it_is_trained(case, trained):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_soak(CASES, "mixed", "dino"))
 def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -109,7 +109,7 @@ def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_soak(CASES, "dino"))
 def test_eight_devices_learn_the_same(case, trained, tmp_path):
     train(config_of(case), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
