@@ -206,8 +206,8 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "",
         *(text for _, text in entries if text.startswith("- ")),
         "",
-        "Encoders use no attention kernel, because their published dropout acts on attention weights. ViTs "
-        "have 197 tokens, which is not a multiple of the 128 that the TPU kernel requires. Llama 3 70B does "
+        "The kernel of text encoders is the package's own, because their published dropout acts on attention "
+        "weights, which the vendors' kernels do not support. Llama 3 70B does "
         "not fit with its default rematerialization (12.32 + 120.65 GiB), so it uses `blocks`.",
         "",
         "`make accelerators` compiles every row; `python -m experiments.accelerators --only NAME --write "

@@ -16,7 +16,7 @@ from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.distributed.targets import Topology
 from transformer_jax.errors import CompilerError
 
-_KERNELS = {"cudnn": "__cudnn$fmha", "splash": "splash_m"}
+_KERNELS = {"cudnn": "__cudnn$fmha", "splash": "splash_m", "dropout": "attention_with_dropout"}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -11,7 +11,7 @@ def random_words(dropout_key: jax.Array) -> jax.Array:
     return jax.random.bits(dropout_key, (2,), jnp.uint32)
 
 
-def random_bits(words: jax.Array, indices: jax.Array) -> jax.Array:
+def random_bits(words: jax.Array | tuple[jax.Array, jax.Array], indices: jax.Array) -> jax.Array:
     """Return uniform 32-bit integers for elements of these indices (...) uint32, by hashing (words, index).
 
     Threefry, JAX's default, costs about 100 operations per element and dominated the training step on a CPU.
@@ -28,7 +28,7 @@ def random_bits(words: jax.Array, indices: jax.Array) -> jax.Array:
     return mix(mix(indices ^ words[0]) ^ words[1])
 
 
-def keep_mask(words: jax.Array, indices: jax.Array, rate: float) -> jax.Array:
+def keep_mask(words: jax.Array | tuple[jax.Array, jax.Array], indices: jax.Array, rate: float) -> jax.Array:
     """Return True for indices (...) uint32 of elements to keep; each is dropped with probability `rate`."""
     return random_bits(words, indices) >= jnp.uint32(round(rate * 2**32))
 

@@ -122,15 +122,23 @@ def test_masks_that_no_kernel_has_a_form_for():
         ("cudnn", {"dtype": "bfloat16", "length": 130, "ring": 2}, "65 queries and 65"),
         ("cudnn", {"dtype": "bfloat16"}, None),
         ("splash", {"dtype": "float16"}, "dtype float16"),
-        ("splash", {"length": 100}, "multiples of 128"),
+        ("splash", {"length": 100}, "128 or more"),
+        ("splash", {"length": 197}, None),
         ("splash", {}, None),
+        ("cudnn", {"dtype": "bfloat16", "dropout": True}, None),
+        ("cudnn", {"dtype": "bfloat16", "length": 129, "mask": ODD_DOCUMENTS, "dropout": True}, None),
+        ("cudnn", {"dropout": True}, "dtype float32"),
+        ("cudnn", {"dtype": "bfloat16", "length": 127, "dropout": True}, "127 queries"),
+        ("splash", {"length": 197, "dropout": True}, None),
+        ("splash", {"length": 2048, "dropout": True}, "2048 queries"),
+        ("splash", {"length": 2048, "dtype": "bfloat16", "dropout": True}, None),
     ],
 )
 def test_what_a_kernel_takes(kernel, changes, reason):
-    case = dict(dtype="float32", width=64, length=128, ring=1) | changes
+    case = dict(dtype="float32", width=64, length=128, ring=1, dropout=False) | changes
     x = jax.ShapeDtypeStruct((2, case["length"], 4, case["width"]), case["dtype"])
     mask = case.get("mask", visibility.causal(case["length"], case["length"]))
-    reason_given = refusal(kernel, x, x, x, mask, None, ring=case["ring"])
+    reason_given = refusal(kernel, x, x, x, mask, None, ring=case["ring"], has_dropout=case["dropout"])
     assert reason_given is None if reason is None else reason in reason_given
     assert "bias" in refusal(kernel, x, x, x, None, jnp.zeros(()))
     assert "array" in refusal(kernel, x, x, x, jnp.ones((1, 1, 1, 1), bool), None)
@@ -264,6 +272,23 @@ def test_the_tpu_kernel_in_bfloat16_equals_the_plain_form(rng, name):
     )
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "mask"),
+    [
+        (197, 197, None),
+        (150, 150, visibility.causal(150, 150)),
+        (130, 140, visibility.window(130, 140, before=9, after=3)),
+        (150, 150, visibility.causal(150, 150) & visibility.real(jnp.asarray([40, 150]), 150)),
+    ],
+    ids=["all", "causal", "window", "lengths"],
+)
+def test_the_tpu_kernel_pads_other_lengths(rng, queries, keys, mask):
+    shapes = (2, queries, 2, 8), (2, keys, 2, 8), (2, keys, 2, 8)
+    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    cotangent = jnp.asarray(rng.normal(size=shapes[0]), jnp.float32)
+    check_equals_plain(functools.partial(kernel_attention, "splash", interpret=True), mask, inputs, cotangent)
+
+
 def test_each_device_runs_the_kernel_on_its_rows_and_heads(rng):
     inputs = [jnp.asarray(rng.normal(size=(2, 128, 4, 16)), jnp.float32) for _ in range(3)]
     mask = cases()["documents"]
@@ -350,7 +375,7 @@ def test_a_ring_takes_kernels_by_the_lengths_of_its_parts():
     shorter = jax.ShapeDtypeStruct((2, 256, 4, 64), "bfloat16")
     band = visibility.causal(512, 256)
     assert "a band of 512 queries and 256 keys" in refusal("cudnn", x, shorter, shorter, band, None, ring=2)
-    assert "dropout" in refusal("cudnn", x, x, x, mask, None, has_dropout=True)
+    assert "dropout" in refusal("cudnn", x, x, x, mask, None, has_dropout=True, ring=2)
 
 
 def test_operations_of_kernels_follow_the_band(rng):

@@ -95,8 +95,7 @@ def dot_product_attention(
       scale: Factor of the logits; None means 1 / sqrt(K).
       return_weights: Also return the weights, which needs the plain form.
       implementation: See `ComputeOptions.attention`.
-      weight_dropout: Dropout rate on the weights, with which no kernel is used. The chunked form drops the same
-        weights as the plain one.
+      weight_dropout: Dropout rate on the weights. All forms and the kernel with dropout drop the same weights.
       dropout_key: Random key; dropout is on if it is passed.
 
     Returns:
@@ -115,8 +114,12 @@ def dot_product_attention(
             reason = refusal(kernel, query, key, value, mask, bias, has_dropout=has_dropout, ring=ring)
             if reason is None:
                 assert not isinstance(mask, jax.Array), "kernels refuse it"
-                attend_by = ring_kernel_attention if ring > 1 else kernel_attention
-                return attend_by(kernel, query, key, value, mask=mask, scale=scale)
+                if ring > 1:
+                    return ring_kernel_attention(kernel, query, key, value, mask=mask, scale=scale)
+                return kernel_attention(
+                    kernel, query, key, value, mask=mask, scale=scale, weight_dropout=weight_dropout,
+                    dropout_key=dropout_key if has_dropout else None,
+                )  # fmt: skip
             if implementation == "fused" or reason.startswith(("head width", "dtype", "values")):
                 report_refusal(kernel, reason, form)
         if form == "chunked":

@@ -1,7 +1,7 @@
 """Attention by the kernels that JAX ships: cuDNN's on a GPU, Pallas's splash attention on a TPU.
 
-A kernel holds only a block of the weights at a time and skips blocks that the mask hides. Both kernels have
-first-order derivatives in reverse mode only.
+A kernel holds only a block of the weights at a time and skips blocks that the mask hides. Kernels have
+first-order derivatives in reverse mode only. With dropout on the weights, `dropout_kernel` takes their place.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from transformer_jax.distributed.mesh import ROWS, TENSOR, platform
 from transformer_jax.distributed.program_flops import band_scope
+from transformer_jax.layers.attention.dropout_kernel import attention_with_dropout
 from transformer_jax.layers.attention.kernel_mask import KernelMask, additive_mask
 from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.dropout import random_words
 from transformer_jax.layers.named_points import KERNEL_RESULTS
 
 # Head widths of cuDNN's flash attention: multiples of 8 up to 128, or up to 256 from Hopper on, which JAX
@@ -26,6 +29,11 @@ from transformer_jax.layers.named_points import KERNEL_RESULTS
 _CUDNN_WIDTH, _CUDNN_WIDTH_OF_HOPPER, _CUDNN_STEP = 128, 256, 8
 # Lanes of a TPU: blocks of queries and keys are multiples.
 _LANES = 128
+# With dropout, sequences of fewer tokens use the plain form. On a TPU, all queries or keys of a head must fit
+# next to a core.
+_MIN_WITH_DROPOUT, _MAX_BYTES_WITH_DROPOUT = 128, 2**19
+# Segment of padding, which no token has.
+_PADDING_SEGMENT = -2
 # Band of a mask without limits.
 _NO_BAND = (None, None)
 # Maximum block of splash attention: its logits are 2 MiB of the 16 MiB next to a TPU's cores.
@@ -57,13 +65,10 @@ def refusal(
       value: See `dot_product_attention`, or the shape.
       mask: See `dot_product_attention`.
       bias: See `dot_product_attention`.
-      has_dropout: True if weights are dropped. cuDNN has dropout, but its seed is a constant of the program, so
-        that each step would drop the same weights.
+      has_dropout: True if weights are dropped, for which `dropout_kernel` takes the kernel's place.
       ring: Number of devices that the sequence is sharded over.
     """
     T, S, width = query.shape[1], key.shape[1], query.shape[3]
-    if has_dropout:
-        return "dropout on the weights"
     if bias is not None:
         return "a bias on the logits"
     if value.shape[3] != width:
@@ -75,6 +80,10 @@ def refusal(
         return "a mask that has no form for kernels"
     if ring > 1 and T != S and form is not None and form.band != (None, None):
         return f"a band of {T} queries and {S} keys over a ring"
+    if has_dropout and ring > 1:
+        return "dropout on the weights over a ring"
+    if has_dropout and min(T, S) < _MIN_WITH_DROPOUT:
+        return f"dropout on the weights of {T} queries and {S} keys (at least {_MIN_WITH_DROPOUT} of each)"
     T, S = T // ring, S // ring
     if kernel == "cudnn":
         device = _device()
@@ -83,16 +92,26 @@ def refusal(
             return f"{target.name} (it supports devices of compute capability 8.0 and later)"
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it supports bfloat16 and float16)"
-        maximum = _CUDNN_WIDTH if device is None or device.major < 9 else _CUDNN_WIDTH_OF_HOPPER
+        is_hopper = not has_dropout and device is not None and device.major >= 9
+        maximum = _CUDNN_WIDTH_OF_HOPPER if is_hopper else _CUDNN_WIDTH
         if width % _CUDNN_STEP or width > maximum:
             return f"head width {width} (it supports multiples of {_CUDNN_STEP} up to {maximum})"
-        if (T % 2 or S % 2) and (ring > 1 or _needs_array(form, T, S)):
+        if not has_dropout and (T % 2 or S % 2) and (ring > 1 or _needs_array(form, T, S)):
             return f"{T} queries and {S} keys (with a mask as an array it supports even numbers)"
         return None
     if query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype {query.dtype} (it supports bfloat16 and float32)"
-    if T % _LANES or S % _LANES:
-        return f"{T} queries and {S} keys (it supports multiples of {_LANES})"
+    if has_dropout:
+        size = max(T, S) * -(-width // _LANES) * _LANES * np.dtype(query.dtype).itemsize
+        if size > _MAX_BYTES_WITH_DROPOUT:
+            return (
+                f"dropout on the weights of {T} queries and {S} keys of width {width} and dtype {query.dtype}"
+            )
+        return None
+    if min(T, S) < _LANES:
+        return f"{T} queries and {S} keys (it supports {_LANES} or more)"
+    if ring > 1 and (T % _LANES or S % _LANES):
+        return f"{T} queries and {S} keys (over a ring it supports multiples of {_LANES})"
     return None
 
 
@@ -173,6 +192,8 @@ def kernel_attention(
     *,
     mask: Visibility | KernelMask | jax.Array | None,
     scale: float,
+    weight_dropout: float = 0.0,
+    dropout_key: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Compute `dot_product_attention` by a kernel that supports the arguments, see `refusal`.
@@ -186,6 +207,8 @@ def kernel_attention(
       value: See `dot_product_attention`.
       mask: See `dot_product_attention`.
       scale: See `dot_product_attention`.
+      weight_dropout: See `dot_product_attention`.
+      dropout_key: See `dot_product_attention`.
       interpret: Interpret Pallas's kernel on a CPU, for tests.
 
     Returns:
@@ -194,13 +217,21 @@ def kernel_attention(
     T, S = query.shape[1], key.shape[1]
     assert not isinstance(mask, jax.Array), "kernels refuse it"
     form = form_of(mask, T, S)
-    if form is not None and kernel == "cudnn" and form.additive is None:
-        form = form.with_additive(str(query.dtype))
-    attend = _cudnn if kernel == "cudnn" else functools.partial(_splash, interpret=interpret)
+    attend: Any
+    inputs: tuple[jax.Array, ...] = ()
+    if dropout_key is not None:
+        target = "interpret" if interpret else "gpu" if kernel == "cudnn" else "tpu"
+        attend = functools.partial(_dropout, rate=weight_dropout, target=target, heads=query.shape[2])
+        inputs, form = (random_words(dropout_key),), None if form is None else form.replace(additive=None)
+    elif kernel == "cudnn":
+        form = form if form is None or form.additive is not None else form.with_additive(str(query.dtype))
+        attend = _cudnn
+    else:
+        attend = functools.partial(_splash, interpret=interpret)
     sees_any = None if form is None else form.sees_any
     # The count of the program's operations reads the band from this name.
     with jax.named_scope(band_scope(*_NO_BAND if form is None else form.band)):
-        output = _on_each_device(functools.partial(attend, scale=scale), query, key, value, form)
+        output = _on_each_device(functools.partial(attend, scale=scale), query, key, value, form, *inputs)
     # For a query without visible keys a kernel returns a mean over all keys; the contract is zeros.
     return output if sees_any is None else jnp.where(sees_any[:, :, None, None], output, 0)
 
@@ -216,19 +247,45 @@ def axes_of(query: jax.Array, key: jax.Array) -> tuple[tuple[str, ...] | None, s
     return ROWS if divides(query.shape[0], *ROWS) else None, TENSOR if heads else None
 
 
-def _on_each_device(attend, query, key, value, form: KernelMask | None) -> jax.Array:
-    """Run `attend` on each device's rows and heads; on all of them without a mesh or inside a `shard_map`."""
+def _on_each_device(attend, query, key, value, form: KernelMask | None, *inputs: jax.Array) -> jax.Array:
+    """Run `attend` on each device's rows and heads; on all of them without a mesh or inside a `shard_map`.
+
+    Args:
+      attend: Function of the other arguments.
+      query: (B, T, H, K).
+      key: (B, S, G, K).
+      value: (B, S, G, K).
+      form: The mask, or None.
+      *inputs: Further arrays, which every device reads completely.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.manual_axes:
-        return attend(query, key, value, form)
+        return attend(query, key, value, form, *inputs)
     rows, heads = axes_of(query, key)
     spec = PartitionSpec(rows, None, heads, None)
     if form is not None:
         # The kernel does not read these fields, whose arrays have other shapes.
         form = form.replace(relations=Visibility(()), sees_any=None)
     specs = jax.tree.map(lambda x: PartitionSpec(rows if x.shape[0] == query.shape[0] else None), form)
-    local = jax.shard_map(attend, in_specs=(spec, spec, spec, specs), out_specs=spec, check_vma=False)
-    return local(query, key, value, form)
+    in_specs = (spec, spec, spec, specs, *(PartitionSpec() for _ in inputs))
+    local = jax.shard_map(
+        functools.partial(attend, axes=(rows, heads)) if inputs else attend,
+        in_specs=in_specs, out_specs=spec, check_vma=False,
+    )  # fmt: skip
+    return local(query, key, value, form, *inputs)
+
+
+def _dropout(query, key, value, form, words, *, scale, rate, target, heads, axes=(None, None)) -> jax.Array:
+    """Run `attention_with_dropout` on this device's rows and heads, which `axes` of the mesh shard."""
+    sizes = query.shape[0], query.shape[2]
+    first = [
+        jnp.uint32(0) if axis is None else jax.lax.axis_index(axis).astype(jnp.uint32) * jnp.uint32(size)
+        for axis, size in zip(axes, sizes, strict=True)
+    ]
+    numbers = jnp.concatenate([words, jnp.stack(first)])
+    return attention_with_dropout(
+        query, key, value, form, numbers, heads=heads, scale=scale, rate=rate, target=target
+    )
 
 
 def cudnn_mask(
@@ -371,14 +428,28 @@ def splash_segments(query_segments: jax.Array, key_segments: jax.Array, rows: in
 
 
 def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpret: bool) -> jax.Array:
-    (T, H), S = query.shape[1:3], key.shape[1]
+    (B, T, H), S = query.shape[:3], key.shape[1]
     band = _NO_BAND if form is None else form.band
-    kernel = splash_kernel(T, S, H, band, residual_checkpoint_name=KERNEL_RESULTS, interpret=interpret)
+    query_padding, key_padding = (-length % _LANES for length in (T, S))
+    options: dict[str, Any] = dict(residual_checkpoint_name=KERNEL_RESULTS, interpret=interpret)
+    kernel = splash_kernel(T + query_padding, S + key_padding, H, band, **options)
     query = query * jnp.asarray(scale, query.dtype)
-    by_head = [jnp.swapaxes(x, 1, 2) for x in (query, key, value)]
-    if form is None or form.query_segments is None or form.key_segments is None:
+    by_head = [
+        jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, padding), (0, 0)])
+        for x, padding in ((query, query_padding), (key, key_padding), (value, key_padding))
+    ]
+    segments: tuple[jax.Array | None, jax.Array | None] = (None, None)
+    if form is not None:
+        segments = form.query_segments, form.key_segments
+    # A causal band hides the padding, which is last.
+    if key_padding and segments[0] is None and not (band[1] == 0 and T == S):
+        segments = jnp.zeros((1, T), jnp.int32), jnp.zeros((1, S), jnp.int32)
+    if segments[0] is None or segments[1] is None:
         output = jax.vmap(kernel)(*by_head)
     else:
-        segments = splash_segments(form.query_segments, form.key_segments, query.shape[0])
-        output = jax.vmap(kernel)(*by_head, segments)
-    return jnp.swapaxes(output, 1, 2).astype(query.dtype)
+        padded_query, padded_key = (
+            jnp.pad(x, [(0, 0), (0, padding)], constant_values=_PADDING_SEGMENT)
+            for x, padding in ((segments[0], query_padding), (segments[1], key_padding))
+        )
+        output = jax.vmap(kernel)(*by_head, splash_segments(padded_query, padded_key, B))
+    return jnp.swapaxes(output[:, :, :T], 1, 2).astype(query.dtype)

@@ -1,0 +1,377 @@
+"""Attention with dropout on the weights, as a Pallas kernel for GPUs and TPUs.
+
+Splash attention has no dropout. cuDNN's keeps its random state in the runtime, which advances at every call: in
+a loop over layers, the backward pass visits the layers in reverse and would drop other weights than the forward
+pass. This kernel hashes the index of each weight instead, see `layers.dropout`, so that it drops the same
+weights as the plain form in every pass, on every mesh and in a resumed run.
+
+Forward and backward passes are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2) with dropout after the
+softmax (Dao et al. 2022, appendix B.4).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.layers.attention.kernel_mask import KernelMask
+from transformer_jax.layers.dropout import flat_indices, keep_mask
+from transformer_jax.layers.named_points import KERNEL_RESULTS, named
+
+# Rows and columns of a block of weights. Lengths are padded to multiples.
+_BLOCKS = {"gpu": 64, "tpu": 128}
+# Largest blocks on a TPU for heads of up to 512 bytes a token, and for wider ones.
+_MAX_TPU_BLOCK, _MAX_TPU_BLOCK_OF_WIDE = 512, 256
+# Segments of padded queries and keys, which occur in no mask.
+_PADDED_QUERY, _PADDED_KEY = -3, -2
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+class _Static(NamedTuple):
+    """Constants of the kernels.
+
+    Attributes:
+      shape: (H, T, S) of the complete array of weights, without padding, over all devices.
+      band: Lowest and highest visible value of key index - query index.
+      scale: Factor of the logits.
+      rate: Dropout rate.
+      query_block: Queries of a block.
+      key_block: Keys of a block.
+      target: "gpu", "tpu" or "interpret".
+    """
+
+    shape: tuple[int, int, int]
+    band: tuple[int | None, int | None]
+    scale: float
+    rate: float
+    query_block: int
+    key_block: int
+    target: str
+
+    def key_blocks(self, block: Any, count: int) -> tuple[Any, Any]:
+        """Return the range of key blocks, of `count`, that a block of queries sees."""
+        lowest, highest = self.band
+        first, size = block * self.query_block, self.key_block
+        start = 0 if lowest is None else jax.lax.div(jnp.maximum(first + lowest, 0), size)
+        if highest is None:
+            return start, count
+        last = first + self.query_block - 1 + highest
+        return start, jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), count)
+
+    def query_blocks(self, block: Any, count: int) -> tuple[Any, Any]:
+        """Return the range of query blocks, of `count`, that see a block of keys."""
+        lowest, highest = self.band
+        first, size = block * self.key_block, self.query_block
+        start = 0 if highest is None else jax.lax.div(jnp.maximum(first - highest, 0), size)
+        if lowest is None:
+            return start, count
+        last = first + self.key_block - 1 - lowest
+        return start, jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), count)
+
+
+def attention_with_dropout(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    form: KernelMask | None,
+    numbers: jax.Array,
+    *,
+    heads: int,
+    scale: float,
+    rate: float,
+    target: str,
+) -> jax.Array:
+    """Compute `dot_product_attention` with dropout on the weights.
+
+    Args:
+      query: (B, T, H, K).
+      key: (B, S, G, K).
+      value: (B, S, G, K).
+      form: The mask, or None.
+      numbers: (4,) uint32: the words of the dropout key, and the indices of the first row and the first head in
+        the arrays of all devices.
+      heads: Number of heads of all devices.
+      scale: Factor of the logits.
+      rate: Dropout rate.
+      target: "gpu" (Triton), "tpu" (Mosaic), or "interpret" on any device, for tests.
+
+    Returns:
+      (B, T, H, K) in the query's dtype; zeros for a query that sees no key.
+    """
+    (B, T, H, K), S = query.shape, key.shape[1]
+    block = _BLOCKS.get(target, 16)
+    sizes = [-(-length // block) * block for length in (T, S)]
+    # Triton's blocks have powers of two as sizes.
+    width = 1 << max(4, (K - 1).bit_length()) if target == "gpu" else K
+    if key.shape[2] != H:
+        key, value = (jnp.repeat(x, H // key.shape[2], axis=2) for x in (key, value))
+    query, key, value = (
+        jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, length - x.shape[1]), (0, width - K)])
+        for x, length in ((query, sizes[0]), (key, sizes[1]), (value, sizes[1]))
+    )
+    query_segments, key_segments = (
+        jnp.pad(
+            jnp.zeros((B, n), jnp.int32) if x is None else jnp.broadcast_to(x.astype(jnp.int32), (B, n)),
+            [(0, 0), (0, length - n)],
+            constant_values=padding,
+        )
+        for x, n, length, padding in (
+            (None if form is None else form.query_segments, T, sizes[0], _PADDED_QUERY),
+            (None if form is None else form.key_segments, S, sizes[1], _PADDED_KEY),
+        )
+    )
+    if target == "tpu":
+        is_wide = K * query.dtype.itemsize > 512
+        maximum = _MAX_TPU_BLOCK_OF_WIDE if is_wide else _MAX_TPU_BLOCK
+        blocks = [next(n for n in (maximum, 256, block) if length % n == 0) for length in sizes]
+    else:
+        blocks = [block, block]
+    band = (None, None) if form is None else form.band
+    static = _Static((heads, T, S), band, scale, rate, blocks[0], blocks[1], target)
+    output = _attend(static, numbers, query, key, value, query_segments[:, :, None], key_segments[:, None])
+    return jnp.swapaxes(output[:, :, :T, :K], 1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: _Static, *inputs: jax.Array) -> jax.Array:
+    return _forward(static, *inputs)[0]
+
+
+def _forward(static, numbers, query, key, value, query_segments, key_segments):
+    """Return (output (B, H, T, K), logarithm of each query's denominator (B, H, T, 1))."""
+    outputs = (query, jax.ShapeDtypeStruct((*query.shape[:3], 1), jnp.float32))
+    return _call(
+        _forward_kernel, "attention_with_dropout_fwd", static, "query", (numbers, query, key, value),
+        (query_segments, key_segments), outputs=outputs,
+    )  # fmt: skip
+
+
+def _attend_forward(static, numbers, query, key, value, query_segments, key_segments):
+    output, log_denominator = _forward(static, numbers, query, key, value, query_segments, key_segments)
+    output, log_denominator = (named(x, KERNEL_RESULTS) for x in (output, log_denominator))
+    return output, (numbers, query, key, value, query_segments, key_segments, output, log_denominator)
+
+
+def _attend_backward(static, residuals, gradient):
+    numbers, query, key, value, query_segments, key_segments, output, log_denominator = residuals
+    # The sum over keys of a weight times its gradient (Dao et al. 2022, appendix B.4).
+    delta = (gradient.astype(jnp.float32) * output.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    inputs = (numbers, query, key, value, gradient, log_denominator, delta)
+    segments = (query_segments, key_segments)
+    query_gradient, = _call(
+        _query_gradient_kernel, "attention_with_dropout_dq", static, "query", inputs, segments, outputs=(query,)
+    )  # fmt: skip
+    key_gradient, value_gradient = _call(
+        _key_gradient_kernel,
+        "attention_with_dropout_dkv",
+        static,
+        "key",
+        inputs,
+        segments,
+        outputs=(key, value),
+    )
+    return None, query_gradient, key_gradient, value_gradient, None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(kernel, name, static, split, inputs, segments, *, outputs):
+    """Run a kernel once for each row, head and block of the queries or keys, as `split` says.
+
+    A program reads the block of the split axis and all of the other.
+    """
+    # Imported here, because Pallas takes a second to import and a CPU does not need it.
+    from jax.experimental import pallas as pl
+
+    _, query, key, *others = inputs
+    B, H, T, _ = query.shape
+    S = key.shape[2]
+    size = static.query_block if split == "query" else static.key_block
+    count = (T if split == "query" else S) // size
+
+    def spec(x, axis):
+        is_split = axis == split
+        shape = (None, None, size if is_split else x.shape[2], x.shape[3])
+        return pl.BlockSpec(shape, lambda b, h, i: (b, h, i if is_split else 0, 0))
+
+    def segment_spec(axis):
+        is_split, length = axis == split, T if axis == "query" else S
+        block = size if is_split else length
+        if axis == "query":
+            return pl.BlockSpec((None, block, 1), lambda b, h, i: (b, i if is_split else 0, 0))
+        return pl.BlockSpec((None, 1, block), lambda b, h, i: (b, 0, i if is_split else 0))
+
+    axes = ("query", "key", "key", "query", "query", "query")[: len(inputs) - 1]
+    in_specs = [_scalars(pl, static.target), *map(spec, (query, key, *others), axes)]
+    in_specs += [segment_spec("query"), segment_spec("key")]
+    return pl.pallas_call(
+        functools.partial(kernel, static, pl),
+        grid=(B, H, count),
+        in_specs=in_specs,
+        out_specs=tuple(spec(x, split) for x in outputs),
+        out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
+        name=name,
+        interpret=static.target == "interpret",
+        **_options(static.target),
+    )(*inputs, *segments)
+
+
+def _scalars(pl, target: str):
+    """Return the block of the scalars, which a TPU reads from its scalar memory."""
+    if target != "tpu":
+        return pl.BlockSpec((4,), lambda b, h, i: (0,))
+    from jax.experimental.pallas import tpu as pltpu
+
+    return pl.BlockSpec(memory_space=pltpu.SMEM)
+
+
+def _options(target: str) -> dict[str, Any]:
+    if target == "gpu":
+        from jax.experimental.pallas import triton
+
+        return dict(compiler_params=triton.CompilerParams(num_warps=4, num_stages=2))
+    if target == "tpu":
+        from jax.experimental.pallas import tpu as pltpu
+
+        return dict(compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3))
+    return {}
+
+
+def _product(a, b, contracted: tuple[int, int]):
+    """Multiply two blocks, contracting one axis of each, with float32 sums."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    axes = (((contracted[0],), (contracted[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+class _Block(NamedTuple):
+    """Logits and masks of one block of queries and keys, all (t, s).
+
+    Attributes:
+      logits: Scaled logits, the lowest number at masked pairs.
+      visible: Whether a query sees a key.
+      kept: Whether dropout keeps the weight.
+    """
+
+    logits: Any
+    visible: Any
+    kept: Any
+
+
+class _Dropout(NamedTuple):
+    """Random words of the dropout key, and the indices of a program's row and head over all devices."""
+
+    words: tuple[Any, Any]
+    row: Any
+    head: Any
+
+
+def _dropout_of(pl, numbers) -> _Dropout:
+    """Return the dropout of this program; called outside loops, where `program_id` is undefined."""
+    row, head = (pl.program_id(axis).astype(jnp.uint32) for axis in (0, 1))
+    return _Dropout((numbers[0], numbers[1]), numbers[2] + row, numbers[3] + head)
+
+
+def _block_of(static, dropout: _Dropout, query, key, query_segments, key_segments, row, column) -> _Block:
+    """Compute a block from queries (t, K), keys (s, K), their segments and their block indices."""
+    shape = (static.query_block, static.key_block)
+    queries = row * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    keys = column * shape[1] + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    visible = query_segments == key_segments
+    lowest, highest = static.band
+    if lowest is not None:
+        visible = visible & (keys - queries >= lowest)
+    if highest is not None:
+        visible = visible & (keys - queries <= highest)
+    logits = _product(query, key, (1, 1)) * static.scale
+    indices = flat_indices((dropout.row, dropout.head, queries, keys), (1, *static.shape))
+    kept = keep_mask(dropout.words, indices, static.rate)
+    return _Block(jnp.where(visible, logits, _LOWEST), visible, kept)
+
+
+def _forward_kernel(
+    static, pl, numbers, query, key, value, query_segments, key_segments, output, log_denominator
+):
+    row, size = pl.program_id(2), static.key_block
+    dropout = _dropout_of(pl, numbers)
+    queries, segments = query[...], query_segments[...]
+
+    def add_keys(column, state):
+        maximum, total, mixed = state
+        keys = pl.ds(pl.multiple_of(column * size, size), size)
+        block = _block_of(static, dropout, queries, key[keys, :], segments, key_segments[:, keys], row, column)
+        new_maximum = jnp.maximum(maximum, block.logits.max(axis=1, keepdims=True))
+        weights = jnp.where(block.visible, jnp.exp(block.logits - new_maximum), 0.0)
+        shrink = jnp.exp(maximum - new_maximum)
+        dropped = jnp.where(block.kept, weights, 0.0).astype(value.dtype)
+        mixed = shrink * mixed + _product(dropped, value[keys, :], (1, 0))
+        return new_maximum, shrink * total + weights.sum(axis=1, keepdims=True), mixed
+
+    column = (static.query_block, 1)
+    state = jnp.full(column, _LOWEST), jnp.zeros(column), jnp.zeros(query.shape, jnp.float32)
+    first, last = static.key_blocks(row, key.shape[0] // size)
+    maximum, total, mixed = jax.lax.fori_loop(first, last, add_keys, state)
+    total = jnp.where(total == 0.0, 1.0, total)
+    output[...] = (mixed / (total * (1.0 - static.rate))).astype(output.dtype)
+    log_denominator[...] = maximum + jnp.log(total)
+
+
+def _weights_and_gradients(static, block, gradients, values, log_denominator, delta):
+    """Return (weights after dropout, gradients of the logits), both (t, s) float32."""
+    weights = jnp.where(block.visible, jnp.exp(block.logits - log_denominator), 0.0)
+    keep = jnp.where(block.kept, 1.0 / (1.0 - static.rate), 0.0)
+    weight_gradients = _product(gradients, values, (1, 1)) * keep
+    return weights * keep, weights * (weight_gradients - delta) * static.scale
+
+
+def _query_gradient_kernel(
+    static, pl, numbers, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    query_gradient,
+):  # fmt: skip
+    row, size = pl.program_id(2), static.key_block
+    dropout = _dropout_of(pl, numbers)
+    queries, segments, gradients = query[...], query_segments[...], gradient[...]
+    log_denominators, deltas = log_denominator[...], delta[...]
+
+    def add_keys(column, total):
+        indices = pl.ds(pl.multiple_of(column * size, size), size)
+        keys = key[indices, :]
+        block = _block_of(static, dropout, queries, keys, segments, key_segments[:, indices], row, column)
+        _, logits = _weights_and_gradients(
+            static, block, gradients, value[indices, :], log_denominators, deltas
+        )
+        return total + _product(logits.astype(keys.dtype), keys, (1, 0))
+
+    first, last = static.key_blocks(row, key.shape[0] // size)
+    total = jax.lax.fori_loop(first, last, add_keys, jnp.zeros(query.shape, jnp.float32))
+    query_gradient[...] = total.astype(query_gradient.dtype)
+
+
+def _key_gradient_kernel(
+    static, pl, numbers, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    key_gradient, value_gradient,
+):  # fmt: skip
+    column, size = pl.program_id(2), static.query_block
+    dropout = _dropout_of(pl, numbers)
+    keys, values, segments = key[...], value[...], key_segments[...]
+
+    def add_queries(row, totals):
+        indices = pl.ds(pl.multiple_of(row * size, size), size)
+        queries, gradients = query[indices, :], gradient[indices, :]
+        block = _block_of(static, dropout, queries, keys, query_segments[indices, :], segments, row, column)
+        weights, logits = _weights_and_gradients(
+            static, block, gradients, values, log_denominator[indices, :], delta[indices, :]
+        )
+        key_total = totals[0] + _product(logits.astype(queries.dtype), queries, (0, 0))
+        return key_total, totals[1] + _product(weights.astype(gradients.dtype), gradients, (0, 0))
+
+    first, last = static.query_blocks(column, query.shape[0] // size)
+    zeros = jnp.zeros(key.shape, jnp.float32)
+    key_total, value_total = jax.lax.fori_loop(first, last, add_queries, (zeros, zeros))
+    key_gradient[...] = key_total.astype(key_gradient.dtype)
+    value_gradient[...] = value_total.astype(value_gradient.dtype)
