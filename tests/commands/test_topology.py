@@ -122,7 +122,7 @@ def test_a_step_that_does_not_fit(monkeypatch, capsys, ways):
     figures = dict(
         device="H100", devices=1, device_memory_bytes=10 * 2**30, argument_bytes=8 * 2**30, flops=1.0,
         bytes_accessed=None, collective_bytes={}, link_bytes={}, seconds_modelled=0.5, utilisation_modelled=0.5,
-        attention=[], limit="compute",
+        attention=[], limit="compute", model_flops=1.0,
     )  # fmt: skip
     short = ProgramReport(fits=False, temporary_bytes=5 * 2**30, **figures)
     enough = ProgramReport(fits=True, temporary_bytes=2**30, **figures)

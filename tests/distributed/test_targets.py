@@ -6,9 +6,18 @@ import pytest
 
 from transformer_jax.distributed import targets
 from transformer_jax.distributed.collectives import collectives
+from transformer_jax.distributed.program_flops import Flops
 from transformer_jax.distributed.program_report import _needed_bytes, _report
+from transformer_jax.distributed.program_traffic import Traffic
 from transformer_jax.distributed.startup_logs import without_startup_logs
-from transformer_jax.distributed.targets import CHIPS, Topology, chip_of, target_mesh, topology_of
+from transformer_jax.distributed.targets import (
+    CHIPS,
+    EFFICIENCIES,
+    Topology,
+    chip_of,
+    target_mesh,
+    topology_of,
+)
 from transformer_jax.errors import UserError
 
 
@@ -103,25 +112,32 @@ def test_a_permutation_between_hosts_crosses():
     assert far.crosses(4)
 
 
-def test_the_time_is_the_largest_of_three():
+def test_the_time_is_the_sum_of_compute_and_memory_or_that_of_the_links():
     topology = Topology("h100:8", CHIPS["h100"], tuple(range(8)), 8)
     operations = collectives(PROGRAM.replace("GROUPS", "[2,4]<=[8]"))
+    efficiency = EFFICIENCIES["gpu"]
 
-    def report(arguments, temporaries, flops, accessed=None):
-        return _report(topology, object(), arguments, temporaries, flops, accessed, operations, [])
+    def report(products=0.0, kernels=0.0, traffic=(0.0, 0.0), arguments=1, model_flops=1.0):
+        work = Flops(products, kernels)
+        return _report(topology, object(), arguments, 0, work, model_flops, Traffic(*traffic), operations, [])
 
-    compute = report(10, 10, 989e12)
-    assert (compute.limit, compute.seconds_modelled, compute.utilisation_modelled) == ("compute", 1.0, 1.0)
-    memory = report(3_352_000, 3_352_000 // 2, 1.0)
-    assert memory.limit == "memory"
-    assert memory.seconds_modelled == pytest.approx(2e-6)
-    assert report(1, 1, 1.0, accessed=3352e9).seconds_modelled == pytest.approx(1.0)
+    peak = 989e12
+    compute = report(products=peak, kernels=peak, model_flops=peak)
+    seconds = 1 / efficiency.products + 1 / efficiency.kernels
+    assert (compute.limit, compute.seconds_modelled) == ("compute", pytest.approx(seconds))
+    assert compute.utilisation_modelled == pytest.approx(1 / seconds), "of the model's operations alone"
+    # The traffic of products is hidden behind them, unless it takes longer.
+    both = report(products=peak, traffic=(1e9, 3352e9))
+    assert both.seconds_modelled == pytest.approx(1 / efficiency.products + 1 / efficiency.memory)
+    memory = report(products=1.0, traffic=(3352e9, 3352e9))
+    assert (memory.limit, memory.seconds_modelled) == ("memory", pytest.approx(2 / efficiency.memory))
+    assert memory.bytes_accessed == 2 * 3352e9
     sent = 2 * 3 / 4 * 128 + 7 / 8 * 1024
-    links = report(1, 1, 1.0)
+    links = report()
     assert (links.limit, links.link_bytes) == ("links", {"within": sent, "between": 0.0})
-    assert links.seconds_modelled == pytest.approx(sent / 450e9)
+    assert links.seconds_modelled == pytest.approx(sent / 450e9 / efficiency.links)
     assert compute.fits
-    assert not report(80 * 2**30, 0, 1.0).fits
+    assert not report(arguments=80 * 2**30).fits
     assert "program" not in compute.as_json()
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.distributed.program_flops import program_flops
+from transformer_jax.layers import losses
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.losses import (
@@ -119,6 +121,36 @@ def test_in_parts_it_is_the_same_with_gradients(rng, dtype, smoothing, mesh, len
     for ours, reference in zip(gradients, expected_gradients, strict=True):
         tolerance = (1e-5 if dtype == jnp.float32 else 0.02) * float(jnp.abs(reference).max())
         np.testing.assert_allclose(ours.astype(jnp.float32), reference.astype(jnp.float32), atol=tolerance)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("length", [6, 7])
+def test_an_accelerator_computes_the_gradient_with_the_loss(rng, monkeypatch, smoothing, length):
+    rows, width, V = 4, 7, 12
+    states = jnp.asarray(rng.normal(size=(rows, length, width)), jnp.float32)
+    table = jnp.asarray(rng.normal(size=(V, width)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, V, (rows, length)))
+    weights = jnp.asarray(rng.random((rows, length)) < 0.7)
+
+    def outputs(parts):
+        def loss(states, table):
+            logits_of = functools.partial(float32_product, "...d,vd->...v", y=table)
+            sums = cross_entropy_in_parts(logits_of, states, labels, weights, smoothing, parts=parts)
+            return 3 * sums[0], sums
+
+        def step(states, table):
+            return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(states, table)
+
+        return jax.jit(step)(states, table), program_flops(jax.make_jaxpr(step)(states, table))
+
+    ((_, expected), expected_gradients), flops = outputs(1)
+    monkeypatch.setattr(losses, "platform", lambda: "gpu")
+    ((_, sums), gradients), flops_in_parts = outputs(3)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(gradient, reference, atol=1e-5)
+    padding = -(-length // 3) * 3 / length
+    assert flops_in_parts == pytest.approx(flops * padding), "logits are computed once"
 
 
 def test_what_is_drawn_does_not_depend_on_the_parts(rng):

@@ -6,10 +6,11 @@ compiler, after differentiation and rematerialization. It omits elementwise work
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,34 @@ _CUDNN = {
 _SPLASH = {"_fwd": 2, "_dq": 3, "_dkv": 4}
 
 
+class Flops(NamedTuple):
+    """Floating-point operations.
+
+    Attributes:
+      products: Operations of matrix products.
+      kernels: Operations of attention kernels.
+    """
+
+    products: float
+    kernels: float
+
+    @property
+    def total(self) -> float:
+        """All operations."""
+        return self.products + self.kernels
+
+    def plus(self, other: Flops) -> Flops:
+        """Return the sums."""
+        return Flops(self.products + other.products, self.kernels + other.kernels)
+
+    def times(self, count: float) -> Flops:
+        """Return the operations of `count` executions."""
+        return Flops(self.products * count, self.kernels * count)
+
+
+_NONE = Flops(0.0, 0.0)
+
+
 def program_flops(program: ClosedJaxpr) -> float:
     """Count the operations of all devices together; a `cond` counts its most expensive branch.
 
@@ -32,10 +61,15 @@ def program_flops(program: ClosedJaxpr) -> float:
     Raises:
       ValueError: A product is in a loop of unknown length.
     """
+    return program_work(program).total
+
+
+def program_work(program: ClosedJaxpr) -> Flops:
+    """Count the operations of `program_flops` by kind."""
     return _flops(program.jaxpr, "")
 
 
-def _flops(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> float:
+def _flops(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> Flops:
     """Count the equations that the outputs need; `read` marks the outputs that are used, None means all.
 
     Rematerialization leaves equations behind whose results are unused; the compiler drops them.
@@ -44,47 +78,47 @@ def _flops(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> floa
         jaxpr.outvars if read is None else [x for x, used in zip(jaxpr.outvars, read, strict=True) if used]
     )
     needed = {x for x in outputs if not isinstance(x, Literal)}
-    total = 0.0
+    total = _NONE
     for equation in reversed(jaxpr.eqns):
         used = [x in needed for x in equation.outvars]
         if not any(used) and not equation.effects:
             continue
-        total += _equation_flops(equation, scope, used)
+        total = total.plus(_equation_flops(equation, scope, used))
         needed |= {x for x in equation.invars if not isinstance(x, Literal)}
     return total
 
 
-def _equation_flops(equation: Any, outer_scope: str, read: Sequence[bool]) -> float:
+def _equation_flops(equation: Any, outer_scope: str, read: Sequence[bool]) -> Flops:
     scope = f"{outer_scope}/{equation.source_info.name_stack}"
     name, params = equation.primitive.name, equation.params
     shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        return 2.0 * equation.outvars[0].aval.size * math.prod(shapes[0][axis] for axis in contracted)
+        size = math.prod(shapes[0][axis] for axis in contracted)
+        return Flops(2.0 * equation.outvars[0].aval.size * size, 0.0)
     if name == "conv_general_dilated":
         numbers = params["dimension_numbers"]
         outputs = shapes[1][numbers.rhs_spec[0]]
-        return 2.0 * equation.outvars[0].aval.size * math.prod(shapes[1]) / outputs
+        return Flops(2.0 * equation.outvars[0].aval.size * math.prod(shapes[1]) / outputs, 0.0)
     if name in _CUDNN or name == "pallas_call":
-        return _kernel_flops(equation, scope)
+        return Flops(0.0, _kernel_flops(equation, scope))
     programs = _inner_programs(params)
     is_call = len(programs) == 1 and name not in ("scan", "while") and len(programs[0].outvars) == len(read)
     inner = [_flops(program, scope, read if is_call else None) for program in programs]
-    if not inner:
-        return 0.0
+    total = functools.reduce(Flops.plus, inner, _NONE)
     if name == "scan":
-        return params["length"] * sum(inner)
+        return total.times(params["length"])
     if name == "while":
-        if sum(inner):
+        if total.total:
             raise ValueError("a product in a loop of unknown length")
-        return 0.0
+        return total
     if name == "cond":
-        return max(inner)
+        return max(inner, key=lambda flops: flops.total)
     if name == "shard_map":
         mesh = params["mesh"]
         axes = params.get("manual_axes", mesh.axis_names)
-        return math.prod(mesh.shape[axis] for axis in axes) * sum(inner)
-    return sum(inner)
+        return total.times(math.prod(mesh.shape[axis] for axis in axes))
+    return total
 
 
 def _kernel_flops(equation: Any, scope: str) -> float:

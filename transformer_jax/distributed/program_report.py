@@ -1,4 +1,4 @@
-"""The memory, operations, traffic and roofline time of a program compiled for an accelerator."""
+"""The memory, operations, traffic and modelled time of a program compiled for an accelerator."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.distributed.collectives import collectives
-from transformer_jax.distributed.program_flops import program_flops
-from transformer_jax.distributed.targets import Topology
+from transformer_jax.distributed.program_flops import Flops, program_work
+from transformer_jax.distributed.program_traffic import Traffic, program_traffic
+from transformer_jax.distributed.targets import EFFICIENCIES, Topology
 from transformer_jax.errors import CompilerError
 
 _KERNELS = {"cudnn": "__cudnn$fmha", "splash": "splash_m", "dropout": "attention_with_dropout"}
@@ -32,14 +33,16 @@ class ProgramReport:
       argument_bytes: Size of the arguments; a training step updates its state in place.
       temporary_bytes: Additional memory while the program runs.
       flops: Operations of the matrix products on one device, see `program_flops`.
-      bytes_accessed: Memory traffic by the compiler's count, each loop body once; None if it reports none.
+      model_flops: Operations without those that rematerialization repeats.
+      bytes_accessed: Bytes that one device reads and writes, see `program_traffic`; None without a program.
       collective_bytes: Bytes sent by one device, by type of collective; None without a program.
       link_bytes: Bytes sent by one device "within" a slice or host and "between" them; None without a program.
-      seconds_modelled: The largest of `flops` / peak, memory traffic / bandwidth, and the time on the links.
-        Memory traffic is at least the arguments once and the temporaries twice (written and read).
-      utilisation_modelled: `flops` divided by what the peak allows in that time.
+      seconds_modelled: Time of products, plus that of attention kernels, plus that of the remaining memory
+        traffic, or the time on the links if that is larger. Each is the work divided by the chip's rate and
+        `targets.EFFICIENCIES`; products take at least the time of their own traffic.
+      utilisation_modelled: `model_flops` divided by what the peak allows in that time.
       attention: Attention kernels in the program; None without a program.
-      limit: What determines the time: "compute", "memory" or "links".
+      limit: What takes most of the time: "compute", "memory" or "links".
       program: The compiled program; None if the compiler refused it for lack of memory.
     """
 
@@ -50,6 +53,7 @@ class ProgramReport:
     argument_bytes: int
     temporary_bytes: int
     flops: float
+    model_flops: float
     bytes_accessed: float | None
     collective_bytes: dict[str, float] | None
     link_bytes: dict[str, float] | None
@@ -80,7 +84,12 @@ def _compiled(lowered: Any) -> Any:
 
 
 def reported(
-    function: Any, arguments: tuple[Any, ...], topology: Topology, *, copies: int = 1
+    function: Any,
+    arguments: tuple[Any, ...],
+    topology: Topology,
+    *,
+    copies: int = 1,
+    model_flops: float | None = None,
 ) -> ProgramReport:
     """Compile a function for the devices of a topology and report what the program needs.
 
@@ -89,12 +98,15 @@ def reported(
       arguments: Trees of `jax.ShapeDtypeStruct` with shardings on that mesh.
       topology: The devices to compile for.
       copies: Number of devices that repeat the same work, as on an axis that does not divide the rows.
+      model_flops: Operations of all devices without those that rematerialization repeats; None means those of
+        the program.
 
     Raises:
       CompilerError: The compiler refuses the program for another reason than memory.
     """
     traced = function.trace(*arguments)
-    flops = program_flops(traced.jaxpr) * copies / len(topology.devices)
+    work = program_work(traced.jaxpr).times(copies / len(topology.devices))
+    minimum = work.total if model_flops is None else model_flops * copies / len(topology.devices)
     lowered = traced.lower()
     try:
         program = _compiled(lowered)
@@ -104,34 +116,49 @@ def reported(
             line = next(iter(str(error).strip().splitlines()), "")[:200]
             raise CompilerError(f"the compiler for {topology.chip.name} refuses the program: {line}") from error
         size = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
-        return _report(topology, None, size, max(0, needed - size), flops, None, None, None)
+        return _report(topology, None, size, max(0, needed - size), work, minimum, None, None, None)
     memory = program.memory_analysis()
     text = program.as_text()
-    cost = program.cost_analysis()
-    accessed = cost.get("bytes accessed") if isinstance(cost, dict) else None
     kernels = [name for name, marker in _KERNELS.items() if marker in text]
     # Outputs that reuse no argument's memory, such as the metrics, need memory of their own.
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporaries = memory.temp_size_in_bytes + max(0, outputs)
     size = memory.argument_size_in_bytes
-    return _report(topology, program, size, temporaries, flops, accessed, collectives(text), kernels)
+    traffic = program_traffic(text)
+    return _report(topology, program, size, temporaries, work, minimum, traffic, collectives(text), kernels)
 
 
-def _report(topology, program, arguments, temporaries, flops, accessed, operations, kernels) -> ProgramReport:
+def _report(
+    topology: Topology,
+    program: Any,
+    arguments: int,
+    temporaries: int,
+    work: Flops,
+    model_flops: float,
+    traffic: Traffic | None,
+    operations: Any,
+    kernels: list[str] | None,
+) -> ProgramReport:
     chip = topology.chip
+    efficiency = EFFICIENCIES[chip.kind]
     by_kind: dict[str, float] = {}
     links = {"within": 0.0, "between": 0.0}
     for operation in operations or ():
         by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + operation.sent
         links["between" if operation.crosses(topology.group) else "within"] += operation.sent
-    traffic = max(accessed or 0.0, arguments + 2.0 * temporaries)
+    read = Traffic(0.0, arguments + 2.0 * temporaries) if traffic is None else traffic
+    bandwidth = chip.bandwidth * efficiency.memory
+    of_products = work.products / (chip.peak * efficiency.products)
+    of_kernels = work.kernels / (chip.peak * efficiency.kernels)
+    # Products of few rows wait for their weights.
+    waiting = max(0.0, read.products / bandwidth - of_products)
     seconds = {
-        "compute": flops / chip.peak,
-        "memory": traffic / chip.bandwidth,
-        "links": links["within"] / chip.within + links["between"] / chip.between,
+        "compute": of_products + of_kernels,
+        "memory": read.others / bandwidth + waiting,
+        "links": (links["within"] / chip.within + links["between"] / chip.between) / efficiency.links,
     }
     limit = max(seconds, key=lambda name: seconds[name])
-    slowest = max(seconds[limit], 1e-12)
+    modelled = max(seconds["compute"] + seconds["memory"], seconds["links"], 1e-12)
     return ProgramReport(
         device=chip.name,
         devices=len(topology.devices),
@@ -139,12 +166,13 @@ def _report(topology, program, arguments, temporaries, flops, accessed, operatio
         device_memory_bytes=chip.memory,
         argument_bytes=arguments,
         temporary_bytes=temporaries,
-        flops=flops,
-        bytes_accessed=accessed,
+        flops=work.total,
+        model_flops=model_flops,
+        bytes_accessed=None if traffic is None else traffic.total,
         collective_bytes=None if operations is None else by_kind,
         link_bytes=None if operations is None else links,
-        seconds_modelled=slowest,
-        utilisation_modelled=flops / chip.peak / slowest,
+        seconds_modelled=modelled,
+        utilisation_modelled=model_flops / chip.peak / modelled,
         attention=kernels,
         limit=limit,
         program=program,

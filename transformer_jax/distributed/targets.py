@@ -112,6 +112,34 @@ CHIPS = {
     "b200": Chip("gpu", "NVIDIA B200", 2250e12, 191_514_411_008, 7672e9, 900e9, 50e9, _B200),
     "gb200": Chip("gpu", "NVIDIA GB200", 2500e12, 197_897_748_480, 7928e9, 900e9, 50e9, _GB200),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Shares of a chip's rates that programs reach.
+
+    Attributes:
+      products: Of the peak, by large matrix products in bfloat16.
+      kernels: Of the peak, by attention kernels forward and backward.
+      memory: Of the memory bandwidth, by elementwise operations on large arrays.
+      links: Of the links' bandwidth, by collectives.
+    """
+
+    products: float
+    kernels: float
+    memory: float
+    links: float
+
+
+# Published, not measured here. GPUs: products as in the table of maximum achievable matmul FLOPS of S. Bekman's
+# Machine Learning Engineering (H100 0.80, A100 0.86, B200 0.78 of the peak); kernels as in figures 4 to 6 of
+# FlashAttention-2 (Dao 2023; heads of 64 at 1,024 tokens, causal); memory as STREAM on an H100; links as NCCL's
+# bus bandwidth on eight of them. TPUs: "How to Scale Your Model" (Austin et al. 2025) for products, memory and
+# links; kernels as on GPUs, an assumption.
+EFFICIENCIES = {
+    "gpu": Efficiency(products=0.8, kernels=0.35, memory=0.9, links=0.8),
+    "tpu": Efficiency(products=0.85, kernels=0.35, memory=0.9, links=0.9),
+}
 _EXAMPLES = (
     "v4:2x2x1, v5e:1x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 2*v5e:4x4, a100:1, a100:8, h100:8, h200:8, h100:4x8"
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.distributed.mesh import platform
 from transformer_jax.layers.float32_product import float32_product
 
 
@@ -58,9 +59,14 @@ class TokenEmbedding(nnx.Module):
         return copy
 
     def output_weight(self, dtype: Any) -> jax.Array:
-        """Return the weight (V, D) of the logits; a loop of steps reads it once, before the loop."""
-        # Slicing the table copies less than slicing the logits, also in the backward pass.
-        return self.table.embedding[: self.vocab_size].astype(dtype)
+        """Return the weight of the logits, which a loop of steps reads once, before the loop.
+
+        On a CPU it is (V, D), because slicing the table copies less than slicing the logits. On accelerators it
+        includes the padding, because matrix units need aligned sizes and the slice of the logits is fused with
+        the operations that read them.
+        """
+        rows = self.vocab_size if platform() == "cpu" else None
+        return self.table.embedding[:rows].astype(dtype)
 
     def logits(self, x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
         """Return the logits (..., V) float32 of x (..., D), its product with the table (Press & Wolf 2017).
@@ -72,4 +78,4 @@ class TokenEmbedding(nnx.Module):
           weight: The result of `output_weight`, if it was computed before.
         """
         weight = self.output_weight(x.dtype) if weight is None else weight
-        return float32_product("...d,vd->...v", x, weight)
+        return float32_product("...d,vd->...v", x, weight)[..., : self.vocab_size]

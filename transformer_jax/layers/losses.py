@@ -1,17 +1,28 @@
 """Losses of labels as weighted sums; the division happens once, over the global batch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.distributed.mesh import platform
+
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Compute the negative log-likelihood (...) of labels (...) under logits (..., V), in nats and float32."""
     logits = logits.astype(jnp.float32)
-    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - label_logits
+    return jax.nn.logsumexp(logits, axis=-1) - _logits_of_labels(logits, labels)
+
+
+def _logits_of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the logit (...) of each label (...) from logits (..., V)."""
+    if platform() == "cpu":
+        return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # A sum is fused with the others over the vocabulary, and its gradient with theirs; a gather's is a scatter.
+    is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
+    return jnp.where(is_label, logits, 0.0).sum(axis=-1)
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -54,8 +65,7 @@ def smoothed_cross_entropy(
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    negative_log_likelihood = log_total - label_logits
+    negative_log_likelihood = log_total - _logits_of_labels(logits, labels)
     loss = negative_log_likelihood
     if smoothing:
         loss = (1 - smoothing) * loss + smoothing * (log_total - logits.mean(axis=-1))
@@ -73,8 +83,10 @@ def cross_entropy_in_parts(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute `smoothed_cross_entropy` of logits_of(states), holding only a part of the logits at a time.
 
-    The logits of 8,192 tokens with GPT-2's vocabulary take 1.5 GiB, and their gradient another 1.5 GiB. Here
-    each part is computed, reduced, and recomputed in the backward pass.
+    The logits of 8,192 tokens with GPT-2's vocabulary take 1.5 GiB, and their gradient another 1.5 GiB. On a
+    CPU, each part is computed, reduced, and recomputed in the backward pass. On accelerators, the forward pass
+    also computes the gradient, so that logits are computed once; only the first sum has a gradient, of first
+    order.
 
     Args:
       logits_of: Function from states (B, t, D) to logits (B, t, V).
@@ -91,7 +103,47 @@ def cross_entropy_in_parts(
     def sums_of(states, labels, weights):
         return smoothed_cross_entropy(logits_of(states), labels, weights, smoothing)
 
-    return sums_in_parts(sums_of, (states, labels, weights), parts)
+    if parts == 1 or platform() == "cpu":
+        return sums_in_parts(sums_of, (states, labels, weights), parts)
+    states, labels, weights = _split((states, labels, weights), parts)
+    # The parameters that `logits_of` reads become arguments, which have gradients.
+    function, parameters = jax.closure_convert(sums_of, states[0], labels[0], weights[0])
+    return _sums_with_gradients(function, parameters, states, labels, weights)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums_with_gradients(function, parameters, states, labels, weights):
+    """Sum function(states, labels, weights, *parameters), three sums, over the leading axis of the arrays."""
+
+    def add(sums, part):
+        return jax.tree.map(jnp.add, sums, function(*part, *parameters)), None
+
+    return jax.lax.scan(add, (jnp.zeros(()),) * 3, (states, labels, weights))[0]
+
+
+def _sums_and_gradients(function, parameters, states, labels, weights):
+    def add(totals, part):
+        states, labels, weights = part
+
+        def first_and_others(states, parameters):
+            first, *others = function(states, labels, weights, *parameters)
+            return first, others
+
+        first, pull_back, others = jax.vjp(first_and_others, states, parameters, has_aux=True)
+        states_gradient, parameters_gradient = pull_back(jnp.ones_like(first))
+        return jax.tree.map(jnp.add, totals, ((first, *others), parameters_gradient)), states_gradient
+
+    totals = (jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, parameters)
+    (sums, parameters_gradient), states_gradient = jax.lax.scan(add, totals, (states, labels, weights))
+    return sums, (parameters_gradient, states_gradient)
+
+
+def _scale_gradients(function, gradients, cotangents):
+    parameters, states = jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients)
+    return parameters, states, None, None
+
+
+_sums_with_gradients.defvjp(_sums_and_gradients, _scale_gradients)
 
 
 def sums_in_parts(function: Callable[..., Any], arrays: tuple[jax.Array, ...], parts: int) -> Any:

@@ -122,11 +122,11 @@ def describe_report(report: ProgramReport) -> Iterator[str]:
     if report.attention is None or report.collective_bytes is None or report.link_bytes is None:
         return  # the compiler rejected the program
     yield (
-        f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by roofline "
-        f"(limit: {report.limit}), {report.utilisation_modelled:.0%} of the peak"
+        f"{report.flops / 1e12:.3g} TFLOP per device, {report.seconds_modelled * 1e3:.3g} ms by a model "
+        f"(mostly {report.limit}), {report.utilisation_modelled:.0%} of the peak"
     )
     if report.bytes_accessed is not None:
-        yield f"{report.bytes_accessed / 1e9:.3g} GB of memory traffic, counting the body of a loop once"
+        yield f"{report.bytes_accessed / 1e9:.3g} GB of memory traffic"
     yield "attention " + (", ".join(report.attention) or "without a kernel")
     sent = ", ".join(f"{kind} {size / 1e6:,.2f} MB" for kind, size in report.collective_bytes.items())
     if sent:

@@ -20,6 +20,7 @@ from transformer_jax.distributed.mesh import (
     row_shards,
     rows_sharding,
 )
+from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.sharding import (
     describe_sharding,
@@ -167,8 +168,11 @@ def compile_step(
     devices = target_mesh(topology, mesh)
     checked_objective(entry, config, devices)
     step, arguments = abstract_step(entry, config, compute, devices)
+    stored = dataclasses.replace(compute, remat="none")
+    step_without_remat, arguments_without_remat = abstract_step(entry, config, stored, devices)
     with on_mesh(devices):
-        return reported(step, arguments, topology)
+        model_flops = program_flops(step_without_remat.trace(*arguments_without_remat).jaxpr)
+        return reported(step, arguments, topology, model_flops=model_flops)
 
 
 def describe_compiled(program: Any) -> Iterator[str]:

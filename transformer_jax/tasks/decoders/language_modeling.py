@@ -111,10 +111,10 @@ def next_token_loss(model: Any, batch: Mapping[str, jax.Array], dropout_key: jax
     """
     states = model.hidden_states(batch["tokens"], segments=batch.get("segments"), dropout_key=dropout_key)
     parts = model.compute.loss_parts_of(*batch["tokens"].shape, model.config.vocab_size)
-    _, likelihood, weight = cross_entropy_in_parts(
+    loss, _, weight = cross_entropy_in_parts(
         model.logits, states, batch["targets"], batch["weights"], parts=parts
     )
-    return likelihood, weight
+    return loss, weight
 
 
 class NextToken(Objective):
