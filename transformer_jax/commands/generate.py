@@ -67,6 +67,9 @@ class Arguments:
     """Seed of sampling."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Compute dtype. None: the run's, float32 for --weights."""
+    int8_weights: bool = False
+    """Store the weights in 8 bits: half of bfloat16's memory and memory traffic, for accelerators. The text may
+    differ."""
     allow_nonfinite: bool = False
     """Use --weights although some are NaN or infinite."""
     draft_weights: str | None = None
@@ -139,6 +142,8 @@ def _check_model(arguments: Arguments) -> None:
         raise UserError("name the model: either `weights` FOLDER or `run_dir` DIR")
     if arguments.draft_weights is not None and arguments.draft_run_dir is not None:
         raise UserError("`draft_weights` and `draft_run_dir` contradict each other: use one of them")
+    if arguments.int8_weights and (arguments.draft_weights or arguments.draft_run_dir):
+        raise UserError("`int8_weights` cannot be combined with a draft: remove one of them")
 
 
 def _check_counts(arguments: Arguments) -> None:
@@ -198,7 +203,14 @@ def show_plan(arguments: Arguments) -> None:
     options: dict[str, Any] = dict(
         topology=topology, mesh=arguments.mesh, prompt=prompt, rows=rows, length=length
     )
-    values = show_decoding(config, dtype=config.dtype, parameters=parameters, new_tokens=step_tokens, **options)
+    values = show_decoding(
+        config,
+        dtype=config.dtype,
+        parameters=parameters,
+        new_tokens=step_tokens,
+        int8=arguments.int8_weights,
+        **options,
+    )
     if has_draft:
         values["draft"] = show_decoding(
             draft, name="draft ", dtype=draft.dtype, parameters=draft_parameters, **options
@@ -235,6 +247,7 @@ def generate(arguments: Arguments, sampling: Sampling, mesh: Any) -> None:
         ends=() if arguments.ignore_end else None,
         draft=draft,
         draft_tokens=arguments.draft_tokens,
+        int8=arguments.int8_weights,
     )
     inspected = model if arguments.html is not None else None
     if inspected is not None:

@@ -17,6 +17,7 @@ from transformer_jax.decoding.top_k import top_k
 from transformer_jax.decoding.translator import bucket_length
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
+from transformer_jax.layers.int8 import with_int8_weights
 from transformer_jax.limits import check_values
 
 # Largest number of tokens per call of the compiled loop; the host reads them between two calls.
@@ -206,10 +207,30 @@ def continue_texts(
     return state, tokens, generated
 
 
-@jax.jit
-def for_decoding(model: Any) -> Any:
-    """Return a causal decoder with unstacked blocks; see `CausalDecoder.for_decoding`."""
-    return model.for_decoding()
+@functools.partial(jax.jit, static_argnames="int8")
+def for_decoding(model: Any, *, int8: bool = False) -> Any:
+    """Return a causal decoder with unstacked blocks; see `CausalDecoder.for_decoding`.
+
+    Args:
+      model: The decoder.
+      int8: Store matrices and tables in 8 bits; see `with_int8_weights`.
+    """
+    return with_int8_weights(model.for_decoding()) if int8 else model.for_decoding()
+
+
+def check_int8(config: Any) -> None:
+    """Check that a decoder can have weights of 8 bits on the current mesh.
+
+    Args:
+      config: Config of the decoder.
+
+    Raises:
+      UserError: The decoder is recurrent, or the mesh has several devices.
+    """
+    if not hasattr(config, "heads"):
+        raise UserError("`int8_weights` are for decoders with attention, and this one is recurrent")
+    if jax.sharding.get_abstract_mesh().size > 1:
+        raise UserError("`int8_weights` need one device: remove `mesh`")
 
 
 class Generator:
@@ -219,17 +240,25 @@ class Generator:
       model: Causal decoder.
       sampling: Sampling method.
       ends: Token ids that end a text.
+      int8: Store the weights in 8 bits; see `with_int8_weights`.
+
+    Raises:
+      UserError: `int8` for a recurrent model or on several devices.
     """
 
-    def __init__(self, model: Any, *, sampling: Sampling = Sampling(), ends: Sequence[int] = ()):
-        self.config, self.sampling, self.ends = model.config, sampling, tuple(ends)
+    def __init__(
+        self, model: Any, *, sampling: Sampling = Sampling(), ends: Sequence[int] = (), int8: bool = False
+    ):
+        if int8:
+            check_int8(model.config)
+        self.config, self.sampling, self.ends, self.int8 = model.config, sampling, tuple(ends), int8
         self._stacked_model: Any = model
 
     @functools.cached_property
     def model(self) -> Any:
         """The model prepared by `for_decoding`; the original model is released at the first access."""
         model, self._stacked_model = self._stacked_model, None
-        return for_decoding(model)
+        return for_decoding(model, int8=self.int8)
 
     def __call__(
         self,

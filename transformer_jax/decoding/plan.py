@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.tokenizers.byte_pairs import PAD
+from transformer_jax.decoding.generation import for_decoding
 from transformer_jax.distributed.mesh import ROWS, TENSOR, row_shards
 from transformer_jax.distributed.sharding import decoding_shardings, model_shardings, placed_shapes
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -33,6 +35,7 @@ def abstract_programs(
     module: Any = None,
     beams: int = 1,
     new_tokens: int = 1,
+    int8: bool = False,
 ) -> dict[str, Program]:
     """Return the jitted function and the abstract arguments of "prefill" or "encode", and of "decoding".
 
@@ -52,6 +55,7 @@ def abstract_programs(
       module: Class of the model; None takes it from the registry.
       beams: Number of beams per row.
       new_tokens: Tokens per step; more than one when the model verifies the proposals of a draft.
+      int8: Store the weights of a decoder in 8 bits; see `with_int8_weights`.
     """
     config, parameter_dtype = dataclasses.replace(config, dtype=dtype), parameters or dtype
     model_class = module_of(config) if module is None else module
@@ -75,7 +79,7 @@ def abstract_programs(
         first: Program = start, (model, _with_sharding(tokens, mesh))
         name = "encode"
     else:
-        model = jax.eval_shape(lambda model: model.for_decoding(), model)
+        model = jax.eval_shape(functools.partial(for_decoding, int8=int8), model)
         model = placed_shapes(model, decoding_shardings(model, mesh))
 
         def prefill(model: Any, tokens: jax.Array, first_token: jax.Array) -> Any:

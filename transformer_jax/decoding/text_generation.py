@@ -39,9 +39,11 @@ class TextGenerator:
       ends: Ids of the tokens that end a text; None uses the tokenizer's.
       draft: Smaller model with the same vocabulary that proposes tokens (see `SpeculativeGenerator`), or None.
       draft_tokens: Number of proposals per round.
+      int8: Store the weights in 8 bits; see `Generator`.
 
     Raises:
-      UserError: The tokenizer or the draft has another vocabulary.
+      UserError: The tokenizer or the draft has another vocabulary, or `int8` is set with a draft; see also
+        `Generator`.
     """
 
     def __init__(
@@ -53,7 +55,10 @@ class TextGenerator:
         ends: Sequence[int] | None = None,
         draft: Any = None,
         draft_tokens: int = 4,
+        int8: bool = False,
     ):
+        if int8 and draft is not None:
+            raise UserError("`int8_weights` cannot be combined with a draft: remove one of them")
         tokenizer.check_fits(model.config.vocab_size)
         self.tokenizer = tokenizer
         if ends is None:
@@ -61,7 +66,7 @@ class TextGenerator:
         options: dict[str, Any] = dict(sampling=sampling, ends=ends)
         self.generator: Generator | SpeculativeGenerator
         if draft is None:
-            self.generator = Generator(model, **options)
+            self.generator = Generator(model, int8=int8, **options)
         else:
             self.generator = SpeculativeGenerator(model, draft, draft_tokens=draft_tokens, **options)
 

@@ -31,7 +31,11 @@ def dense_dot_general(
         # XLA turns the product of one row into a multiplication and a sum, and stores all terms between them.
         padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, _ROWS_OF_GPU - 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
         product = lax.dot_general(
-            padded, kernel, dimension_numbers, precision=precision, preferred_element_type=preferred_element_type
+            padded,
+            kernel,
+            dimension_numbers,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
         )
         return lax.slice_in_dim(product, 0, 1, axis=0)
     if rows <= _MAX_DECODING_ROWS:

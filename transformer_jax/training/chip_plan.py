@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from transformer_jax.decoding.generation import check_int8
 from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.mesh import FSDP, TENSOR, check_model, on_mesh, row_shards
 from transformer_jax.distributed.program_report import ProgramReport, reported
@@ -35,6 +36,7 @@ def compile_decoding(
     module: Any = None,
     beams: int = 1,
     new_tokens: int = 1,
+    int8: bool = False,
 ) -> dict[str, ProgramReport]:
     """Compile "prefill" (of a decoder) or "encode" (of a translator), and "decoding", a step of each row.
 
@@ -51,18 +53,21 @@ def compile_decoding(
       module: Class of the model; None looks it up in the registry.
       beams: See `abstract_programs`.
       new_tokens: See `abstract_programs`.
+      int8: See `abstract_programs`.
 
     Raises:
-      UserError: See `compile_step`; or the mesh does not divide the model.
+      UserError: See `compile_step`; or the mesh does not divide the model, or `int8` is not supported.
     """
     topology = topology_of(topology) if isinstance(topology, str) else topology
     devices = target_mesh(topology, mesh)
     check_model(model_config, devices)
     with on_mesh(devices):
+        if int8:
+            check_int8(model_config)
         programs = abstract_programs(
             model_config, rows=rows, prompt=min(prompt, model_config.max_length),
             length=length or model_config.max_length, mesh=devices, dtype=dtype, parameters=parameters,
-            compute=compute, module=module, beams=beams, new_tokens=new_tokens,
+            compute=compute, module=module, beams=beams, new_tokens=new_tokens, int8=int8,
         )  # fmt: skip
         reports = {}
         for name, program in programs.items():

@@ -13,6 +13,7 @@ from transformer_jax.layers.attention.cache import KeyValueCache
 from transformer_jax.layers.attention.kernel_mask import KernelMask
 from transformer_jax.layers.attention.multi_head import MultiHeadAttention, separate_rows, share_rows
 from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.positions.bias import PositionBias
 from transformer_jax.layers.positions.relative import clipped_distances, shaw_key_bias, shaw_value_sum
 from transformer_jax.layers.positions.rotary import Rotation, rotate
@@ -176,7 +177,7 @@ class FusedSelfAttention(SelfAttention):
     def project_all(self, x):
         """Return the queries (B, N, H, K), keys and values (B, N, G, K) of tokens (B, N, D)."""
         kernel, x = self.kernel[...].astype(self.dtype), x.astype(self.dtype)
-        fused = jnp.einsum("bnd,dhk->bnhk", x, kernel)
+        fused = dense_dot_general(x, kernel, (((2,), (0,)), ((), ())))
         if self.bias is not None:
             fused = fused + self.bias[...].astype(self.dtype)
         return tuple(jnp.split(fused, [self.heads, self.heads + self.kv_heads], axis=2))
