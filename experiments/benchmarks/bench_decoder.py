@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare, compare_throughput
 from experiments.benchmarks.training_step import our_stepper
+from transformer_jax.commands.interleaved_rounds import compare, compare_throughput
 
 ROWS, LENGTH = 16, 256
 SMALL: dict[str, Any] = dict(layers=6, width=384, heads=6, kv_heads=6, feed_forward=4 * 384, max_length=LENGTH)

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare, print_rates, processor
 from experiments.benchmarks.training_step import our_stepper, torch_stepper
+from transformer_jax.commands.interleaved_rounds import compare, print_rates, processor
 
 V, ROWS, LENGTH, MASKED = 8_000, 32, 128, 20
 SMALL: dict[str, Any] = dict(layers=4, width=256, heads=4, feed_forward=1_024, max_length=LENGTH)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare, compare_throughput
 from experiments.benchmarks.training_step import our_stepper
+from transformer_jax.commands.interleaved_rounds import compare, compare_throughput
 
 ROWS, LENGTH, VOCAB, WIDTH, DROPOUT, RATE = 64, 20, 10_000, 256, 0.3, 1e-3
 JOBS = {"fed": True, "unfed": False}

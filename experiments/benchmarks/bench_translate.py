@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from experiments.benchmarks.interleaved_rounds import compare, compare_throughput
 from experiments.benchmarks.training_step import our_stepper
+from transformer_jax.commands.interleaved_rounds import compare, compare_throughput
 
 VOCAB, ROWS, LENGTH, DROPOUT, SMOOTHING = 10_000, 128, 20, 0.3, 0.1
 LAYERS, WIDTH, FEED_FORWARD, HEADS = 4, 128, 256, 4  # the tiny preset

@@ -31,8 +31,8 @@ import numpy as np
 import tyro
 
 from experiments.benchmarks.bench_encoder import OPTIMIZER
-from experiments.benchmarks.interleaved_rounds import compare, print_rates, processor
 from experiments.benchmarks.training_step import our_stepper, torch_stepper
+from transformer_jax.commands.interleaved_rounds import compare, print_rates, processor
 
 ROWS, CLASSES = 64, 10
 LARGE_ROWS = 8

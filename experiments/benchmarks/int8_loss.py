@@ -74,16 +74,14 @@ def main() -> None:
     if not isinstance(loaded, TrainedLanguageModel):
         raise UserError(f"`model` {arguments.model} is no language model")
     check_int8(loaded.model.config)
-    ids = loaded.tokenizer.encode(pathlib.Path(arguments.text).read_text())
+    (ids,) = loaded.tokenizer.encode([pathlib.Path(arguments.text).read_text()])
     rows = windows_of(ids, loaded.model.config.max_length, arguments.windows)
-    sizes, results = {}, {"tokens": int(rows[:, 1:].size)}
+    results: dict[str, float] = {"tokens": rows[:, 1:].size}
     for name, int8 in (("float", False), ("int8", True)):
         model = for_decoding(loaded.model, int8=int8)
-        sizes[name] = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
-        results |= {f"{name}_loss": loss_of(model, rows), f"{name}_bytes": sizes[name]}
-        print(
-            f"{name:<6} {results[f'{name}_loss']:.4f} nats per token, {sizes[name] / 1e6:,.1f} MB", flush=True
-        )
+        size, loss = sum(leaf.nbytes for leaf in jax.tree.leaves(model)), loss_of(model, rows)
+        results |= {f"{name}_loss": loss, f"{name}_bytes": size}
+        print(f"{name:<6} {loss:.4f} nats per token, {size / 1e6:,.1f} MB", flush=True)
     if arguments.json:
         print(json.dumps(results))
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "embed": ("embed", "compute vectors of texts, and train encoders for them"),
     "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
     "self-distill": ("self_distill", "train a vision model without labels"),
+    "check-device": ("check_device", "check and time an attached accelerator, next to PyTorch"),
     "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.program_flops import Flops, program_work
 from transformer_jax.distributed.program_traffic import Traffic, program_traffic
-from transformer_jax.distributed.targets import EFFICIENCIES, Topology
+from transformer_jax.distributed.targets import EFFICIENCIES, Chip, Topology
 from transformer_jax.errors import CompilerError
 
 _KERNELS = {"cudnn": "__cudnn$fmha", "splash": "splash_m", "dropout": "attention_with_dropout"}
@@ -128,6 +128,28 @@ def reported(
     return _report(topology, program, size, temporaries, work, minimum, traffic, collectives(text), kernels)
 
 
+def modelled_seconds(program: Any, jaxpr: Any, chip: Chip) -> float:
+    """Return the modelled time of a program on one device, see `ProgramReport.seconds_modelled`.
+
+    Args:
+      program: The compiled program.
+      jaxpr: The program as it was traced.
+      chip: The device's data sheet.
+    """
+    return sum(_device_seconds(chip, program_work(jaxpr), program_traffic(program.as_text())).values())
+
+
+def _device_seconds(chip: Chip, work: Flops, traffic: Traffic) -> dict[str, float]:
+    """Return the seconds of "compute" and of "memory" that it does not hide."""
+    efficiency = EFFICIENCIES[chip.kind]
+    bandwidth = chip.bandwidth * efficiency.memory
+    of_products = work.products / (chip.peak * efficiency.products)
+    of_kernels = work.kernels / (chip.peak * efficiency.kernels)
+    # Products of few rows wait for their weights.
+    waiting = max(0.0, traffic.products / bandwidth - of_products)
+    return {"compute": of_products + of_kernels, "memory": traffic.others / bandwidth + waiting}
+
+
 def _report(
     topology: Topology,
     program: Any,
@@ -146,17 +168,9 @@ def _report(
     for operation in operations or ():
         by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + operation.sent
         links["between" if operation.crosses(topology.group) else "within"] += operation.sent
-    read = Traffic(0.0, arguments + 2.0 * temporaries) if traffic is None else traffic
-    bandwidth = chip.bandwidth * efficiency.memory
-    of_products = work.products / (chip.peak * efficiency.products)
-    of_kernels = work.kernels / (chip.peak * efficiency.kernels)
-    # Products of few rows wait for their weights.
-    waiting = max(0.0, read.products / bandwidth - of_products)
-    seconds = {
-        "compute": of_products + of_kernels,
-        "memory": read.others / bandwidth + waiting,
-        "links": (links["within"] / chip.within + links["between"] / chip.between) / efficiency.links,
-    }
+    estimate = Traffic(0.0, arguments + 2.0 * temporaries) if traffic is None else traffic
+    on_links = (links["within"] / chip.within + links["between"] / chip.between) / efficiency.links
+    seconds = _device_seconds(chip, work, estimate) | {"links": on_links}
     limit = max(seconds, key=lambda name: seconds[name])
     modelled = max(seconds["compute"] + seconds["memory"], seconds["links"], 1e-12)
     return ProgramReport(

@@ -15,11 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from transformer_jax.errors import UserError
+
+# Seconds that a worker process has to end, before it is killed.
+_SECONDS_TO_END = 10
+
 
 def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], argument: Any) -> None:
     """Run the worker process of a side: receive names of jobs, run them, and send the measurements.
 
-    A measurement is (seconds, result, peak bytes of the process's memory). None ends the worker.
+    A measurement is (seconds, result, peak bytes of the process's memory); in place of it a
+    `UserError` is sent if the job raises it or a package is missing. None ends the worker.
 
     Args:
       connection: Connection to the parent process.
@@ -30,16 +36,31 @@ def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], 
         import torch
 
         torch.set_num_threads(os.cpu_count() or 1)
-    jobs = make(argument)
+    jobs: dict[str, Callable[[], Any]] | None = None
     while (job := connection.recv()) is not None:
-        start_time = time.perf_counter()
-        result = jobs[job]()
+        try:
+            jobs = make(argument) if jobs is None else jobs
+            start_time = time.perf_counter()
+            result = jobs[job]()
+        except UserError as error:
+            connection.send(error)
+            continue
+        except ModuleNotFoundError as error:
+            connection.send(UserError(f"{error.name} is not installed"))
+            continue
         seconds = time.perf_counter() - start_time
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         connection.send((seconds, result, peak))
 
 
-def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rounds: int) -> dict[str, Any]:
+def compare(
+    jobs: dict[str, int],
+    sides: dict[str, Callable],
+    argument: Any,
+    rounds: int,
+    *,
+    timeout: float | None = None,
+) -> dict[str, Any]:
     """Measure each job on each side in interleaved rounds, and return the median times.
 
     Args:
@@ -47,38 +68,56 @@ def compare(jobs: dict[str, int], sides: dict[str, Callable], argument: Any, rou
       sides: Functions that return the jobs of a side, by name of the side; each runs in a separate process.
       argument: Value to pass to these functions; it must be picklable.
       rounds: Number of measurements per side.
+      timeout: Maximum seconds for all measurements; None means no limit.
 
     Returns:
       For each job a dictionary: by name of the side, {"seconds": median time of a call, "peak": largest memory
       of the process in bytes}, and under "results" the result of the first call by name of the side.
+
+    Raises:
+      SystemExit: A process ended, or the time is up; all processes are stopped.
+      UserError: A side raised it.
     """
+    deadline = None if timeout is None else time.monotonic() + timeout
     context = multiprocessing.get_context("spawn")
-    connections = {}
+    connections, processes = {}, []
     for side, make in sides.items():
         connections[side], child_connection = context.Pipe()
-        context.Process(target=serve, args=(child_connection, make, argument), daemon=True).start()
+        processes.append(context.Process(target=serve, args=(child_connection, make, argument), daemon=True))
+        processes[-1].start()
         child_connection.close()  # Without this, the end of the process would not raise EOFError.
 
     def run(side: str, job: str) -> tuple[float, Any, int]:
-        connections[side].send(job)
         try:
-            return connections[side].recv()
-        except EOFError:
+            connections[side].send(job)
+            if deadline is not None and not connections[side].poll(max(0.0, deadline - time.monotonic())):
+                raise SystemExit(f"error: {job} of {side} did not end within the time limit")
+            answer = connections[side].recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             raise SystemExit(f"error: the process of {side} ended during {job}; see its error above") from None
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
 
     report: dict[str, Any] = {}
-    for job, calls in jobs.items():
-        first = {side: run(side, job) for side in sides}  # The first call compiles.
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(rounds):
-            for side in sides:
-                seconds[side].append(sum(run(side, job)[0] for _ in range(calls)) / calls)
-        report[job] = {
-            side: {"seconds": statistics.median(seconds[side]), "peak": run(side, job)[2]} for side in sides
-        }
-        report[job]["results"] = {side: first[side][1] for side in sides}
-    for connection in connections.values():
-        connection.send(None)
+    try:
+        for job, calls in jobs.items():
+            first = {side: run(side, job) for side in sides}  # The first call compiles.
+            seconds: dict[str, list[float]] = {side: [] for side in sides}
+            for _ in range(rounds):
+                for side in sides:
+                    seconds[side].append(sum(run(side, job)[0] for _ in range(calls)) / calls)
+            report[job] = {
+                side: {"seconds": statistics.median(seconds[side]), "peak": run(side, job)[2]} for side in sides
+            }
+            report[job]["results"] = {side: first[side][1] for side in sides}
+        for connection in connections.values():
+            connection.send(None)
+        for process in processes:
+            process.join(_SECONDS_TO_END)
+    finally:
+        for process in processes:
+            process.kill()
     return report
 
 

@@ -1,0 +1,142 @@
+"""The check of a device: its parts at small sizes on a CPU, its messages, and its table."""
+
+import json
+
+import pytest
+
+from tests.commands.in_process import call
+from transformer_jax.commands import check_device, interleaved_rounds, torch_peers
+from transformer_jax.errors import UserError
+
+DEVICE = ("gpu", "NVIDIA H100 80GB HBM3", "0.10.2", 1)
+
+
+def fake_parts(monkeypatch, results, device=DEVICE):
+    """Replace the device, and the measurement of each part by a result or an exception."""
+
+    def measure(part, arguments, **_):
+        result = results[part]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(check_device, "attached_device", lambda: device)
+    monkeypatch.setattr(check_device, "measure", measure)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "gpt", "bart"], "--only has unknown parts bart: parts are kernels, gpt"),
+        (["--seconds", "0"], "--seconds 0.0 is not above 0"),
+        (["--write", "absent/results.json"], "there is no folder absent"),
+        (["--only", "gpt"], "JAX has no accelerator: install JAX for it, or add --trial"),
+    ],
+)
+def test_bad_flags(monkeypatch, flags, message):
+    fake_parts(monkeypatch, {}, device=("cpu", "cpu", "0.10.2", 1))
+    completed = call(check_device.main, *flags)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert message in completed.stderr
+
+
+def test_a_part_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
+    step = {
+        "seconds": 0.02, "unit": "tokens", "units_per_second": 409_600.0, "utilization": 0.34, "loss": 10.8,
+        "modelled_seconds": 0.021, "planned_bytes": 3 * 2**30, "peak_bytes": 2**31, "ratio": 2.0,
+        "torch_units_per_second": 204_800.0, "torch_peak_bytes": None,
+    }  # fmt: skip
+    results = {
+        "kernels": {"differences": {"causal": 0.01}},
+        "gpt": step,
+        "llama": UserError("llama needs 90.0 GiB, and the device has 79.1"),
+        "bert": SystemExit("error: bert of ours did not end within the time limit"),
+        "generation": {
+            "rows_8": {
+                "ours": {"first_token_seconds": 0.01, "token_seconds": 0.002, "tokens_per_second": 4_000.0}
+            },
+            "peer": "torch is installed without CUDA",
+        },
+    }
+    fake_parts(monkeypatch, results)
+    file = tmp_path / "results.json"
+    completed = call(check_device.main, "--only", *results, "--write", file, "--json")
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
+    assert lines[0] == "NVIDIA H100 80GB HBM3 (1 attached, one is used), jax 0.10.2"
+    assert (
+        "20.0 ms, 409,600 tokens/s, 34% of the peak, modelled 21.0 ms, peak 2.00 GiB, planned 3.00" in lines[2]
+    )
+    assert lines[3].endswith("torch 204,800 tokens/s: 2.00x torch")
+    assert lines[4].endswith("skipped: llama needs 90.0 GiB, and the device has 79.1")
+    assert lines[5].endswith("skipped: bert of ours did not end within the time limit")
+    assert lines[7].endswith("no peer: torch is installed without CUDA")
+    assert json.loads(lines[-1]) == json.loads(file.read_text())
+    assert set(json.loads(lines[-1])["parts"]) == set(results)
+
+
+def test_no_part_starts_after_the_time_limit(monkeypatch):
+    fake_parts(monkeypatch, {"gpt": {}}, device=("gpu", "Unknown 1", "0.10.2", 1))
+    completed = call(check_device.main, "--only", "gpt", "--seconds", "5")
+    assert completed.returncode == 0, completed.stderr
+    assert "unknown chip, so its utilization is not computed" in completed.stdout
+    assert completed.stdout.splitlines()[-1].endswith("skipped: the time limit")
+
+
+def test_a_wrong_kernel_is_an_error(monkeypatch):
+    fake_parts(
+        monkeypatch, {"kernels": {"differences": {"causal": 0.01, "window": 0.2, "padding": float("nan")}}}
+    )
+    completed = call(check_device.main, "--only", "kernels")
+    assert completed.returncode == 2
+    assert "attention differs from plain attention by more than 0.05: window, padding" in completed.stderr
+    assert completed.stdout.count("ABOVE 0.05") == 2
+
+
+def test_missing_peers(monkeypatch):
+    found = {"torch": object(), "transformers": None}
+    monkeypatch.setattr(torch_peers.importlib.util, "find_spec", found.get)
+    assert torch_peers.missing_peer(needs="torch", accelerator=False) is None
+    assert torch_peers.missing_peer(needs="transformers", accelerator=False) == "transformers is not installed"
+    found["torch"] = None
+    assert torch_peers.missing_peer(needs="transformers", accelerator=True) == "torch is not installed"
+
+
+def fail(_):
+    raise UserError("this side cannot run")
+
+
+def sleep(_):
+    import time
+
+    return {"job": lambda: time.sleep(60)}
+
+
+@pytest.mark.parametrize(
+    ("side", "error", "message"),
+    [(fail, UserError, "this side cannot run"), (sleep, SystemExit, "job of ours did not end within")],
+)
+def test_a_side_that_fails_or_hangs(side, error, message):
+    with pytest.raises(error, match=message):
+        interleaved_rounds.compare({"job": 1}, {"ours": side}, None, 1, timeout=8)
+
+
+@pytest.mark.long
+def test_a_trial_on_a_cpu(tmp_path):
+    """The peer in torch runs where it is installed."""
+    parts = ("kernels", "gpt", "translator", "bert", "vit", "generation")
+    completed = call(check_device.main, "--trial", "--only", *parts, "--json")
+    assert completed.returncode == 0, completed.stderr
+    results = json.loads(completed.stdout.splitlines()[-1])["parts"]
+    assert list(results) == list(parts)
+    differences = results["kernels"]["differences"]
+    assert {"causal", "window", "documents", "lengths", "documents, dropout"} <= set(differences)
+    assert max(differences.values()) < 0.05, "bfloat16 against float32"
+    for part in parts[1:-1]:
+        assert 0 < results[part]["loss"] < 12, part
+        assert results[part]["units_per_second"] > 0
+        assert results[part]["planned_bytes"] > 0
+    assert results["generation"]["rows_8"]["ours"]["tokens_per_second"] > 0
+    for part in ("gpt", "generation"):
+        values = results[part]
+        assert "ratio" in values or "ratio" in values.get("rows_1", {}) or "not installed" in values["peer"]
