@@ -1,4 +1,4 @@
-"""Compile models of published sizes for TPUs and GPUs: memory, operations, and time by the roofline model.
+"""Compile models of published sizes for TPUs and GPUs: memory, operations, and modelled time.
 
     python -m experiments.accelerators [--only NAME ...] [--jobs N] [--write FILE]
 
@@ -7,6 +7,11 @@ the extras `tpu-compiler` and `gpu-compiler`; rows without an installed compiler
 """
 
 from __future__ import annotations
+
+from transformer_jax.distributed.startup_logs import import_jax_quietly
+
+if __name__ in ("__main__", "__mp_main__"):  # also in the worker processes
+    import_jax_quietly()
 
 import concurrent.futures
 import dataclasses
@@ -199,7 +204,8 @@ def write_page(path: pathlib.Path, lines: Sequence[str], ratios: Sequence[str]) 
         "",
         "Training and decoding steps at published sizes, compiled for chips by their vendors' compilers "
         "without the chips. The dtype is bfloat16, and the optimizer is Adam unless Muon is named. Times are "
-        "computed by a model; see [On an accelerator](../on_an_accelerator.md).",
+        "computed by a model, see [Chips and kernels](chips.md); rows compiled before 2026-11-28 have a lower "
+        "bound instead.",
         "",
         HEAD,
         *(text for _, text in entries if text.startswith("| ")),
@@ -240,10 +246,10 @@ def main() -> None:
             lines.append(table_line)
             results += row_results
             print(table_line, flush=True)
+            if arguments.write:  # after each row, because all take an hour
+                write_page(pathlib.Path(arguments.write), lines, [text for text, _ in results])
     for text, success in results:
         print(text if success else f"{text}: above the target")
-    if arguments.write:
-        write_page(pathlib.Path(arguments.write), lines, [text for text, _ in results])
     if failures := [text for text, success in results if not success]:
         raise UserError(f"{len(failures)} of {len(selected)} program(s) are above their targets")
 

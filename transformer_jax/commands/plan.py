@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from transformer_jax.commands import console
 from transformer_jax.errors import UserError
 
+_WITHOUT_PLAN = ("generate", "check-device", "plan")
 # The subcommands that train, with their modules.
-COMMANDS = {name: module for name, (module, _) in console.COMMANDS.items() if name not in ("generate", "plan")}
+COMMANDS = {name: module for name, (module, _) in console.COMMANDS.items() if name not in _WITHOUT_PLAN}
 
 
 def main(argv: Sequence[str], *, prog: str = "transformer-jax plan") -> None:
