@@ -54,7 +54,7 @@ def compile_program(row: Row) -> ProgramReport:
 
 
 def minimum_operations(config: RunConfig) -> float:
-    """Compute the operations that a training step needs: 6 N D, attention, and recomputed logits.
+    """Compute the operations that a training step needs: 6 N D, and attention.
 
     A matrix needs two operations per parameter and token in the forward pass and four in the backward pass.
     Attention needs the products of visible pairs; a causal query attends to half of the keys on average.
@@ -75,7 +75,7 @@ def minimum_operations(config: RunConfig) -> float:
     else:
         tokens = task.batch_size * task.context
         blocks = stack_operations(model.layers, 1, task.context / 2, tokens)
-    return blocks + 8 * table * tokens
+    return blocks + 6 * table * tokens
 
 
 def expected_temporaries(config: RunConfig, kind: str) -> float:

@@ -75,5 +75,7 @@ def test_a_plan_for_a_run_compiles_its_model(topology, tmp_path):
     assert reports["plain"]["decoding"]["argument_bytes"] > 0.9 * parameters
     drafted = reports["with a draft"]
     assert set(drafted["draft"]) == {"prefill", "decoding"}
-    ratio = drafted["decoding"]["flops"] / reports["plain"]["decoding"]["flops"]
-    assert 3.5 < ratio < 4.5, "one step verifies three drafted tokens and the one after them"
+    completed = call(generate.main, "--run-dir", decoder, "--samples", 4, *flags)
+    four = json.loads(completed.stdout.splitlines()[-1])
+    ratio = drafted["decoding"]["flops"] / four["decoding"]["flops"]
+    assert 0.9 < ratio < 1.1, "one step verifies three drafted tokens and the one after them"
