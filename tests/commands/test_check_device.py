@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.commands.in_process import call
-from transformer_jax.commands import check_device, interleaved_rounds, torch_peers
+from transformer_jax.commands import check_device, device_parts, interleaved_rounds, torch_peers
+from transformer_jax.distributed.targets import CHIPS
 from transformer_jax.errors import UserError
 
 DEVICE = ("gpu", "NVIDIA H100 80GB HBM3", "0.10.2", 1)
@@ -28,7 +29,10 @@ def fake_parts(monkeypatch, results, device=DEVICE):
     ("flags", "message"),
     [
         (["--only", "gpt", "bart"], "--only has unknown parts bart: parts are kernels, gpt"),
-        (["--seconds", "0"], "--seconds 0.0 is not above 0"),
+        (["--seconds", "0"], "--seconds 0.0 is not a finite number above 0"),
+        (["--seconds", "inf"], "--seconds inf is not a finite number above 0"),
+        (["--seconds", "nan"], "--seconds nan is not a finite number above 0"),
+        (["--write", "."], "--write .: Is a directory"),
         (["--write", "absent/results.json"], "there is no folder absent"),
         (["--only", "gpt"], "JAX has no accelerator: install JAX for it, or add --trial"),
     ],
@@ -119,6 +123,17 @@ def sleep(_):
 def test_a_side_that_fails_or_hangs(side, error, message):
     with pytest.raises(error, match=message):
         interleaved_rounds.compare({"job": 1}, {"ours": side}, None, 1, timeout=8)
+
+
+def test_the_time_model_is_no_part_of_a_timed_step(monkeypatch):
+    calls = []
+    monkeypatch.setattr(device_parts, "chip_of_device", lambda _: CHIPS["h100"])
+    monkeypatch.setattr(device_parts, "modelled_seconds", lambda *_: calls.append(1) or 0.5)
+    step = device_parts.our_step(("gpt", True))["gpt"]
+    facts = [step() for _ in range(3)]
+    assert len(calls) == 1
+    assert {fact["modelled_seconds"] for fact in facts} == {0.5}
+    assert facts[2]["loss"] < facts[0]["loss"], "each call trains"
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -218,11 +219,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax chec
     arguments = tyro.cli(Arguments, prog=prog, description=DESCRIPTION, args=argv)
     if unknown := sorted(set(arguments.only) - set(PARTS)):
         raise UserError(f"`only` has unknown parts {', '.join(unknown)}: parts are {', '.join(PARTS)}")
-    if arguments.seconds <= 0:
-        raise UserError(f"`seconds` {arguments.seconds} is not above 0")
+    if not 0 < arguments.seconds < math.inf:
+        raise UserError(f"`seconds` {arguments.seconds} is not a finite number above 0")
     target = None if arguments.write is None else pathlib.Path(arguments.write)
     if target is not None and not target.parent.is_dir():
         raise UserError(f"`write` {target}: there is no folder {target.parent}")
+    if target is not None:
+        try:
+            target.open("a").close()
+        except OSError as error:
+            raise UserError(f"`write` {target}: {error.strerror}") from None
     try:
         from transformer_jax.commands import device_parts  # noqa: F401
     except ModuleNotFoundError as error:

@@ -27,7 +27,7 @@ def dense_dot_general(
     del out_sharding  # Flax always passes it; shardings follow from the parameters
     (contracted, _), _ = dimension_numbers
     rows = math.prod(size for axis, size in enumerate(x.shape) if axis not in contracted)
-    if rows == 1 and platform() == "gpu":
+    if rows == 1 and 0 not in contracted and platform() == "gpu":
         # XLA turns the product of one row into a multiplication and a sum, and stores all terms between them.
         padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, _ROWS_OF_GPU - 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
         product = lax.dot_general(
