@@ -72,7 +72,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     loaded = load(arguments.model)
     if not isinstance(loaded, TrainedLanguageModel):
-        raise UserError(f"`model` {arguments.model} is no language model")
+        raise UserError(f"`model` {arguments.model} is not a language model")
     check_int8(loaded.model.config)
     (ids,) = loaded.tokenizer.encode([pathlib.Path(arguments.text).read_text()])
     rows = windows_of(ids, loaded.model.config.max_length, arguments.windows)

@@ -18,7 +18,7 @@ from transformer_jax.decoding.plan import abstract_programs
 from transformer_jax.distributed.collectives import collectives
 from transformer_jax.distributed.mesh import on_mesh
 from transformer_jax.distributed.program_report import reported, shard_bytes
-from transformer_jax.distributed.targets import missing_compiler, target_mesh, topology_of
+from transformer_jax.distributed.targets import CHIPS, chip_of_kind, missing_compiler, target_mesh, topology_of
 from transformer_jax.errors import UserError
 from transformer_jax.layers.attention.dispatch import dot_product_attention
 from transformer_jax.layers.attention.visibility import causal, real, same_segment
@@ -63,6 +63,17 @@ TRAINED = [
     )
     for name, mesh in meshes.items()
 ]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [for_chips(f"{chip}:2x2") for chip in ("v5e", "v6e")]
+    + [for_chips(f"{chip}:2x2x1") for chip in ("v4", "v5p", "tpu7x")]
+    + [for_chips(f"{chip}:1") for chip in CHIPS if CHIPS[chip].kind == "gpu"],
+)
+def test_chips_are_known_by_the_name_of_their_devices(topology):
+    devices = topology_of(topology)
+    assert chip_of_kind(devices.devices[0].device_kind) is devices.chip
 
 
 @pytest.fixture(autouse=True)

@@ -49,8 +49,8 @@ def test_traffic_of_a_program():
     # The slice reads a row and an index, and writes a row. The copy reads a row, which stays near. The
     # product reads the weight and writes a row. The update reads a row and an index, and writes a row.
     row = 4 * 8
-    others = 5 * ((row + 4 + row) + row + (row + 4 + row)) + 3 * 16
-    assert program_traffic(PROGRAM) == Traffic(5 * (128 + row), others)
+    elementwise = 5 * ((row + 4 + row) + row + (row + 4 + row)) + 3 * 16
+    assert program_traffic(PROGRAM) == Traffic(5 * (128 + row), elementwise)
 
 
 def test_traffic_of_a_compiled_loop_follows_its_trips():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.distributed.mesh import make_mesh
+from transformer_jax.layers import dense
 from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.fusion_barrier import materialize, materialize_cotangent
 
@@ -40,6 +41,18 @@ def test_dense_equals_dot_general_with_gradients(rng):
 
     ours, theirs = loss(dense_dot_general), loss(jax.lax.dot_general)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("contracted", [((1,), (0,)), ((0,), (0,))])
+def test_one_row_on_a_gpu(rng, monkeypatch, contracted):
+    """A single row (1, 5) is padded along its first axis, and a vector (5,) has no axis to pad."""
+    monkeypatch.setattr(dense, "platform", lambda: "gpu")
+    x = jnp.asarray(rng.normal(size=(1, 5) if contracted[0] == (1,) else (5,)), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(5, 7)), jnp.float32)
+    numbers = (contracted, ((), ()))
+    program = jax.make_jaxpr(dense_dot_general, static_argnums=2)(x, w, numbers)
+    assert ("pad" in str(program)) == (contracted[0] == (1,))
+    np.testing.assert_allclose(dense_dot_general(x, w, numbers), jax.lax.dot_general(x, w, numbers), rtol=1e-5)
 
 
 def branches(function, *arguments, platform="cpu"):

@@ -101,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # JAX is imported only here, so that --help answers immediately.
     from transformer_jax.commands.run_command import run_command
 
-    command = importlib.import_module(f"transformer_jax.commands.{COMMANDS[name][0]}")
+    def run() -> None:
+        command = importlib.import_module(f"transformer_jax.commands.{COMMANDS[name][0]}")
+        command.main(rest, prog=f"transformer-jax {name}")
+
     interrupted = {"interrupted": "interrupted"} if name == "generate" else {}
-    return run_command(lambda: command.main(rest, prog=f"transformer-jax {name}"), **interrupted)
+    return run_command(run, **interrupted)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,17 +18,17 @@ import numpy as np
 from flax import nnx
 
 from transformer_jax.decoding.generation import Generator, Sampling
-from transformer_jax.distributed.program_flops import program_flops
-from transformer_jax.distributed.program_report import modelled_seconds
-from transformer_jax.distributed.targets import CHIPS, Chip
+from transformer_jax.distributed.program_report import attention_kernels, modelled_seconds
+from transformer_jax.distributed.targets import chip_of_kind
 from transformer_jax.errors import UserError
 from transformer_jax.layers.attention import visibility
 from transformer_jax.layers.attention.dispatch import dot_product_attention
+from transformer_jax.layers.attention.kernels import report_refusal
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.driver import begin
-from transformer_jax.training.plan import abstract_step
+from transformer_jax.training.plan import abstract_step, model_flops
 from transformer_jax.training.task import entry_of
 from transformer_jax.training.trained_model import module_of
 
@@ -100,13 +101,23 @@ STEPS = {
 }  # fmt: skip
 
 
-def chip_of_device(device: Any) -> Chip | None:
-    """Return the data sheet of an attached device, or None if it is unknown."""
-    return next((chip for chip in CHIPS.values() if chip.name == device.device_kind), None)
+@dataclasses.dataclass(frozen=True)
+class KernelCheck:
+    """Attention on the device for one mask.
+
+    Attributes:
+      kernel: Name of the kernel in the compiled program, None for the plain or chunked form.
+      reason: Reported reason why no kernel is used, if any.
+      difference: Largest relative difference of output and gradients from plain attention in float32.
+    """
+
+    kernel: str | None
+    reason: str | None
+    difference: float
 
 
-def kernel_differences(length: int) -> Iterator[tuple[str, float]]:
-    """Yield (mask, largest relative difference of output and gradients from plain attention in float32)."""
+def check_kernels(length: int) -> Iterator[tuple[str, KernelCheck]]:
+    """Yield (name, result) for each mask, with and without dropout, on sequences of `length` tokens."""
     rng = np.random.default_rng(0)
     segments = jnp.asarray(np.sort(rng.integers(1, 5, (2, length)), axis=1))
     masks = {
@@ -139,17 +150,29 @@ def kernel_differences(length: int) -> Iterator[tuple[str, float]]:
         return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*inputs)
 
     for name, mask, inputs, rate in cases:
-        (_, output), gradients = run("auto", rate, mask, *inputs)
-        (_, expected), references = run("plain", rate, mask, *(x.astype(jnp.float32) for x in inputs))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report_refusal.cache_clear()  # each case reports its own reason
+            program = run.lower("auto", rate, mask, *inputs).compile()
+        kernel = next(iter(attention_kernels(program.as_text() or "")), None)
+        refusals = [str(w.message) for w in caught if str(w.message).startswith("attention: ")]
+        (_, output), gradients = program(mask, *inputs)
+        with jax.default_matmul_precision("highest"):
+            (_, expected), references = run("plain", rate, mask, *(x.astype(jnp.float32) for x in inputs))
         pairs = [(output, expected), *zip(gradients, references, strict=True)]
         differences = [float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()) for a, b in pairs]
-        yield name, float(np.max(differences))  # Unlike `max`, `np.max` returns NaN if one value is NaN.
+        # Unlike `max`, `np.max` returns NaN if one value is NaN.
+        yield name, KernelCheck(kernel, next(iter(refusals), None), float(np.max(differences)))
 
 
 def our_kernels(argument: tuple[str, bool]) -> dict[str, Callable[[], Any]]:
-    """Return a job that computes `kernel_differences`."""
+    """Return a job that returns the results of `check_kernels` by name, as dictionaries."""
     _, trial = argument
-    return {"kernels": functools.cache(lambda: dict(kernel_differences(128 if trial else 512)))}
+
+    def check() -> dict[str, dict[str, Any]]:
+        return {name: dataclasses.asdict(result) for name, result in check_kernels(128 if trial else 512)}
+
+    return {"kernels": functools.cache(check)}
 
 
 def random_batch(config: RunConfig) -> dict[str, jax.Array]:
@@ -190,10 +213,8 @@ def our_step(argument: tuple[str, bool]) -> dict[str, Callable[[], Any]]:
     config = step.config(trial=trial)
     entry, device = entry_of(config), jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    abstract, arguments = abstract_step(entry, config, step.compute, None)
-    traced = abstract.trace(*arguments)
-    stored = dataclasses.replace(step.compute, remat="none")
-    without_remat, stored_arguments = abstract_step(entry, config, stored, None)
+    train_step, arguments = abstract_step(entry, config, step.compute, None)
+    traced = train_step.trace(*arguments)
     program = traced.lower().compile()
     memory = program.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -202,22 +223,22 @@ def our_step(argument: tuple[str, bool]) -> dict[str, Callable[[], Any]]:
     objective = entry.objective(config, config.model)
     model = module_of(entry, config.model)(config.model, rngs=nnx.Rngs(0), compute=step.compute)
     state, _, _ = begin(objective, config, model, None)
-    batch, chip = random_batch(config), chip_of_device(device)
+    batch, chip = random_batch(config), chip_of_kind(device.device_kind)
     # Computed once, because calls of the job are timed.
     facts = {
         "units": units_of(batch),
-        "flops": program_flops(without_remat.trace(*stored_arguments).jaxpr),
+        "flops": model_flops(entry, config, step.compute, None),
         "planned_bytes": needed,
-        "modelled_seconds": None if chip is None else modelled_seconds(program, traced.jaxpr, chip),
-        "peak": None if chip is None else chip.peak,
+        "seconds_modelled": None if chip is None else modelled_seconds(program, traced.jaxpr, chip),
+        "peak_flops_per_second": None if chip is None else chip.peak,
     }
 
     def run() -> dict[str, Any]:
         nonlocal state
         state, metrics = program(state, batch)
         loss = float(metrics["loss"])  # waits for the device
-        peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-        return facts | {"loss": loss, "peak_bytes": peak}
+        peak_bytes = (device.memory_stats() or {}).get("peak_bytes_in_use")
+        return facts | {"loss": loss, "peak_bytes": peak_bytes}
 
     return {name: run}
 

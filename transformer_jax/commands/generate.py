@@ -68,8 +68,8 @@ class Arguments:
     dtype: Literal["float32", "bfloat16"] | None = None
     """Compute dtype. None: the run's, float32 for --weights."""
     int8_weights: bool = False
-    """Store the weights in 8 bits: half of bfloat16's memory and memory traffic, for accelerators. The text may
-    differ."""
+    """Store the weights as int8, for accelerators: half the memory of bfloat16, and half the bytes to read in a
+    step. Texts may differ."""
     allow_nonfinite: bool = False
     """Use --weights although some are NaN or infinite."""
     draft_weights: str | None = None

@@ -5,6 +5,7 @@ They take turns in every round, so that changes of the machine's speed affect al
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -12,41 +13,60 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
+from transformer_jax.commands.terminal import one_line
 from transformer_jax.errors import UserError
 
-# Seconds that a worker process has to end, before it is killed.
-_SECONDS_TO_END = 10
+# Start of the message of JAX for a program or an array that does not fit into memory.
+_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
+# Seconds that a worker process has to exit before it is killed.
+_SECONDS_TO_EXIT = 10
+
+
+def _reason(error: Exception) -> str | None:
+    """Return one line for an error that means that a job cannot run on this machine, or None for a defect."""
+    line = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed"
+    if isinstance(error, ImportError | OSError):
+        return f"a package cannot be imported: {line}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _EXHAUSTED in line:
+        return f"too little memory: {line}"
+    return None
 
 
 def serve(connection: Any, make: Callable[[Any], dict[str, Callable[[], Any]]], argument: Any) -> None:
     """Run the worker process of a side: receive names of jobs, run them, and send the measurements.
 
-    A measurement is (seconds, result, peak bytes of the process's memory); in place of it a
-    `UserError` is sent if the job raises it or a package is missing. None ends the worker.
+    A measurement is (seconds, result, peak bytes of the process's memory). If the job cannot run on this
+    machine, a `UserError` is sent instead. None ends the worker.
 
     Args:
       connection: Connection to the parent process.
       make: Function that returns the jobs of this side by name.
       argument: Value to pass to `make`; it must be picklable.
     """
-    if make.__name__.startswith("torch"):
-        import torch
-
-        torch.set_num_threads(os.cpu_count() or 1)
     jobs: dict[str, Callable[[], Any]] | None = None
     while (job := connection.recv()) is not None:
         try:
-            jobs = make(argument) if jobs is None else jobs
+            if jobs is None:
+                if make.__name__.startswith("torch"):
+                    import torch
+
+                    torch.set_num_threads(os.cpu_count() or 1)
+                jobs = make(argument)
             start_time = time.perf_counter()
             result = jobs[job]()
-        except UserError as error:
-            connection.send(error)
-            continue
-        except ModuleNotFoundError as error:
-            connection.send(UserError(f"{error.name} is not installed"))
+        except Exception as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            connection.send(UserError(reason))
             continue
         seconds = time.perf_counter() - start_time
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -60,6 +80,7 @@ def compare(
     rounds: int,
     *,
     timeout: float | None = None,
+    optional: Collection[str] = (),
 ) -> dict[str, Any]:
     """Measure each job on each side in interleaved rounds, and return the median times.
 
@@ -69,14 +90,17 @@ def compare(
       argument: Value to pass to these functions; it must be picklable.
       rounds: Number of measurements per side.
       timeout: Maximum seconds for all measurements; None means no limit.
+      optional: Names of sides that are left out from the first job in which they fail.
 
     Returns:
       For each job a dictionary: by name of the side, {"seconds": median time of a call, "peak": largest memory
-      of the process in bytes}, and under "results" the result of the first call by name of the side.
+      of the process in bytes}, under "results" the result of the first call by name of the side, and under
+      "failures" the reasons why sides were left out, by name.
 
     Raises:
-      SystemExit: A process ended, or the time is up; all processes are stopped.
-      UserError: A side raised it.
+      SystemExit: The process of a side ended.
+      TimeoutError: The time limit was reached.
+      UserError: A job cannot run on this machine.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     context = multiprocessing.get_context("spawn")
@@ -91,7 +115,7 @@ def compare(
         try:
             connections[side].send(job)
             if deadline is not None and not connections[side].poll(max(0.0, deadline - time.monotonic())):
-                raise SystemExit(f"error: {job} of {side} did not end within the time limit")
+                raise TimeoutError(f"{job} of {side} did not finish within the time limit")
             answer = connections[side].recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise SystemExit(f"error: the process of {side} ended during {job}; see its error above") from None
@@ -100,21 +124,40 @@ def compare(
         return answer
 
     report: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+
+    def run_all(job: str, calls: int) -> dict[str, list[tuple[float, Any, int]]]:
+        """Return the measurements of the sides that have not failed."""
+        measurements: dict[str, list[tuple[float, Any, int]]] = {}
+        for side in [side for side in sides if side not in failures]:
+            try:
+                measurements[side] = [run(side, job) for _ in range(calls)]
+            except (UserError, SystemExit) as error:
+                if side not in optional:
+                    raise
+                failures[side] = str(error).removeprefix("error: ")
+        return measurements
+
     try:
         for job, calls in jobs.items():
-            first = {side: run(side, job) for side in sides}  # The first call compiles.
-            seconds: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(rounds):
-                for side in sides:
-                    seconds[side].append(sum(run(side, job)[0] for _ in range(calls)) / calls)
+            first = run_all(job, 1)  # The first call compiles.
+            turns = [run_all(job, calls) for _ in range(rounds)]
             report[job] = {
-                side: {"seconds": statistics.median(seconds[side]), "peak": run(side, job)[2]} for side in sides
+                side: {
+                    "seconds": statistics.median(
+                        sum(seconds for seconds, _, _ in turn[side]) / calls for turn in turns
+                    ),
+                    "peak": turns[-1][side][-1][2],
+                }
+                for side in turns[-1]
             }
-            report[job]["results"] = {side: first[side][1] for side in sides}
+            report[job]["results"] = {side: first[side][0][1] for side in report[job]}
+            report[job]["failures"] = dict(failures)
         for connection in connections.values():
-            connection.send(None)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(None)
         for process in processes:
-            process.join(_SECONDS_TO_END)
+            process.join(_SECONDS_TO_EXIT)
     finally:
         for process in processes:
             process.kill()
@@ -153,7 +196,7 @@ def print_rates(report: dict[str, Any], amounts: dict[str, int], unit: str) -> d
     """
     rates = {}
     for job, amount in amounts.items():
-        sides = [side for side in report[job] if side != "results"]
+        sides = [side for side in report[job] if side not in ("results", "failures")]
         for side in sides:
             rate = rates[f"{job}_{side}"] = amount / report[job][side]["seconds"]
             peak = report[job][side]["peak"] / 2**30

@@ -67,6 +67,12 @@ def run_command(
     except ProcessLost as error:
         print(f"error: {as_flags(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)  # a normal exit would wait for the lost process
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "transformer_jax", "experiments"):
+            raise
+        print(f"error: {package} is not installed: pip install {package}", file=sys.stderr, flush=True)
+        return 2
     except UserError as error:
         if is_first():
             print(f"error: {as_flags(str(error))}", file=sys.stderr, flush=True)

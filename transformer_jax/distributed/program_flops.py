@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-# The number of products between (T, S) and (S, K) in a kernel. A backward pass recomputes the weights.
+# Products between (T, S) and (S, K) in a kernel, and how many of them repeat one of another kernel: a backward
+# pass computes the logits again, and a separate kernel for dq also the gradients of the weights.
 _CUDNN = {
-    "dot_product_attention_fwd_wrapper": 2, "dot_product_attention_fwd": 2,
-    "dot_product_attention_bwd_wrapper": 5, "dot_product_attention_bwd": 5,
+    "dot_product_attention_fwd_wrapper": (2, 0), "dot_product_attention_fwd": (2, 0),
+    "dot_product_attention_bwd_wrapper": (5, 1), "dot_product_attention_bwd": (5, 1),
 }  # fmt: skip
-_SPLASH = {"_fwd": 2, "_dq": 3, "_dkv": 4}
+_SPLASH = {"_fwd": (2, 0), "_dq": (3, 2), "_dkv": (4, 1)}
 
 
 class Flops(NamedTuple):
@@ -30,26 +31,33 @@ class Flops(NamedTuple):
     Attributes:
       products: Operations of matrix products.
       kernels: Operations of attention kernels.
+      recomputed: Those among `kernels` that repeat operations of another kernel.
     """
 
     products: float
     kernels: float
+    recomputed: float = 0.0
 
     @property
     def total(self) -> float:
         """All operations."""
         return self.products + self.kernels
 
+    @property
+    def model(self) -> float:
+        """Operations without those that kernels repeat."""
+        return self.total - self.recomputed
+
     def plus(self, other: Flops) -> Flops:
         """Return the sums."""
-        return Flops(self.products + other.products, self.kernels + other.kernels)
+        return Flops(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: float) -> Flops:
         """Return the operations of `count` executions."""
-        return Flops(self.products * count, self.kernels * count)
+        return Flops(*(operations * count for operations in self))
 
 
-_NONE = Flops(0.0, 0.0)
+_ZERO = Flops(0.0, 0.0)
 
 
 def program_flops(program: ClosedJaxpr) -> float:
@@ -78,7 +86,7 @@ def _flops(jaxpr: Jaxpr, scope: str, read: Sequence[bool] | None = None) -> Flop
         jaxpr.outvars if read is None else [x for x, used in zip(jaxpr.outvars, read, strict=True) if used]
     )
     needed = {x for x in outputs if not isinstance(x, Literal)}
-    total = _NONE
+    total = _ZERO
     for equation in reversed(jaxpr.eqns):
         used = [x in needed for x in equation.outvars]
         if not any(used) and not equation.effects:
@@ -101,11 +109,11 @@ def _equation_flops(equation: Any, outer_scope: str, read: Sequence[bool]) -> Fl
         outputs = shapes[1][numbers.rhs_spec[0]]
         return Flops(2.0 * equation.outvars[0].aval.size * math.prod(shapes[1]) / outputs, 0.0)
     if name in _CUDNN or name == "pallas_call":
-        return Flops(0.0, _kernel_flops(equation, scope))
+        return _kernel_flops(equation, scope)
     programs = _inner_programs(params)
     is_call = len(programs) == 1 and name not in ("scan", "while") and len(programs[0].outvars) == len(read)
     inner = [_flops(program, scope, read if is_call else None) for program in programs]
-    total = functools.reduce(Flops.plus, inner, _NONE)
+    total = functools.reduce(Flops.plus, inner, _ZERO)
     if name == "scan":
         return total.times(params["length"])
     if name == "while":
@@ -121,11 +129,12 @@ def _equation_flops(equation: Any, outer_scope: str, read: Sequence[bool]) -> Fl
     return total
 
 
-def _kernel_flops(equation: Any, scope: str) -> float:
+def _kernel_flops(equation: Any, scope: str) -> Flops:
     """Compute an attention kernel's operations; splash attention has one for forward, dq, and dk with dv."""
     name = equation.primitive.name
     if name in _CUDNN:
-        products, (query, key) = _CUDNN[name], [x.aval.shape for x in equation.invars[:2]]
+        products = _CUDNN[name]
+        query, key = [x.aval.shape for x in equation.invars[:2]]
         (B, T, H, K), S = query, key[1]
         pairs = B * H * T * S
     else:
@@ -135,12 +144,13 @@ def _kernel_flops(equation: Any, scope: str) -> float:
             for x in equation.invars
             if jnp.issubdtype(getattr(x.aval, "dtype", jnp.int32), jnp.floating) and len(x.aval.shape) >= 3
         ]
-        products = next((count for part, count in _SPLASH.items() if part in name), 0)
-        if not products or not floats:
+        products = next((products for part, products in _SPLASH.items() if part in name), (0, 0))
+        if products == (0, 0) or not floats:
             raise ValueError(f"no formula for the kernel {name}")
         (*rows, T, K), S = floats[0], floats[1][-2]
         pairs = math.prod(rows) * T * S
-    return products * 2.0 * pairs * K * _visible(scope, T, S)
+    product = 2.0 * pairs * K * _visible(scope, T, S)
+    return Flops(0.0, *(count * product for count in products))
 
 
 def band_scope(lowest: int | None, highest: int | None) -> str:

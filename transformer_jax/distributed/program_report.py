@@ -33,7 +33,7 @@ class ProgramReport:
       argument_bytes: Size of the arguments; a training step updates its state in place.
       temporary_bytes: Additional memory while the program runs.
       flops: Operations of the matrix products on one device, see `program_flops`.
-      model_flops: Operations without those that rematerialization repeats.
+      model_flops: Operations without those that rematerialization or attention kernels repeat.
       bytes_accessed: Bytes that one device reads and writes, see `program_traffic`; None without a program.
       collective_bytes: Bytes sent by one device, by type of collective; None without a program.
       link_bytes: Bytes sent by one device "within" a slice or host and "between" them; None without a program.
@@ -83,6 +83,11 @@ def _compiled(lowered: Any) -> Any:
             return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
+def attention_kernels(text: str) -> list[str]:
+    """Return the names of the attention kernels in a program, `compiled.as_text()`."""
+    return [name for name, marker in _KERNELS.items() if marker in text]
+
+
 def reported(
     function: Any,
     arguments: tuple[Any, ...],
@@ -98,15 +103,15 @@ def reported(
       arguments: Trees of `jax.ShapeDtypeStruct` with shardings on that mesh.
       topology: The devices to compile for.
       copies: Number of devices that repeat the same work, as on an axis that does not divide the rows.
-      model_flops: Operations of all devices without those that rematerialization repeats; None means those of
-        the program.
+      model_flops: Operations of all devices without those that rematerialization or attention kernels repeat;
+        None means those of the program, without those that kernels repeat.
 
     Raises:
       CompilerError: The compiler refuses the program for another reason than memory.
     """
     traced = function.trace(*arguments)
     work = program_work(traced.jaxpr).times(copies / len(topology.devices))
-    minimum = work.total if model_flops is None else model_flops * copies / len(topology.devices)
+    useful_flops = work.model if model_flops is None else model_flops * copies / len(topology.devices)
     lowered = traced.lower()
     try:
         program = _compiled(lowered)
@@ -116,16 +121,18 @@ def reported(
             line = next(iter(str(error).strip().splitlines()), "")[:200]
             raise CompilerError(f"the compiler for {topology.chip.name} refuses the program: {line}") from error
         size = sum(shard_bytes(leaf) for leaf in jax.tree.leaves(arguments))
-        return _report(topology, None, size, max(0, needed - size), work, minimum, None, None, None)
+        return _report(topology, None, size, max(0, needed - size), work, useful_flops, None, None, None)
     memory = program.memory_analysis()
     text = program.as_text()
-    kernels = [name for name, marker in _KERNELS.items() if marker in text]
-    # Outputs that reuse no argument's memory, such as the metrics, need memory of their own.
+    kernels = attention_kernels(text)
+    # Outputs that reuse no argument's memory, such as the metrics, need additional memory.
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporaries = memory.temp_size_in_bytes + max(0, outputs)
     size = memory.argument_size_in_bytes
     traffic = program_traffic(text)
-    return _report(topology, program, size, temporaries, work, minimum, traffic, collectives(text), kernels)
+    return _report(
+        topology, program, size, temporaries, work, useful_flops, traffic, collectives(text), kernels
+    )
 
 
 def modelled_seconds(program: Any, jaxpr: Any, chip: Chip) -> float:
@@ -140,14 +147,17 @@ def modelled_seconds(program: Any, jaxpr: Any, chip: Chip) -> float:
 
 
 def _device_seconds(chip: Chip, work: Flops, traffic: Traffic) -> dict[str, float]:
-    """Return the seconds of "compute" and of "memory" that it does not hide."""
+    """Return the seconds of "compute", and of the traffic to "memory" that it does not hide."""
     efficiency = EFFICIENCIES[chip.kind]
     bandwidth = chip.bandwidth * efficiency.memory
-    of_products = work.products / (chip.peak * efficiency.products)
-    of_kernels = work.kernels / (chip.peak * efficiency.kernels)
-    # Products of few rows wait for their weights.
-    waiting = max(0.0, traffic.products / bandwidth - of_products)
-    return {"compute": of_products + of_kernels, "memory": traffic.others / bandwidth + waiting}
+    product_seconds = work.products / (chip.peak * efficiency.products)
+    kernel_seconds = work.kernels / (chip.peak * efficiency.kernels)
+    # Reading the weights takes longer than a product of few rows.
+    unhidden_seconds = max(0.0, traffic.products / bandwidth - product_seconds)
+    return {
+        "compute": product_seconds + kernel_seconds,
+        "memory": traffic.elementwise / bandwidth + unhidden_seconds,
+    }
 
 
 def _report(
@@ -169,8 +179,8 @@ def _report(
         by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + operation.sent
         links["between" if operation.crosses(topology.group) else "within"] += operation.sent
     estimate = Traffic(0.0, arguments + 2.0 * temporaries) if traffic is None else traffic
-    on_links = (links["within"] / chip.within + links["between"] / chip.between) / efficiency.links
-    seconds = _device_seconds(chip, work, estimate) | {"links": on_links}
+    link_seconds = (links["within"] / chip.within + links["between"] / chip.between) / efficiency.links
+    seconds = _device_seconds(chip, work, estimate) | {"links": link_seconds}
     limit = max(seconds, key=lambda name: seconds[name])
     modelled = max(seconds["compute"] + seconds["memory"], seconds["links"], 1e-12)
     return ProgramReport(

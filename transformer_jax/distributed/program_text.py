@@ -10,7 +10,7 @@ _BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2,
     "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
-# An array in another memory than the device's, such as next to a TPU's cores, S(1), or the host's, S(5).
+# An array outside the device's main memory, such as in a TPU's VMEM, S(1), or the host's memory, S(5).
 _ELSEWHERE = re.compile(r"\b[a-z]+\d*\w*\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")

@@ -2,8 +2,8 @@
 
 The compiler's own count takes a loop's body once, and GPU compilers report none. This one reads the program's
 text: an instruction reads its operands and writes its result once per trip of the loops around it. A fused
-slice of a stack reads the slice, and a fused update in place writes the update. Caches are ignored, except the
-memory next to a TPU's cores, which the compiler manages.
+slice of a stack reads the slice, and a fused update in place writes the update. Caches are ignored. Arrays in a
+TPU's VMEM, which the compiler manages, do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformer_jax.distributed.program_text import (
     size_of,
 )
 
-# Instructions without traffic of their own, and collectives, whose time is that of the links.
+# Instructions without traffic, and collectives, whose time is that of the links.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "copy-done", "async-done", "slice-done", "opt-barrier", "add-dependency", "domain", "send", "recv",
@@ -40,20 +40,20 @@ class Traffic(NamedTuple):
     """Bytes that a device reads and writes in one run of a program.
 
     Attributes:
-      products: By instructions with a matrix product.
-      others: By all other instructions.
+      products: Bytes of instructions with a matrix product.
+      elementwise: Bytes of all other instructions.
     """
 
     products: float
-    others: float
+    elementwise: float
 
     @property
     def total(self) -> float:
         """All bytes."""
-        return self.products + self.others
+        return self.products + self.elementwise
 
     def __add__(self, other: tuple[float, ...]) -> Traffic:  # type: ignore[override]
-        return Traffic(self.products + other[0], self.others + other[1])
+        return Traffic(self.products + other[0], self.elementwise + other[1])
 
 
 def program_traffic(text: str) -> Traffic:
@@ -100,7 +100,7 @@ def _bytes(program: Program, computation: Computation, instruction: Instruction)
         target, source, *_ = elements(instruction.result)
         return memory_bytes(target) + memory_bytes(source)
     if opcode == "slice-start":
-        # A slice of an array in the device's memory, to the memory next to a core.
+        # A slice of an array in the device's memory, copied to VMEM.
         return size_of(elements(instruction.result)[1])
     if opcode != "fusion":
         read = sum(memory_bytes(computation.instructions[name].result) for name in operands)

@@ -35,6 +35,7 @@ class Chip:
       within: Bytes per second that a device sends over the links of its slice or host, in one direction.
       between: Bytes per second that it sends to other slices or hosts; 200 Gbit/s are assumed for a TPU host.
       gpu: Fields of XLA's description of a GPU.
+      device_kind: Name of the chip in JAX, `device.device_kind`; empty means `name`.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Chip:
     within: float
     between: float
     gpu: Any = None
+    device_kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,9 @@ _T4 = _Gpu(
 # descriptions; the memory of a T4 is what its driver reports, of an L4 and an RTX 4090 the data sheet's 24 GB.
 CHIPS = {
     "v4": Chip("tpu", "TPU v4", 275e12, int(31.75 * _GIB), 1228e9, 300e9, 6.25e9),
-    "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9),
-    "v5p": Chip("tpu", "TPU v5p", 459e12, int(94.75 * _GIB), 2765e9, 600e9, 6.25e9),
-    "v6e": Chip("tpu", "TPU v6e", 918e12, int(31.25 * _GIB), 1640e9, 400e9, 3.125e9),
+    "v5e": Chip("tpu", "TPU v5e", 197e12, int(15.75 * _GIB), 819e9, 200e9, 3.125e9, None, "TPU v5 lite"),
+    "v5p": Chip("tpu", "TPU v5p", 459e12, int(94.75 * _GIB), 2765e9, 600e9, 6.25e9, None, "TPU v5"),
+    "v6e": Chip("tpu", "TPU v6e", 918e12, int(31.25 * _GIB), 1640e9, 400e9, 3.125e9, None, "TPU v6 lite"),
     "tpu7x": Chip("tpu", "TPU7x", 1153.5e12, int(94.75 * _GIB), 3690e9, 300e9, 6.25e9),
     "t4": Chip("gpu", "Tesla T4", 65e12, 15_843_721_216, 320e9, 16e9, 3.125e9, _T4),
     "l4": Chip("gpu", "NVIDIA L4", 121e12, 24_000_000_000, 300e9, 32e9, 12.5e9, _L4),
@@ -116,13 +118,13 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """Shares of a chip's rates that programs reach.
+    """Shares of a chip's peak rates that programs reach.
 
     Attributes:
-      products: Of the peak, by large matrix products in bfloat16.
-      kernels: Of the peak, by attention kernels forward and backward.
-      memory: Of the memory bandwidth, by elementwise operations on large arrays.
-      links: Of the links' bandwidth, by collectives.
+      products: Share of the peak reached by large matrix products in bfloat16.
+      kernels: Share of the peak reached by attention kernels, forward and backward.
+      memory: Share of the memory bandwidth reached by elementwise operations on large arrays.
+      links: Share of the links' bandwidth reached by collectives.
     """
 
     products: float
@@ -164,6 +166,11 @@ class Topology:
     chip: Chip
     devices: tuple[Any, ...]
     group: int
+
+
+def chip_of_kind(device_kind: str) -> Chip | None:
+    """Return the data sheet of the chip that JAX calls `device_kind`, or None if it is unknown."""
+    return next((chip for chip in CHIPS.values() if device_kind == (chip.device_kind or chip.name)), None)
 
 
 def _parse(text: str) -> tuple[int, str, list[int]]:

@@ -12,7 +12,7 @@ from transformer_jax.layers.fusion_barrier import materialize, materialize_cotan
 # Maximum rows of a decoding step, in which barriers cost more than the recomputation that they prevent.
 _MAX_DECODING_ROWS = 8
 # Rows that a single row is padded to on a GPU.
-_ROWS_OF_GPU = 8
+_PADDED_GPU_ROWS = 8
 
 
 def dense_dot_general(
@@ -29,7 +29,7 @@ def dense_dot_general(
     rows = math.prod(size for axis, size in enumerate(x.shape) if axis not in contracted)
     if rows == 1 and 0 not in contracted and platform() == "gpu":
         # XLA turns the product of one row into a multiplication and a sum, and stores all terms between them.
-        padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, _ROWS_OF_GPU - 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
+        padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, _PADDED_GPU_ROWS - 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
         product = lax.dot_general(
             padded,
             kernel,

@@ -1,4 +1,4 @@
-"""Weights of 8 bits for decoding: half of bfloat16's memory traffic, which is what a decoding step waits for.
+"""8-bit weights for decoding, a step of which is limited by reading the weights: half the bytes of bfloat16.
 
 Each output of a layer has its own scale, the largest absolute weight divided by 127 (Jacob et al. 2018, section
 2; symmetric, per channel). Activations keep their dtype: products read integers, convert them in registers, and
@@ -19,7 +19,7 @@ from transformer_jax.layers.dense import dense_dot_general
 from transformer_jax.layers.embedding import TokenEmbedding
 from transformer_jax.layers.float32_product import float32_product
 
-_LARGEST = 127
+_MAX_INTEGER = 127
 
 
 def quantize(weight: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -30,8 +30,8 @@ def quantize(weight: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.A
       axes: Axes that a product contracts.
     """
     weight = weight.astype(jnp.float32)
-    largest = jnp.abs(weight).max(axis=axes, keepdims=True)
-    scales = jnp.where(largest == 0, 1.0, largest) / _LARGEST
+    maximum = jnp.abs(weight).max(axis=axes, keepdims=True)
+    scales = jnp.where(maximum == 0, 1.0, maximum) / _MAX_INTEGER
     return jnp.round(weight / scales).astype(jnp.int8), scales
 
 

@@ -20,7 +20,7 @@ def _logits_of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the logit (...) of each label (...) from logits (..., V)."""
     if platform() == "cpu":
         return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # A sum is fused with the others over the vocabulary, and its gradient with theirs; a gather's is a scatter.
+    # XLA fuses this sum with the logsumexp, forward and backward; the gradient of a gather would be a scatter.
     is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
     return jnp.where(is_label, logits, 0.0).sum(axis=-1)
 
@@ -85,8 +85,8 @@ def cross_entropy_in_parts(
 
     The logits of 8,192 tokens with GPT-2's vocabulary take 1.5 GiB, and their gradient another 1.5 GiB. On a
     CPU, each part is computed, reduced, and recomputed in the backward pass. On accelerators, the forward pass
-    also computes the gradient, so that logits are computed once; only the first sum has a gradient, of first
-    order.
+    also computes the gradient, so that logits are computed once; only the first sum has a gradient, in reverse
+    mode and of first order (with one part, all derivatives exist).
 
     Args:
       logits_of: Function from states (B, t, D) to logits (B, t, V).
@@ -125,13 +125,13 @@ def _sums_and_gradients(function, parameters, states, labels, weights):
     def add(totals, part):
         states, labels, weights = part
 
-        def first_and_others(states, parameters):
-            first, *others = function(states, labels, weights, *parameters)
-            return first, others
+        def loss_and_counts(states, parameters):
+            loss, *counts = function(states, labels, weights, *parameters)
+            return loss, counts
 
-        first, pull_back, others = jax.vjp(first_and_others, states, parameters, has_aux=True)
-        states_gradient, parameters_gradient = pull_back(jnp.ones_like(first))
-        return jax.tree.map(jnp.add, totals, ((first, *others), parameters_gradient)), states_gradient
+        loss, pull_back, counts = jax.vjp(loss_and_counts, states, parameters, has_aux=True)
+        states_gradient, parameters_gradient = pull_back(jnp.ones_like(loss))
+        return jax.tree.map(jnp.add, totals, ((loss, *counts), parameters_gradient)), states_gradient
 
     totals = (jnp.zeros(()),) * 3, jax.tree.map(jnp.zeros_like, parameters)
     (sums, parameters_gradient), states_gradient = jax.lax.scan(add, totals, (states, labels, weights))

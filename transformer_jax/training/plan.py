@@ -20,7 +20,7 @@ from transformer_jax.distributed.mesh import (
     row_shards,
     rows_sharding,
 )
-from transformer_jax.distributed.program_flops import program_flops
+from transformer_jax.distributed.program_flops import program_work
 from transformer_jax.distributed.program_report import ProgramReport, reported
 from transformer_jax.distributed.sharding import (
     describe_sharding,
@@ -168,11 +168,24 @@ def compile_step(
     devices = target_mesh(topology, mesh)
     checked_objective(entry, config, devices)
     step, arguments = abstract_step(entry, config, compute, devices)
-    stored = dataclasses.replace(compute, remat="none")
-    step_without_remat, arguments_without_remat = abstract_step(entry, config, stored, devices)
     with on_mesh(devices):
-        model_flops = program_flops(step_without_remat.trace(*arguments_without_remat).jaxpr)
-        return reported(step, arguments, topology, model_flops=model_flops)
+        flops = model_flops(entry, config, compute, devices)
+        return reported(step, arguments, topology, model_flops=flops)
+
+
+def model_flops(
+    entry: TaskEntry, config: RunConfig, compute: ComputeOptions, mesh: jax.sharding.Mesh | None
+) -> float:
+    """Count a step's operations on all devices without those that rematerialization or kernels repeat.
+
+    Args:
+      entry: The task's entry.
+      config: The run's config.
+      compute: Compute options of the model.
+      mesh: The current mesh, or None.
+    """
+    step, arguments = abstract_step(entry, config, dataclasses.replace(compute, remat="none"), mesh)
+    return program_work(step.trace(*arguments).jaxpr).model
 
 
 def describe_compiled(program: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import others_long
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
-from transformer_jax.distributed.program_flops import program_flops
+from transformer_jax.distributed.program_flops import program_flops, program_work
 from transformer_jax.layers.attention import visibility
 from transformer_jax.layers.attention.dispatch import dot_product_attention
 from transformer_jax.layers.attention.kernels import kernel_attention
@@ -107,3 +107,4 @@ def test_operations_are_counted_by_formula():
     assert program_flops(forward) == 2 * product
     gradient = jax.make_jaxpr(jax.grad(lambda *arrays: kernel(*arrays).sum(), argnums=(0, 1, 2)))(x, x, x)
     assert program_flops(gradient) == 9 * product
+    assert program_work(gradient).model == 6 * product, "three products of the backward pass repeat others"

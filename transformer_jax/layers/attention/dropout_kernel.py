@@ -31,7 +31,7 @@ _PADDED_QUERY, _PADDED_KEY = -3, -2
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-class _Static(NamedTuple):
+class _KernelConfig(NamedTuple):
     """Constants of the kernels.
 
     Attributes:
@@ -78,7 +78,7 @@ def attention_with_dropout(
     key: jax.Array,
     value: jax.Array,
     form: KernelMask | None,
-    numbers: jax.Array,
+    scalars: jax.Array,
     *,
     heads: int,
     scale: float,
@@ -92,7 +92,7 @@ def attention_with_dropout(
       key: (B, S, G, K).
       value: (B, S, G, K).
       form: The mask, or None.
-      numbers: (4,) uint32: the words of the dropout key, and the indices of the first row and the first head in
+      scalars: (4,) uint32: the words of the dropout key, and the indices of the first row and the first head in
         the arrays of all devices.
       heads: Number of heads of all devices.
       scale: Factor of the logits.
@@ -131,44 +131,44 @@ def attention_with_dropout(
     else:
         blocks = [block, block]
     band = (None, None) if form is None else form.band
-    static = _Static((heads, T, S), band, scale, rate, blocks[0], blocks[1], target)
-    output = _attend(static, numbers, query, key, value, query_segments[:, :, None], key_segments[:, None])
+    config = _KernelConfig((heads, T, S), band, scale, rate, blocks[0], blocks[1], target)
+    output = _attend(config, scalars, query, key, value, query_segments[:, :, None], key_segments[:, None])
     return jnp.swapaxes(output[:, :, :T, :K], 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: _Static, *inputs: jax.Array) -> jax.Array:
-    return _forward(static, *inputs)[0]
+def _attend(config: _KernelConfig, *inputs: jax.Array) -> jax.Array:
+    return _forward(config, *inputs)[0]
 
 
-def _forward(static, numbers, query, key, value, query_segments, key_segments):
+def _forward(config, scalars, query, key, value, query_segments, key_segments):
     """Return (output (B, H, T, K), logarithm of each query's denominator (B, H, T, 1))."""
     outputs = (query, jax.ShapeDtypeStruct((*query.shape[:3], 1), jnp.float32))
     return _call(
-        _forward_kernel, "attention_with_dropout_fwd", static, "query", (numbers, query, key, value),
+        _forward_kernel, "attention_with_dropout_fwd", config, "query", (scalars, query, key, value),
         (query_segments, key_segments), outputs=outputs,
     )  # fmt: skip
 
 
-def _attend_forward(static, numbers, query, key, value, query_segments, key_segments):
-    output, log_denominator = _forward(static, numbers, query, key, value, query_segments, key_segments)
+def _attend_forward(config, scalars, query, key, value, query_segments, key_segments):
+    output, log_denominator = _forward(config, scalars, query, key, value, query_segments, key_segments)
     output, log_denominator = (named(x, KERNEL_RESULTS) for x in (output, log_denominator))
-    return output, (numbers, query, key, value, query_segments, key_segments, output, log_denominator)
+    return output, (scalars, query, key, value, query_segments, key_segments, output, log_denominator)
 
 
-def _attend_backward(static, residuals, gradient):
-    numbers, query, key, value, query_segments, key_segments, output, log_denominator = residuals
+def _attend_backward(config, residuals, gradient):
+    scalars, query, key, value, query_segments, key_segments, output, log_denominator = residuals
     # The sum over keys of a weight times its gradient (Dao et al. 2022, appendix B.4).
     delta = (gradient.astype(jnp.float32) * output.astype(jnp.float32)).sum(axis=-1, keepdims=True)
-    inputs = (numbers, query, key, value, gradient, log_denominator, delta)
+    inputs = (scalars, query, key, value, gradient, log_denominator, delta)
     segments = (query_segments, key_segments)
     query_gradient, = _call(
-        _query_gradient_kernel, "attention_with_dropout_dq", static, "query", inputs, segments, outputs=(query,)
+        _query_gradient_kernel, "attention_with_dropout_dq", config, "query", inputs, segments, outputs=(query,)
     )  # fmt: skip
     key_gradient, value_gradient = _call(
         _key_gradient_kernel,
         "attention_with_dropout_dkv",
-        static,
+        config,
         "key",
         inputs,
         segments,
@@ -180,7 +180,7 @@ def _attend_backward(static, residuals, gradient):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _call(kernel, name, static, split, inputs, segments, *, outputs):
+def _call(kernel, name, config, split, inputs, segments, *, outputs):
     """Run a kernel once for each row, head and block of the queries or keys, as `split` says.
 
     A program reads the block of the split axis and all of the other.
@@ -188,10 +188,10 @@ def _call(kernel, name, static, split, inputs, segments, *, outputs):
     # Imported here, because Pallas takes a second to import and a CPU does not need it.
     from jax.experimental import pallas as pl
 
-    _, query, key, *others = inputs
+    _, query, key, *rest = inputs
     B, H, T, _ = query.shape
     S = key.shape[2]
-    size = static.query_block if split == "query" else static.key_block
+    size = config.query_block if split == "query" else config.key_block
     count = (T if split == "query" else S) // size
 
     def spec(x, axis):
@@ -207,17 +207,17 @@ def _call(kernel, name, static, split, inputs, segments, *, outputs):
         return pl.BlockSpec((None, 1, block), lambda b, h, i: (b, 0, i if is_split else 0))
 
     axes = ("query", "key", "key", "query", "query", "query")[: len(inputs) - 1]
-    in_specs = [_scalars(pl, static.target), *map(spec, (query, key, *others), axes)]
+    in_specs = [_scalars(pl, config.target), *map(spec, (query, key, *rest), axes)]
     in_specs += [segment_spec("query"), segment_spec("key")]
     return pl.pallas_call(
-        functools.partial(kernel, static, pl),
+        functools.partial(kernel, config, pl),
         grid=(B, H, count),
         in_specs=in_specs,
         out_specs=tuple(spec(x, split) for x in outputs),
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
         name=name,
-        interpret=static.target == "interpret",
-        **_options(static.target),
+        interpret=config.target == "interpret",
+        **_options(config.target),
     )(*inputs, *segments)
 
 
@@ -271,107 +271,116 @@ class _Dropout(NamedTuple):
     head: Any
 
 
-def _dropout_of(pl, numbers) -> _Dropout:
+def _dropout_of(pl, scalars) -> _Dropout:
     """Return the dropout of this program; called outside loops, where `program_id` is undefined."""
     row, head = (pl.program_id(axis).astype(jnp.uint32) for axis in (0, 1))
-    return _Dropout((numbers[0], numbers[1]), numbers[2] + row, numbers[3] + head)
+    return _Dropout((scalars[0], scalars[1]), scalars[2] + row, scalars[3] + head)
 
 
-def _block_of(static, dropout: _Dropout, query, key, query_segments, key_segments, row, column) -> _Block:
-    """Compute a block from queries (t, K), keys (s, K), their segments and their block indices."""
-    shape = (static.query_block, static.key_block)
-    queries = row * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    keys = column * shape[1] + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+def _block_of(
+    config, dropout: _Dropout, query, key, query_segments, key_segments, query_index, key_index
+) -> _Block:
+    """Compute a block from queries (t, K), keys (s, K), their segments and the indices of their blocks."""
+    shape = (config.query_block, config.key_block)
+    queries = query_index * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    keys = key_index * shape[1] + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     visible = query_segments == key_segments
-    lowest, highest = static.band
+    lowest, highest = config.band
     if lowest is not None:
         visible = visible & (keys - queries >= lowest)
     if highest is not None:
         visible = visible & (keys - queries <= highest)
-    logits = _product(query, key, (1, 1)) * static.scale
-    indices = flat_indices((dropout.row, dropout.head, queries, keys), (1, *static.shape))
-    kept = keep_mask(dropout.words, indices, static.rate)
+    logits = _product(query, key, (1, 1)) * config.scale
+    indices = flat_indices((dropout.row, dropout.head, queries, keys), (1, *config.shape))
+    kept = keep_mask(dropout.words, indices, config.rate)
     return _Block(jnp.where(visible, logits, _LOWEST), visible, kept)
 
 
 def _forward_kernel(
-    static, pl, numbers, query, key, value, query_segments, key_segments, output, log_denominator
+    config, pl, scalars, query, key, value, query_segments, key_segments, output, log_denominator
 ):
-    row, size = pl.program_id(2), static.key_block
-    dropout = _dropout_of(pl, numbers)
+    query_index, size = pl.program_id(2), config.key_block
+    dropout = _dropout_of(pl, scalars)
     queries, segments = query[...], query_segments[...]
 
-    def add_keys(column, state):
-        maximum, total, mixed = state
-        keys = pl.ds(pl.multiple_of(column * size, size), size)
-        block = _block_of(static, dropout, queries, key[keys, :], segments, key_segments[:, keys], row, column)
+    def add_keys(key_index, state):
+        maximum, denominator, numerator = state
+        keys = pl.ds(pl.multiple_of(key_index * size, size), size)
+        block = _block_of(
+            config, dropout, queries, key[keys, :], segments, key_segments[:, keys], query_index, key_index
+        )
         new_maximum = jnp.maximum(maximum, block.logits.max(axis=1, keepdims=True))
         weights = jnp.where(block.visible, jnp.exp(block.logits - new_maximum), 0.0)
-        shrink = jnp.exp(maximum - new_maximum)
-        dropped = jnp.where(block.kept, weights, 0.0).astype(value.dtype)
-        mixed = shrink * mixed + _product(dropped, value[keys, :], (1, 0))
-        return new_maximum, shrink * total + weights.sum(axis=1, keepdims=True), mixed
+        rescale = jnp.exp(maximum - new_maximum)
+        kept_weights = jnp.where(block.kept, weights, 0.0).astype(value.dtype)
+        numerator = rescale * numerator + _product(kept_weights, value[keys, :], (1, 0))
+        return new_maximum, rescale * denominator + weights.sum(axis=1, keepdims=True), numerator
 
-    column = (static.query_block, 1)
-    state = jnp.full(column, _LOWEST), jnp.zeros(column), jnp.zeros(query.shape, jnp.float32)
-    first, last = static.key_blocks(row, key.shape[0] // size)
-    maximum, total, mixed = jax.lax.fori_loop(first, last, add_keys, state)
-    total = jnp.where(total == 0.0, 1.0, total)
-    output[...] = (mixed / (total * (1.0 - static.rate))).astype(output.dtype)
-    log_denominator[...] = maximum + jnp.log(total)
+    shape = (config.query_block, 1)
+    state = jnp.full(shape, _LOWEST), jnp.zeros(shape), jnp.zeros(query.shape, jnp.float32)
+    first, last = config.key_blocks(query_index, key.shape[0] // size)
+    maximum, denominator, numerator = jax.lax.fori_loop(first, last, add_keys, state)
+    denominator = jnp.where(denominator == 0.0, 1.0, denominator)
+    output[...] = (numerator / (denominator * (1.0 - config.rate))).astype(output.dtype)
+    log_denominator[...] = maximum + jnp.log(denominator)
 
 
-def _weights_and_gradients(static, block, gradients, values, log_denominator, delta):
+def _weights_and_gradients(config, block, gradients, values, log_denominator, delta):
     """Return (weights after dropout, gradients of the logits), both (t, s) float32."""
     weights = jnp.where(block.visible, jnp.exp(block.logits - log_denominator), 0.0)
-    keep = jnp.where(block.kept, 1.0 / (1.0 - static.rate), 0.0)
+    keep = jnp.where(block.kept, 1.0 / (1.0 - config.rate), 0.0)
     weight_gradients = _product(gradients, values, (1, 1)) * keep
-    return weights * keep, weights * (weight_gradients - delta) * static.scale
+    return weights * keep, weights * (weight_gradients - delta) * config.scale
 
 
 def _query_gradient_kernel(
-    static, pl, numbers, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
     query_gradient,
 ):  # fmt: skip
-    row, size = pl.program_id(2), static.key_block
-    dropout = _dropout_of(pl, numbers)
+    query_index, size = pl.program_id(2), config.key_block
+    dropout = _dropout_of(pl, scalars)
     queries, segments, gradients = query[...], query_segments[...], gradient[...]
     log_denominators, deltas = log_denominator[...], delta[...]
 
-    def add_keys(column, total):
-        indices = pl.ds(pl.multiple_of(column * size, size), size)
+    def add_keys(key_index, gradient_sum):
+        indices = pl.ds(pl.multiple_of(key_index * size, size), size)
         keys = key[indices, :]
-        block = _block_of(static, dropout, queries, keys, segments, key_segments[:, indices], row, column)
-        _, logits = _weights_and_gradients(
-            static, block, gradients, value[indices, :], log_denominators, deltas
+        block = _block_of(
+            config, dropout, queries, keys, segments, key_segments[:, indices], query_index, key_index
         )
-        return total + _product(logits.astype(keys.dtype), keys, (1, 0))
+        _, logit_gradients = _weights_and_gradients(
+            config, block, gradients, value[indices, :], log_denominators, deltas
+        )
+        return gradient_sum + _product(logit_gradients.astype(keys.dtype), keys, (1, 0))
 
-    first, last = static.key_blocks(row, key.shape[0] // size)
-    total = jax.lax.fori_loop(first, last, add_keys, jnp.zeros(query.shape, jnp.float32))
-    query_gradient[...] = total.astype(query_gradient.dtype)
+    first, last = config.key_blocks(query_index, key.shape[0] // size)
+    gradient_sum = jax.lax.fori_loop(first, last, add_keys, jnp.zeros(query.shape, jnp.float32))
+    query_gradient[...] = gradient_sum.astype(query_gradient.dtype)
 
 
 def _key_gradient_kernel(
-    static, pl, numbers, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
     key_gradient, value_gradient,
 ):  # fmt: skip
-    column, size = pl.program_id(2), static.query_block
-    dropout = _dropout_of(pl, numbers)
+    key_index, size = pl.program_id(2), config.query_block
+    dropout = _dropout_of(pl, scalars)
     keys, values, segments = key[...], value[...], key_segments[...]
 
-    def add_queries(row, totals):
-        indices = pl.ds(pl.multiple_of(row * size, size), size)
+    def add_queries(query_index, sums):
+        key_sum, value_sum = sums
+        indices = pl.ds(pl.multiple_of(query_index * size, size), size)
         queries, gradients = query[indices, :], gradient[indices, :]
-        block = _block_of(static, dropout, queries, keys, query_segments[indices, :], segments, row, column)
-        weights, logits = _weights_and_gradients(
-            static, block, gradients, values, log_denominator[indices, :], delta[indices, :]
+        block = _block_of(
+            config, dropout, queries, keys, query_segments[indices, :], segments, query_index, key_index
         )
-        key_total = totals[0] + _product(logits.astype(queries.dtype), queries, (0, 0))
-        return key_total, totals[1] + _product(weights.astype(gradients.dtype), gradients, (0, 0))
+        weights, logit_gradients = _weights_and_gradients(
+            config, block, gradients, values, log_denominator[indices, :], delta[indices, :]
+        )
+        key_sum += _product(logit_gradients.astype(queries.dtype), queries, (0, 0))
+        return key_sum, value_sum + _product(weights.astype(gradients.dtype), gradients, (0, 0))
 
-    first, last = static.query_blocks(column, query.shape[0] // size)
+    first, last = config.query_blocks(key_index, query.shape[0] // size)
     zeros = jnp.zeros(key.shape, jnp.float32)
-    key_total, value_total = jax.lax.fori_loop(first, last, add_queries, (zeros, zeros))
-    key_gradient[...] = key_total.astype(key_gradient.dtype)
-    value_gradient[...] = value_total.astype(value_gradient.dtype)
+    key_sum, value_sum = jax.lax.fori_loop(first, last, add_queries, (zeros, zeros))
+    key_gradient[...] = key_sum.astype(key_gradient.dtype)
+    value_gradient[...] = value_sum.astype(value_gradient.dtype)

@@ -1,7 +1,7 @@
 """Attention by the kernels that JAX ships: cuDNN's on a GPU, Pallas's splash attention on a TPU.
 
 A kernel holds only a block of the weights at a time and skips blocks that the mask hides. Kernels have
-first-order derivatives in reverse mode only. With dropout on the weights, `dropout_kernel` takes their place.
+first-order derivatives in reverse mode only. With dropout on the weights, `dropout_kernel` is used instead.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CUDNN_WIDTH, _CUDNN_WIDTH_OF_HOPPER, _CUDNN_STEP = 128, 256, 8
 # Lanes of a TPU: blocks of queries and keys are multiples.
 _LANES = 128
 # With dropout, sequences of fewer tokens use the plain form. On a TPU, all queries or keys of a head must fit
-# next to a core.
+# into VMEM.
 _MIN_WITH_DROPOUT, _MAX_BYTES_WITH_DROPOUT = 128, 2**19
 # Segment of padding, which no token has.
 _PADDING_SEGMENT = -2
 # Band of a mask without limits.
 _NO_BAND = (None, None)
-# Maximum block of splash attention: its logits are 2 MiB of the 16 MiB next to a TPU's cores.
+# Maximum block of splash attention: its logits take 2 MiB of a TPU's 16 MiB of VMEM.
 _BLOCK = 1_024
 
 
@@ -65,7 +65,7 @@ def refusal(
       value: See `dot_product_attention`, or the shape.
       mask: See `dot_product_attention`.
       bias: See `dot_product_attention`.
-      has_dropout: True if weights are dropped, for which `dropout_kernel` takes the kernel's place.
+      has_dropout: True if weights are dropped, so that `dropout_kernel` is used.
       ring: Number of devices that the sequence is sharded over.
     """
     T, S, width = query.shape[1], key.shape[1], query.shape[3]
@@ -92,8 +92,8 @@ def refusal(
             return f"{target.name} (it supports devices of compute capability 8.0 and later)"
         if query.dtype not in (jnp.bfloat16, jnp.float16):
             return f"dtype {query.dtype} (it supports bfloat16 and float16)"
-        is_hopper = not has_dropout and device is not None and device.major >= 9
-        maximum = _CUDNN_WIDTH_OF_HOPPER if is_hopper else _CUDNN_WIDTH
+        supports_wide_heads = not has_dropout and device is not None and device.major >= 9
+        maximum = _CUDNN_WIDTH_OF_HOPPER if supports_wide_heads else _CUDNN_WIDTH
         if width % _CUDNN_STEP or width > maximum:
             return f"head width {width} (it supports multiples of {_CUDNN_STEP} up to {maximum})"
         if not has_dropout and (T % 2 or S % 2) and (ring > 1 or _needs_array(form, T, S)):
@@ -153,12 +153,13 @@ def _device() -> _Device | None:
 
 def _target() -> _Device | None:
     """Return the GPU of the current mesh, which need not be attached, if its data sheet is known."""
-    from transformer_jax.distributed.targets import CHIPS  # imports the description of topologies
+    from transformer_jax.distributed.targets import chip_of_kind  # imports the description of topologies
 
     target = jax.sharding.get_abstract_mesh().abstract_device
-    kind = None if target is None else target.device_kind
-    chips = [chip for chip in CHIPS.values() if chip.gpu is not None and chip.name == kind]
-    return _Device(f"{kind} ({chips[0].gpu.major}.{chips[0].gpu.minor})", chips[0].gpu.major) if chips else None
+    chip = None if target is None else chip_of_kind(target.device_kind)
+    if chip is None or chip.gpu is None:
+        return None
+    return _Device(f"{chip.name} ({chip.gpu.major}.{chip.gpu.minor})", chip.gpu.major)
 
 
 def form_of(mask: Visibility | KernelMask | None, queries: int, keys: int) -> KernelMask | None:

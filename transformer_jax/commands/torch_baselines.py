@@ -1,4 +1,4 @@
-"""Peers in PyTorch of the measurements on a device: a training step of GPT-2, and generation by `transformers`.
+"""Baselines in PyTorch for the measurements on a device: a step of GPT-2, and generation by `transformers`.
 
 The step follows nanoGPT's recipe: fused attention, bfloat16 by autocast, a vocabulary padded to 64, fused
 AdamW, and `torch.compile` on a GPU. Torch and transformers are imported only here.
@@ -14,8 +14,8 @@ from typing import Any
 from transformer_jax.commands.device_parts import STEPS, generation_jobs, gpt_config, prompts
 
 
-def missing_peer(*, needs: str, accelerator: bool) -> str | None:
-    """Return the reason why a peer cannot run, or None.
+def missing_baseline(*, needs: str, accelerator: bool) -> str | None:
+    """Return the reason why a baseline cannot run, or None.
 
     Args:
       needs: "torch" or "transformers".
@@ -25,8 +25,10 @@ def missing_peer(*, needs: str, accelerator: bool) -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed"
     if accelerator:
-        import torch
-
+        try:
+            import torch
+        except (ImportError, OSError) as error:
+            return f"torch cannot be imported: {error}".splitlines()[0]
         if not torch.cuda.is_available():
             return "torch is installed without CUDA"
     return None
