@@ -53,7 +53,7 @@ PLANNED = {
     "translate": "translation", "lm": "language_modeling", "pretrain": "masked_language_modeling",
     "classify": "sequence_classification", "tag": "token_classification", "answer": "question_answering",
     "embed": "sentence_embedding", "classify-images": "image_classification",
-    "self-distill": "self_distillation",
+    "self-distill": "self_distillation", "contrast": "contrastive", "caption": "captioning",
 }  # fmt: skip
 
 

@@ -22,6 +22,11 @@ COMMANDS = {
     "embed": ("embed", "compute vectors of texts, and train encoders for them"),
     "classify-images": ("classify_images", "train a vision model on classes of images, and classify"),
     "self-distill": ("self_distill", "train a vision model without labels"),
+    "contrast": (
+        "contrast",
+        "train image and text vectors on pairs, retrieve, and classify by labels in words",
+    ),
+    "caption": ("caption", "train a captioner on images with captions, and caption images"),
     "check-device": ("check_device", "check and time an attached accelerator, next to PyTorch"),
     "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
@@ -48,7 +53,9 @@ def print_completion(shell: str) -> None:
 
     from transformer_jax.commands import (
         answer,
+        caption,
         classify_images,
+        contrast,
         embed,
         encoder_use,
         generate,
@@ -71,6 +78,8 @@ def print_completion(shell: str) -> None:
         "embed": default_arguments(TASKS["sentence_embedding"], embed.Arguments),
         "classify-images": default_arguments(TASKS["image_classification"], classify_images.Arguments),
         "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),
+        "contrast": default_arguments(TASKS["contrastive"], contrast.Arguments),
+        "caption": default_arguments(TASKS["captioning"], caption.Arguments),
     }
     subcommands = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]

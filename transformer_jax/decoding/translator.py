@@ -15,9 +15,8 @@ import numpy as np
 
 from transformer_jax.data.batches.pair_batches import pad
 from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, PAD, BytePairTokenizer
-from transformer_jax.decoding.beam import beam_search
-from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.search import search_sequences
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
 from transformer_jax.limits import SAMPLES
@@ -55,13 +54,10 @@ def search(
     """Translate a padded batch of sources (B, S); beam size 1 is greedy search."""
     source = constrained(source, (ROWS, None))
     cache = model.start(source, source_mask=(source != PAD).sum(axis=1), max_length=max_length)
-    step = model.step_function(return_weights=return_weights)
-    options: dict[str, Any] = dict(
-        batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, return_weights=return_weights
-    )
-    if beam_size == 1:
-        return replicated(greedy_search(step, cache, **options))
-    return replicated(beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options))
+    return search_sequences(
+        model, cache, batch=source.shape[0], begin=BEGIN, end=END, max_length=max_length, beam_size=beam_size,
+        alpha=alpha, return_weights=return_weights,
+    )  # fmt: skip
 
 
 @jax.jit

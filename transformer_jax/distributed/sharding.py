@@ -52,7 +52,24 @@ def _recurrent(cells: str) -> tuple[Rule, ...]:
 
 
 _STACK = r"(encoder|decoder|blocks)/"
-_ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/(self_)?attention)/"
+_ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/((self|cross)_)?attention)/"
+
+
+def _block_rules(attention: str, stack: str) -> tuple[Rule, ...]:
+    """Return the rules of stacked blocks for patterns of their attention and of the blocks."""
+    return (
+        _matrix(attention + r"query/kernel", ("width",), ("heads", "head_width")),
+        _matrix(attention + r"(key|value)/kernel", ("width",), ("kv_heads", "head_width")),
+        _matrix(attention + r"output/kernel", ("heads", "head_width"), ("width",)),
+        Rule(attention + r"query/bias", ("layers", "heads", "head_width")),
+        Rule(attention + r"(key|value)/bias", ("layers", "kv_heads", "head_width")),
+        Rule(attention + r"output/bias", ("layers", "width")),
+        _matrix(stack + r"feed_forward/(expand|gate)/kernel", ("width",), ("feed_forward",)),
+        _matrix(stack + r"feed_forward/contract/kernel", ("feed_forward",), ("width",)),
+        Rule(stack + r"feed_forward/(expand|gate)/bias", ("layers", "feed_forward")),
+        Rule(stack + r"feed_forward/contract/bias", ("layers", "width")),
+    )
+
 
 RULES = (
     Rule(r"((source|target)_)?embedding/table/embedding", ("vocab", "width")),
@@ -66,32 +83,29 @@ RULES = (
     Rule(r"smear", ("width",)),
     Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
-    _matrix(_ATTENTION + r"query/kernel", ("width",), ("heads", "head_width")),
-    _matrix(_ATTENTION + r"(key|value)/kernel", ("width",), ("kv_heads", "head_width")),
-    _matrix(_ATTENTION + r"output/kernel", ("heads", "head_width"), ("width",)),
-    Rule(_ATTENTION + r"query/bias", ("layers", "heads", "head_width")),
-    Rule(_ATTENTION + r"(key|value)/bias", ("layers", "kv_heads", "head_width")),
-    Rule(_ATTENTION + r"output/bias", ("layers", "width")),
+    *_block_rules(_ATTENTION, _STACK),
     Rule(_ATTENTION + r"(query|key)_norm/scale", ("layers", "head_width")),
     Rule(_ATTENTION + r"relative_(keys|values)/embedding", ("layers", "positions", "head_width")),
-    _matrix(_STACK + r"feed_forward/(expand|gate)/kernel", ("width",), ("feed_forward",)),
-    _matrix(_STACK + r"feed_forward/contract/kernel", ("feed_forward",), ("width",)),
-    Rule(_STACK + r"feed_forward/(expand|gate)/bias", ("layers", "feed_forward")),
-    Rule(_STACK + r"feed_forward/contract/bias", ("layers", "width")),
     Rule(_STACK + r"\w+_norm/(scale|bias)", ("layers", "width")),
     Rule(_STACK + r"(attention|feed_forward)_scale", ("layers", "width")),
     Rule(r"patches/projection/kernel", ("pixels", "width"), True, ("pixels",), ("width",)),
     Rule(r"patches/projection/bias", ("width",)),
     Rule(r"patches/convolutions/\d+/kernel", ("height", "breadth", "inputs", "outputs"), decays=True),
     Rule(r"(class|mask|distillation)_token|registers", ("tokens", "width")),
-    Rule(r"((encoder|decoder)_)?norm/(scale|bias)", ("width",)),
+    Rule(r"((encoder|decoder|input)_|pooling/)?norm/(scale|bias)", ("width",)),
+    Rule(r"pooling/query", ("tokens", "width")),
+    *(
+        dataclasses.replace(rule, axes=rule.axes[1:])
+        for rule in _block_rules(r"pooling/attention/", "pooling/")
+    ),
+    Rule(r"logit_(scale|bias)", ("scalars",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
     _unstacked(
-        r"(first_state|key|query|readout|baseline|(distillation_)?head|projection|pooler|pooling|transform"
+        r"(first_state|key|query|readout|baseline|(distillation_)?head|((image|text)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/kernel"
     ),
     Rule(
-        r"(first_state|key|readout|baseline|(distillation_)?head|projection|pooler|pooling|transform"
+        r"(first_state|key|readout|baseline|(distillation_)?head|((image|text)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/bias",
         ("outputs",),
     ),

@@ -118,7 +118,7 @@ def attention_maps(trained: Any, image: Any) -> AttentionMaps:
       UserError: The image cannot be read.
     """
     encoder = trained.encoder
-    pixels = trained.processor.pixels(image)
+    pixels = trained.image_processor.pixels(image)
     states, weights = encoder.hidden_states(trained.normalize(pixels[None]), return_weights=True)
     grid = encoder.patches.grid(*pixels.shape[:2])
     config = encoder.config

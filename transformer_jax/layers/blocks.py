@@ -79,6 +79,20 @@ class Block(nnx.Module):
 
         return RESIDUALS[self.norm](x, sublayer, norm, self.dropout, dropout_key)
 
+    def _add_cross_attention(
+        self, x, memory: KeyValueCache, memory_mask: jax.Array | None, dropout_key, return_weights: bool
+    ):
+        """Add the sublayer of a block's `cross_attention` and return (x, weights or None)."""
+        block: Any = self
+
+        def attend(x):
+            query = block.cross_attention.query(x)
+            return block.cross_attention(
+                query, memory.key, memory.value, mask=memory_mask, return_weights=return_weights
+            )
+
+        return self._add_attention(x, attend, block.cross_attention_norm, CROSS_ATTENTION, dropout_key)
+
     def _add_feed_forward(self, x, dropout_key, scale: Callable[[jax.Array], jax.Array] = lambda x: x):
         """Add the feed-forward sublayer, the last of the block, after applying `scale` to its output."""
 
@@ -166,6 +180,8 @@ class CausalBlock(Block):
     Args:
       attention: The attention.
       attention_norm: Norm of the attention sublayer.
+      cross_attention: Attention to the states of an encoder, such as a captioner's image, or None.
+      cross_attention_norm: Norm of the cross-attention sublayer.
       norm: See `Block`; decoders from GPT-2 on are pre-norm.
       **options: See `Block`.
     """
@@ -175,17 +191,21 @@ class CausalBlock(Block):
         *,
         attention: SelfAttention,
         attention_norm: nnx.Module,
+        cross_attention: MultiHeadAttention | None = None,
+        cross_attention_norm: nnx.Module | None = None,
         norm: Literal["post", "pre"] = "pre",
         **options: Any,
     ):
         super().__init__(norm=norm, **options)
         self.attention, self.attention_norm = attention, attention_norm
+        self.cross_attention, self.cross_attention_norm = cross_attention, cross_attention_norm
 
     def __call__(
         self,
         x: jax.Array,
         context: AttentionContext,
         *,
+        memory: KeyValueCache | None = None,
         cache: KeyValueCache | None = None,
         at: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
@@ -196,21 +216,33 @@ class CausalBlock(Block):
         Args:
           x: (B, N, D).
           context: Mask and positions.
+          memory: Projected states of the encoder for a block with cross-attention, see `project_memory`; it may
+            have fewer rows, see `MultiHeadAttention`.
           cache: Keys and values of previous tokens, or None.
           at: Position of the first new token in the cache.
           dropout_key: Random key; dropout is on if it is passed.
-          return_weights: Also return the attention weights.
+          return_weights: Also return the attention weights, with a memory those of the cross-attention.
 
         Returns:
           (x (B, N, D), (weights (B, H, N, S) or None, cache or None)).
         """
         attention_key, feed_forward_key = _split(dropout_key, 2)
+        own_weights = return_weights and memory is None
 
         def attend(x):
-            return self.attention.attend(x, context, cache=cache, at=at, return_weights=return_weights)
+            return self.attention.attend(x, context, cache=cache, at=at, return_weights=own_weights)
 
-        x, extra = self._add_attention(x, attend, self.attention_norm, SELF_ATTENTION, attention_key)
-        return self._add_feed_forward(x, feed_forward_key), extra
+        x, (weights, cache) = self._add_attention(x, attend, self.attention_norm, SELF_ATTENTION, attention_key)
+        if memory is not None:
+            assert self.cross_attention is not None, "a block without cross-attention has no memory"
+            cross_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 2)
+            x, weights = self._add_cross_attention(x, memory, None, cross_key, return_weights)
+        return self._add_feed_forward(x, feed_forward_key), (weights, cache)
+
+    def project_memory(self, memory: jax.Array) -> KeyValueCache:
+        """Project the encoder's states (B, S, D) to keys and values, once per image."""
+        assert self.cross_attention is not None, "a block without cross-attention has no memory"
+        return KeyValueCache.of(*self.cross_attention.project(memory))
 
 
 class DecoderBlock(Block):
@@ -270,15 +302,9 @@ class DecoderBlock(Block):
         def attend_to_target(x):
             return self.self_attention.attend(x, context, cache=cache, at=at)
 
-        def attend_to_source(x):
-            query = self.cross_attention.query(x)
-            return self.cross_attention(
-                query, memory.key, memory.value, mask=memory_mask, return_weights=return_weights
-            )
-
-        norm, cross_norm = self.self_attention_norm, self.cross_attention_norm
+        norm = self.self_attention_norm
         x, (_, cache) = self._add_attention(x, attend_to_target, norm, SELF_ATTENTION, self_key)
-        x, weights = self._add_attention(x, attend_to_source, cross_norm, CROSS_ATTENTION, cross_key)
+        x, weights = self._add_cross_attention(x, memory, memory_mask, cross_key, return_weights)
         return self._add_feed_forward(x, feed_forward_key), (weights, cache)
 
     def project_memory(self, memory: jax.Array) -> KeyValueCache:

@@ -13,6 +13,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # Hendrycks & Gimpel 2016; GPT-2's
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks & Gimpel 2016; CLIP's
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,

@@ -59,6 +59,7 @@ class PatchTokens(nnx.Module):
       channels: Channels of an image.
       width: D.
       kernel_init: Initializer of the matrix.
+      use_bias: Add a bias.
       dtype: Compute dtype.
       rngs: Source of the initial values.
     """
@@ -70,12 +71,13 @@ class PatchTokens(nnx.Module):
         width: int,
         *,
         kernel_init: nnx.initializers.Initializer,
+        use_bias: bool = True,
         dtype: str,
         rngs: nnx.Rngs,
     ):
         self.size = size
         self.projection = nnx.Linear(
-            size * size * channels, width,
+            size * size * channels, width, use_bias=use_bias,
             kernel_init=kernel_init, dtype=jnp.dtype(dtype), dot_general=dense_dot_general, rngs=rngs,
         )  # fmt: skip
 

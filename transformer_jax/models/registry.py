@@ -43,6 +43,8 @@ from transformer_jax.models.encoders.roberta import (
     RobertaReader,
     RobertaTagger,
 )
+from transformer_jax.models.multimodal.captioner import Captioner, CaptionerConfig
+from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.models.translators.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.translators.hard_attention import HardAttention, HardAttentionConfig
@@ -117,6 +119,11 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     "image_classifier": {"vit": ModelEntry(ViTConfig, ViTClassifier)},
     "self_distillation": {"vit": ModelEntry(DinoConfig, Dino)},
     "masked_autoencoder": {"vit": ModelEntry(MaskedAutoencoderConfig, MaskedAutoencoder)},
+    "image_text_encoder": {
+        "clip": ModelEntry(ClipConfig, Clip),
+        "siglip": ModelEntry(ClipConfig, Clip, {"similarity": "sigmoid"}),
+    },
+    "captioner": {"captioner": ModelEntry(CaptionerConfig, Captioner)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 

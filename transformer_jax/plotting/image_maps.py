@@ -14,7 +14,7 @@ from transformer_jax.plotting.figures import finish
 _DIMMED = 0.25  # brightness of patches outside a head's mask
 
 
-def _enlarge(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def enlarge(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Repeat the values of patches for all pixels of an image of this shape."""
     rows, columns = (
         np.minimum(np.arange(size) * count // size, count - 1)
@@ -81,10 +81,10 @@ def plot_attention_maps(
         masks, shape = maps.masks(share, layer), maps.pixels.shape[:2]
         row[0].imshow(maps.pixels, interpolation="none")
         for axes, head in zip(row[1:-2], heads, strict=True):
-            brightness = np.where(_enlarge(masks[head], shape), 1.0, _DIMMED)[..., None]
+            brightness = np.where(enlarge(masks[head], shape), 1.0, _DIMMED)[..., None]
             axes.imshow((maps.pixels * brightness).astype(np.uint8), interpolation="none")
-        row[-2].imshow(_enlarge(maps.rollout(), shape), cmap="viridis", interpolation="none")
-        row[-1].imshow(_enlarge(maps.components(), shape), interpolation="none")
+        row[-2].imshow(enlarge(maps.rollout(), shape), cmap="viridis", interpolation="none")
+        row[-1].imshow(enlarge(maps.components(), shape), interpolation="none")
         for axes, name in zip(row, names, strict=True):
             axes.set_xticks([])
             axes.set_yticks([])

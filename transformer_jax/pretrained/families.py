@@ -11,6 +11,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert
 from transformer_jax.models.encoders.heads import SequenceClassifier
 from transformer_jax.pretrained.bert import BERT
+from transformer_jax.pretrained.clip import CLIP, SIGLIP
 from transformer_jax.pretrained.distilbert import DISTILBERT
 from transformer_jax.pretrained.electra import ELECTRA
 from transformer_jax.pretrained.family import CONFIG, Family
@@ -18,13 +19,15 @@ from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
 from transformer_jax.pretrained.roberta import ROBERTA
 from transformer_jax.pretrained.timm_vit import TIMM, TIMM_ENCODER, has_classes
+from transformer_jax.pretrained.vision_decoder import VISION_DECODER
 from transformer_jax.pretrained.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 
 # Architectures by model type; the first is the default for files that name none.
 FAMILIES: dict[str, tuple[Family, ...]] = {
     families[0].model_type: families
     for families in (
-        (GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT, VIT, DEIT, DINOV2, DINOV2_REGISTERS
+        (GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT, VIT, DEIT, DINOV2, DINOV2_REGISTERS, (CLIP,),
+        (SIGLIP,), (VISION_DECODER,),
     )
 }  # fmt: skip
 

@@ -23,9 +23,10 @@ class Tensor:
       transposed: Whether the tensor is (outputs, inputs), as in torch's Linear.
       in_config: Field of our config that must be true for the tensor to exist.
       unprefixed: Whether the name lacks the family's prefix.
-      layout: The tensor's axes: "" for the same matrix; "tokens" for a leading axis of size 1; "patches" for
-        torch's convolution (D, channels, size, size); "axes" for the axes of our parameter, as in JAX's files,
-        with patches (size, size, channels, D).
+      layout: The tensor's axes: "" for the same matrix; "tokens" for a leading axis of size 1; "squeezed"
+        without axes of size 1; "patches" for torch's convolution (D, channels, size, size); "axes" for the axes
+        of our parameter, as in JAX's files, with patches (size, size, channels, D).
+      layers: Field of our config with the number of layers of the stack.
     """
 
     theirs: str
@@ -33,7 +34,13 @@ class Tensor:
     transposed: bool = False
     in_config: str | None = None
     unprefixed: bool = False
-    layout: Literal["", "tokens", "patches", "axes"] = ""
+    layout: Literal["", "tokens", "squeezed", "patches", "axes"] = ""
+    layers: str = "layers"
+
+    def moved(self, theirs: str, ours: str, **changes: Any) -> Tensor:
+        """Return the entry with prefixes before both names and some fields changed."""
+        names = tuple(ours + name for name in self.ours)
+        return dataclasses.replace(self, theirs=theirs + self.theirs, ours=names, **changes)
 
 
 def linear(

@@ -19,6 +19,7 @@ import safetensors
 from flax import nnx
 
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
+from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.distributed.mesh import check_model
 from transformer_jax.distributed.sharding import parameter_sharding
@@ -226,7 +227,14 @@ def _rows(family: Family, config: Any) -> list[Tensor]:
     rows = [t for t in family.table if t.in_config is None or getattr(config, t.in_config)]
     if family.head is None or getattr(config, "tie", True):
         return rows
-    return [*rows, Tensor(family.head, ("unembedding/table/embedding",), unprefixed=True)]
+    table = next(row.ours[0] for row in rows if _is_vocabulary(row.ours[0]))
+    unembedding = table.removesuffix("embedding/table/embedding") + "unembedding/table/embedding"
+    return [*rows, Tensor(family.head, (unembedding,), unprefixed=True)]
+
+
+def _layers(tensor: Tensor, config: Any) -> range:
+    """Return the numbers of the layers that a table entry stands for; 0 for a tensor without layers."""
+    return range(getattr(config, tensor.layers) if "{layer}" in tensor.theirs else 1)
 
 
 def _is_vocabulary(name: str) -> bool:
@@ -239,6 +247,8 @@ def _stored_shape(tensor: Tensor, config: Any, parameters: dict[str, Any]) -> tu
     first = parameters[tensor.ours[0]].shape
     if tensor.layout == "tokens":
         return (1, *first)
+    if tensor.layout == "squeezed":
+        return tuple(size for size in first if size != 1)
     if tensor.layout and tensor.ours[0].endswith("patches/projection/kernel"):
         image = (config.patch_size, config.patch_size, config.channels, config.width)
         return image if tensor.layout == "axes" else (image[3], image[2], *image[:2])
@@ -255,6 +265,8 @@ def _published_layout(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndar
     """Convert a vision model's parameter to the layout of the published tensor."""
     if tensor.layout == "tokens":
         return value[None]
+    if tensor.layout == "squeezed":
+        return value.squeeze()
     size = config.patch_size
     return value.reshape(size, size, config.channels, config.width).transpose(3, 2, 0, 1)
 
@@ -281,9 +293,7 @@ def _locations(
     for tensor in _rows(family, config):
         stacked = "{layer}" in tensor.theirs
         start = "" if tensor.unprefixed else prefix
-        names = tuple(
-            start + tensor.theirs.format(layer=layer) for layer in range(config.layers if stacked else 1)
-        )
+        names = tuple(start + tensor.theirs.format(layer=layer) for layer in _layers(tensor, config))
         names = tuple(aliases.get(name, name) for name in names)
         expected = _stored_shape(tensor, config, parameters)
         for name in names:
@@ -325,7 +335,8 @@ def _read_shard(
         if location.layout == "patches":
             tensor = tensor.transpose(2, 3, 1, 0)  # (height, width, channels, D), as in our patches
         tensor = tensor.T if location.transposed else tensor
-        tensor = tensor[..., location.columns]
+        if tensor.ndim:
+            tensor = tensor[..., location.columns]
         if location.stacked:
             out[number] = tensor.reshape(sizes)[slices]
         else:
@@ -336,27 +347,29 @@ def _read_shard(
 
 
 def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any], model_config: Any) -> Any:
-    tokenizer = family.processor(folder, config)
-    if isinstance(tokenizer, ImageProcessor):
-        if tokenizer.size % model_config.patch_size:
-            raise UserError(
-                f"{folder}: image size {tokenizer.size} is no multiple of patch size {model_config.patch_size}"
-            )
-        return tokenizer
+    processor = family.processor(folder, config)
+    images = processor.images if isinstance(processor, ImageTextProcessor) else processor
+    if isinstance(images, ImageProcessor) and images.size % model_config.patch_size:
+        raise UserError(
+            f"{folder}: image size {images.size} is no multiple of patch size {model_config.patch_size}"
+        )
+    if isinstance(processor, ImageProcessor):
+        return processor
+    tokenizer = processor.tokenizer if isinstance(processor, ImageTextProcessor) else processor
     try:
         tokenizer.check_fits(model_config.vocab_size)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     # RoBERTa's positions in `transformers` depend on which ids are `pad_token_id`; ours on which are padding.
     offset = getattr(model_config, "position_offset", 0)
-    if offset and tokenizer.pad + 1 != offset:
+    if offset and (tokenizer.pad or 0) + 1 != offset:
         warnings.warn(
             f"{folder}: pad_token_id is {offset - 1}, and the padding token has the id {tokenizer.pad}: a text "
             f"with the token {offset - 1} has other positions in transformers",
             stacklevel=3,
         )
-    if not isinstance(tokenizer, TextTokenizer):
-        return tokenizer
+    if not isinstance(processor, TextTokenizer):
+        return processor
     generation = folder / "generation_config.json"
     ends = read_json(generation, _EndFields).eos_token_id if generation.is_file() else None
     ends = convert(config, _EndFields, str(folder / CONFIG)).eos_token_id if ends is None else ends
@@ -390,7 +403,8 @@ def save(
     config, parameters = model.config, named_leaves(model)
     fields, tokenizer_config = tokenizer.published()
     settings, extra_files = family.settings(tokenizer, config)
-    tokenizer_config |= extra_files.pop("tokenizer_config.json", {})
+    if not isinstance(tokenizer, ImageTextProcessor):
+        tokenizer_config |= extra_files.pop("tokenizer_config.json", {})
     hf_config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -406,7 +420,7 @@ def save(
     for tensor in _rows(family, config):
         stacked = "{layer}" in tensor.theirs
         start = "" if tensor.unprefixed else family.prefix
-        for layer in range(config.layers if stacked else 1):
+        for layer in _layers(tensor, config):
 
             def read(tensor=tensor, layer=layer, stacked=stacked) -> np.ndarray:
                 parts = []
@@ -427,7 +441,7 @@ def save(
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
             pass
         settings_file = "preprocessor_config.json"
-        if not isinstance(tokenizer, ImageProcessor):
+        if not isinstance(tokenizer, ImageProcessor | ImageTextProcessor):
             settings_file = "tokenizer_config.json"
             tokenizer.save(folder / "tokenizer.json")
         files = {**extra_files, settings_file: tokenizer_config, CONFIG: hf_config}

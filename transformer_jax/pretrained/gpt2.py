@@ -78,7 +78,7 @@ def _projections(kind: str) -> tuple[str, ...]:
     return tuple(f"blocks/attention/{name}/{kind}" for name in ("query", "key", "value"))
 
 
-def _dense(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+def dense(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
     """Return the table entries of a dense layer, whose weight GPT-2 stores as (inputs, outputs)."""
     return Tensor(f"{theirs}.weight", (f"{ours}/kernel",)), Tensor(f"{theirs}.bias", (f"{ours}/bias",))
 
@@ -95,10 +95,10 @@ GPT2 = Family(
         *norm("h.{layer}.ln_1", "blocks/attention_norm"),
         Tensor("h.{layer}.attn.c_attn.weight", _projections("kernel")),
         Tensor("h.{layer}.attn.c_attn.bias", _projections("bias")),
-        *_dense("h.{layer}.attn.c_proj", "blocks/attention/output"),
+        *dense("h.{layer}.attn.c_proj", "blocks/attention/output"),
         *norm("h.{layer}.ln_2", "blocks/feed_forward_norm"),
-        *_dense("h.{layer}.mlp.c_fc", "blocks/feed_forward/expand"),
-        *_dense("h.{layer}.mlp.c_proj", "blocks/feed_forward/contract"),
+        *dense("h.{layer}.mlp.c_fc", "blocks/feed_forward/expand"),
+        *dense("h.{layer}.mlp.c_proj", "blocks/feed_forward/contract"),
         *norm("ln_f", "norm"),
     ),
     prefix="transformer.",

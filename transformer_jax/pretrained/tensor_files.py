@@ -236,7 +236,8 @@ def write_tensors(
     file_of: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         file = SINGLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-        arrays = {name: np.ascontiguousarray(tensors[name][1]()) for name in group}
+        # Unlike `ascontiguousarray`, `asarray` keeps an array without axes.
+        arrays = {name: np.asarray(tensors[name][1](), order="C") for name in group}
         # transformers requires this metadata.
         safetensors.numpy.save_file(arrays, folder / file, metadata={"format": "pt"})
         file_of |= dict.fromkeys(group, file)

@@ -56,7 +56,7 @@ def embeddings(path: str, *, patches: str, tokens: Mapping[str, str], positions:
     )
 
 
-def _body(path: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> tuple[Tensor, ...]:
+def encoder_table(path: str, *, tokens: Mapping[str, str], dino: bool, gated: bool) -> tuple[Tensor, ...]:
     """Return the table of an encoder, with the names of DINOv2 or of ViT."""
     theirs, ours = "encoder.layer.{layer}", f"{path}blocks"
     rows = [
@@ -152,7 +152,7 @@ def _is_known(config: ViTConfig) -> bool:
     """Return whether a config uses only features known to published families."""
     return (
         not config.convolutions and config.norm == "pre" and config.final_norm and config.positions == "learned"
-        and config.pooling in ("class", "class_mean")
+        and config.patch_bias and not config.input_norm and config.pooling in ("class", "class_mean")
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def _vit_family(
         module=module,
         config=config,
         describe=describe,
-        table=(*_body(path, tokens=tokens, dino=False, gated=False), *pooler, *heads),
+        table=(*encoder_table(path, tokens=tokens, dino=False, gated=False), *pooler, *heads),
         prefix=f"{model_type}.",
         ignored=r"embeddings\.mask_token|decoder\..*" + (r"|classifier\..*" if headless else r"|pooler\..*"),
         processor=read_image_processor,
@@ -275,7 +275,7 @@ def _dinov2_family(model_type: str, architecture: str, module: type, *, register
         config=config,
         describe=describe,
         table=(
-            *_body("" if headless else "encoder/", tokens=tokens, dino=True, gated=gated),
+            *encoder_table("" if headless else "encoder/", tokens=tokens, dino=True, gated=gated),
             *(() if headless else CLASS_HEAD),
         ),
         prefix=f"{model_type}.",

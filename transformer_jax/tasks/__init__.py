@@ -21,6 +21,7 @@ from transformer_jax.tasks.encoders import (
     token_classification,
 )
 from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
+from transformer_jax.tasks.multimodal import captioning, contrastive
 from transformer_jax.tasks.translators import translation
 from transformer_jax.tasks.vision import image_classification, masked_autoencoding, self_distillation
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
@@ -42,6 +43,8 @@ _TASK_FILES = (
     image_classification,
     self_distillation,
     masked_autoencoding,
+    contrastive,
+    captioning,
 )
 TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
@@ -100,7 +103,8 @@ def load(
     Returns:
       An object with `model`, `processor` (also `tokenizer` for text), `config`, `weights`, and methods for its
       task: `translate` and `align` for a translator; `generate` for a language model; `embed`, and `fill`,
-      `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model.
+      `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model, with
+      `embed_texts` and `similarity` for one of images and texts; `caption` and `align` for a captioner.
 
     Raises:
       UserError: The folder is neither a run nor a published folder, or the checkpoint is missing or damaged.

@@ -36,7 +36,7 @@ _FREE_FIELDS = {
 # Labels that `transformers` generates for classes without names.
 _GENERATED_LABEL = r"LABEL_\d+"
 # Parts that only some tasks add to an encoder.
-_OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence)/.*")
+_OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence|cross_attention(_norm)?)/.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,9 @@ class OpenedStart:
     def leaves(self, model: Any) -> dict[str, Any]:
         """Return the parameters to copy, by their names in the new model.
 
-        From an encoder with another task's head only the encoder is copied. From a pretraining ELECTRA that is
-        the discriminator, with the head that detects replaced words if the start has one.
+        From an encoder with another task's head only the encoder is copied, as from a vision model into the
+        image encoder of a model. From a pretraining ELECTRA that is the discriminator, with the head that
+        detects replaced words if the start has one.
 
         Args:
           model: The new model.
@@ -112,6 +113,10 @@ class OpenedStart:
             prefix = _encoder_prefix(model)
             encoder = {prefix + name: leaf for name, leaf in named_leaves(_encoder(self.model)).items()}
             return _without_missing_parts(encoder, model)
+        vision, target = _encoder(self.model), getattr(model, start.into or "_", None)
+        if isinstance(vision, ViT) and isinstance(target, ViT) and not (start.part or start.leave_out):
+            leaves = {f"{start.into}/{name}": leaf for name, leaf in named_leaves(vision).items()}
+            return _without_missing_parts(leaves, model)
         leaves = named_leaves(self.model)
         if self.copies_all:
             return _without_missing_parts(leaves, model)
@@ -148,7 +153,7 @@ def _encoder_prefix(model: Any) -> str:
 def _encoder(model: Any) -> Any:
     """Return the text or image encoder of a model, or None."""
     model = getattr(model, "discriminator", model)
-    encoder = getattr(model, "encoder", model)
+    encoder = getattr(model, "encoder", getattr(model, "image_encoder", model))
     return encoder if isinstance(encoder, TextEncoder | ViT) else None
 
 
@@ -318,8 +323,9 @@ def start_model(
         reads longer texts than a start has positions for.
     """
     new, copied, problems = named_leaves(model), {}, []
-    reads_texts = hasattr(getattr(model.config, "encoder", model.config), "max_length")
     for opened in starts:
+        target = getattr(model, opened.start.into or "_", model).config
+        reads_texts = hasattr(getattr(target, "encoder", target), "max_length")
         check_same_kind(opened, model.config)
         other_classes = opened.has_other_classes(model, labels)
         for name, leaf in opened.leaves(model).items():

@@ -96,10 +96,12 @@ class Expected(NamedTuple):
     Attributes:
       classes: Classes of the training dataset, which another dataset must share; () accepts any classes.
       labeled: True if the dataset must have classes.
+      has_classes: False for images without classes, whatever their folders are called.
     """
 
     classes: Sequence[str]
     labeled: bool
+    has_classes: bool = True
 
 
 def _check_splits(root: str, parents: Iterable[str]) -> None:
@@ -159,6 +161,8 @@ def _label_by_folder(
             name.encode()
         except UnicodeEncodeError:
             raise UserError(f"{root}: the name {name!a} is not UTF-8: rename it") from None
+    if not expected.has_classes:
+        return ImageSet(root, names, np.zeros(len(names)), [""], source)
     parents = [name.rpartition("/")[0] for name in names]
     folders = [folder for folder in folders if not any(map(is_hidden, folder.split("/")))]
     _check_splits(root, parents)

@@ -20,7 +20,7 @@ from transformer_jax.data.corpora.image_sets import ImageSet, stratified
 from transformer_jax.errors import UserError
 
 
-class _TfdsImages:
+class TfdsImages:
     """The images of a TFDS split."""
 
     def __init__(self, records: Any, feature: str):
@@ -75,18 +75,29 @@ def open_images(
     if path.startswith("tfds:"):
         images = _tfds(path, split or "train", data_dir)
     else:
-        file, expected = pathlib.Path(path), Expected(classes or (), labeled)
-        if file.is_dir():
-            images = read_folder(file, expected)
-        elif not file.is_file():
-            raise UserError(f"{path}: no such folder or archive of images")
-        elif file.suffix == ".npz":
-            images = read_npz(file, split, expected)
-        elif zipfile.is_zipfile(file):
-            images = read_zip(file, expected)
-        else:
-            images = read_tar(file, expected)
+        images = _read(pathlib.Path(path), split, Expected(classes or (), labeled))
     return images if classes is None else images.with_classes(classes)
+
+
+def open_image_files(path: str) -> ImageSet:
+    """Open the images of a folder or archive without classes; their names are paths within it.
+
+    Raises:
+      UserError: The path cannot be read or has no images, or a name leads out of an archive.
+    """
+    if pathlib.Path(path).suffix == ".npz":
+        raise UserError(f"{path}: the images of an .npz file have no names: use a folder or an archive")
+    return _read(pathlib.Path(path), "", Expected((), labeled=False, has_classes=False))
+
+
+def _read(file: pathlib.Path, split: str, expected: Expected) -> ImageSet:
+    if file.is_dir():
+        return read_folder(file, expected)
+    if not file.is_file():
+        raise UserError(f"{file}: no such folder or archive of images")
+    if file.suffix == ".npz":
+        return read_npz(file, split, expected)
+    return (read_zip if zipfile.is_zipfile(file) else read_tar)(file, expected)
 
 
 def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
@@ -110,4 +121,4 @@ def _tfds(name: str, split: str, data_dir: str | None) -> ImageSet:
     labels = np.array([int(encoded[n][features["label"]]) for n in range(len(encoded))])
     classes = builder.info.features[features["label"]].names
     names = [str(number) for number in range(len(records))]
-    return ImageSet(f"{name}:{split}", names, labels, classes, _TfdsImages(records, features["image"]))
+    return ImageSet(f"{name}:{split}", names, labels, classes, TfdsImages(records, features["image"]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from transformer_jax.data.tokenizers.tokenizer_file import read_bpe, read_tokenizer
 from transformer_jax.errors import UserError
@@ -24,6 +24,7 @@ _DEFAULT_CLASSES = {
     "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "clip": "CLIPTokenizer",
 }
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Texts on which two ways of splitting are compared.
@@ -185,6 +186,22 @@ def _roberta_template(config: _Config, tokens: Mapping[str, str], token_id: Call
     )
 
 
+def _clip_splitting(_: _Config) -> tuple[Any, Any]:
+    normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = Regex(
+        r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    )
+    splits = pre_tokenizers.Split(words, behavior="removed", invert=True)
+    return normalizer, pre_tokenizers.Sequence([splits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def _clip_template(_: _Config, tokens: Mapping[str, str], token_id: Callable[[str], int]) -> Any:
+    first, last = tokens["bos_token"], tokens["eos_token"]
+    return processors.RobertaProcessing((last, token_id(last)), (first, token_id(first)), False, False)
+
+
 def _has_prefix(config: _Config) -> bool:
     return config.add_prefix_space is not False
 
@@ -269,11 +286,23 @@ _CLASSES = {
         _byte_level_decoder,
         options=_BYTE_LEVEL_OPTIONS,
     ),
+    "CLIPTokenizer": _Class(
+        "BPE",
+        "vocab.json",
+        _END_OF_TEXT | {"bos_token": "<|startoftext|>", "pad_token": "<|endoftext|>"},
+        _clip_splitting,
+        _byte_level_decoder,
+        _clip_template,
+        ("bos_token", "eos_token"),
+        _BYTE_LEVEL_OPTIONS | {"end_of_word_suffix": "</w>"},
+    ),
     "LlamaTokenizer": _LLAMA,
     "XLMRobertaTokenizer": _UNIGRAM,
 }
 # Classes that add nothing to `tokenizer.json`.
-_PLAIN_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+_PLAIN_CLASSES = (
+    "PreTrainedTokenizer", "TokenizersBackend", "SiglipTokenizer", "Siglip2Tokenizer", "GemmaTokenizer",
+)  # fmt: skip
 KNOWN_CLASSES = (*_CLASSES, *_PLAIN_CLASSES)
 
 
@@ -430,7 +459,11 @@ def _types(part: Any) -> list[str]:
 def _from_vocabulary(file: pathlib.Path, kind: _Class, config: _Config, fields: Mapping[str, Any]) -> Tokenizer:
     """Create a class's tokenizer from its vocabulary file."""
     if file.name == "vocab.json":
-        tokenizer = Tokenizer(read_bpe(file, file.parent / "merges.txt"))
+        suffix = kind.options.get("end_of_word_suffix")
+        options = (
+            {} if suffix is None else {"end_of_word_suffix": suffix, "unk_token": kind.tokens["unk_token"]}
+        )
+        tokenizer = Tokenizer(read_bpe(file, file.parent / "merges.txt", **options))
     else:
         special_map = file.parent / "special_tokens_map.json"
         in_map = read_object(special_map) if special_map.is_file() else {}

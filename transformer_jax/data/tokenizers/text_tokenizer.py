@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from transformer_jax.data.tokenizers.published_tokenizer import begin_ids, read_published_tokenizer
 from transformer_jax.data.tokenizers.tiktoken_file import read_tiktoken
@@ -42,6 +42,7 @@ class TextTokenizer(TokenizerFile):
     Attributes:
       ends: Ids of the end-of-text tokens, or ().
       begin: Id of the token that the tokenizer's template adds before a prompt, or None.
+      pad: Id of the padding token of a published folder, or None.
     """
 
     FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json", "processor.json")
@@ -64,6 +65,7 @@ class TextTokenizer(TokenizerFile):
         characters = set(tokenizer.get_vocab(with_added_tokens=False)) if is_words else set()
         self._characters = characters if characters and all(len(c) == 1 for c in characters) else None
         self.special_tokens = special_tokens
+        self.pad: int | None = None
 
     @property
     def end(self) -> int | None:
@@ -168,7 +170,26 @@ class TextTokenizer(TokenizerFile):
         # The end token is guessed only if no config describes the tokenizer or its model.
         ends = None if end is None and not published.has_config else [] if end is None else [end]
         special_tokens: SpecialTokens = "text" if published.splits_special_tokens else "control"
-        return cls(published.tokenizer, ends=ends, special_tokens=special_tokens)
+        result = cls(published.tokenizer, ends=ends, special_tokens=special_tokens)
+        result.pad = published.tokenizer.token_to_id(published.tokens.get("pad_token", ""))
+        return result
+
+    def framed(self, *, lowercase: bool) -> TextTokenizer:
+        """Return a copy whose template adds the begin token, if there is one, and the end token to a text.
+
+        Args:
+          lowercase: Convert texts to lowercase.
+        """
+        copy = Tokenizer.from_str(self._tokenizer.to_str())
+        names = self.tokens([*([] if self.begin is None else [self.begin]), self.ends[0]])
+        ids = [copy.token_to_id(name) for name in names]
+        single = [*names[:-1], "$A", names[-1]]
+        copy.post_processor = processors.TemplateProcessing(
+            single=single, pair=[*single, "$B", names[-1]], special_tokens=list(zip(names, ids, strict=True))
+        )
+        if lowercase:
+            copy.normalizer = normalizers.Lowercase()
+        return type(self)(copy, ends=self.ends, special_tokens=self.special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text without begin and end; see `special_tokens`.

@@ -5,6 +5,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.layers.attention.cache import KeyValueCache
 from transformer_jax.models.decoder_cache import DecoderCache
 
 
@@ -13,9 +14,12 @@ class CausalCache(DecoderCache):
 
     Attributes:
       tokens: (B W, T) tokens of each beam, valid before `length`.
+      memory: For each layer, keys and values of an encoder's states in B rows, one copy for all beams; None for
+        a decoder without cross-attention.
     """
 
     tokens: jax.Array
+    memory: tuple[KeyValueCache, ...] | None = None
 
     def repeat(self, times: int) -> Self:
         """Repeat each beam `times` times; see `Cache`."""

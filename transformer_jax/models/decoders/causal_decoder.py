@@ -138,6 +138,7 @@ class CausalDecoder(nnx.Module):
         tokens: jax.Array,
         *,
         segments: jax.Array | None = None,
+        memory: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         return_weights: bool = False,
     ):
@@ -145,8 +146,16 @@ class CausalDecoder(nnx.Module):
 
         Arguments and errors are those of `__call__`.
 
+        Args:
+          tokens: See `__call__`.
+          segments: See `__call__`.
+          memory: (B / n, S, D) states of an encoder, for a decoder with cross-attention, each of which n
+            adjacent rows attend to.
+          dropout_key: See `__call__`.
+          return_weights: See `__call__`.
+
         Returns:
-          x (B, T, D), or (x, weights (B, L, H, T, T) float32).
+          x (B, T, D), or (x, weights (B, L, H, T, T) float32, with a memory (B, L, H, T, S)).
         """
         T = tokens.shape[1]
         check_length(self.config, T, "a text")
@@ -157,7 +166,10 @@ class CausalDecoder(nnx.Module):
         context = jax.tree.map(materialize, self._uncached_context(positions, visible))
 
         def run_block(block, x, key):
-            x, (weights, _) = block(x, context, dropout_key=key, return_weights=return_weights)
+            projected = None if memory is None else block.project_memory(memory)
+            x, (weights, _) = block(
+                x, context, memory=projected, dropout_key=key, return_weights=return_weights
+            )
             return x, weights
 
         with jax.named_scope("decoder"):
@@ -220,15 +232,32 @@ class CausalDecoder(nnx.Module):
             copy.unembedding = copy.unembedding.without_padding()
         return copy
 
-    def start(self, rows: int, *, max_length: int, first: jax.Array | None = None) -> CausalCache:
-        """Create an empty cache of `max_length` positions per row; see `DecoderCache` for `first`.
+    def start(
+        self,
+        rows: int,
+        *,
+        max_length: int,
+        first: jax.Array | None = None,
+        memory: jax.Array | None = None,
+    ) -> CausalCache:
+        """Create an empty cache of `max_length` positions per row.
 
         Positions before a text do not count towards the model's `max_length`, which limits each text.
+
+        Args:
+          rows: B.
+          max_length: Maximum number of tokens of a row, with those before its text.
+          first: See `DecoderCache`.
+          memory: (B, S, D) states of an encoder, for a decoder with cross-attention.
         """
-        config = self.config
+        config, projected = self.config, None
+        if memory is not None:
+            # Materialized in the layout that the steps read, see `Transformer.start`.
+            blocks = unstack(self.blocks)
+            projected = tuple(jax.tree.map(materialize, block.project_memory(memory)) for block in blocks)
         return CausalCache.empty(
             config.layers, rows, max_length, config.kv_heads, head_width(config), jnp.dtype(config.dtype),
-            first=first, tokens=jnp.zeros((rows, max_length), jnp.int32),
+            first=first, tokens=jnp.zeros((rows, max_length), jnp.int32), memory=projected,
         )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
@@ -267,9 +296,10 @@ class CausalDecoder(nnx.Module):
             with jax.named_scope("decoder"):
                 x = named(self._embed(tokens, previous, positions, None), EMBEDDING)
                 layers, weights = [], []
-                for block, layer in zip(blocks, cache.target, strict=True):
+                memories = (None,) * len(blocks) if cache.memory is None else cache.memory
+                for block, memory, layer in zip(blocks, memories, cache.target, strict=True):
                     x, (layer_weights, layer) = block(
-                        x, context, cache=layer, at=at, return_weights=return_weights
+                        x, context, memory=memory, cache=layer, at=at, return_weights=return_weights
                     )
                     layers.append(layer)
                     weights.append(layer_weights)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
+from transformer_jax.layers.attention.multi_head import MultiHeadAttention
 from transformer_jax.layers.attention.self_attention import SelfAttention
 from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -63,9 +64,22 @@ class GPT(CausalDecoder):
     Initial values (section 2.3 and the authors' code): matrices and embeddings are normal with standard
     deviation 0.02, matrices that write to the residual stream with 0.02 / sqrt(2 L); biases are 0 and
     normalization scales 1.
+
+    Args:
+      config: Sizes and variants.
+      rngs: Source of the initial values.
+      compute: Options for computing the model.
+      has_cross_attention: Let each block attend to the states of an encoder, see `hidden_states`.
     """
 
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        rngs: nnx.Rngs,
+        compute: ComputeOptions = ComputeOptions(),
+        has_cross_attention: bool = False,
+    ):
         std = 0.02
         dense: dict[str, Any] = dict(
             use_bias=config.use_bias,
@@ -73,6 +87,17 @@ class GPT(CausalDecoder):
             output_init=nnx.initializers.normal(std / (2 * config.layers) ** 0.5),
             dtype=config.dtype,
         )
+
+        def cross_attention(rngs: nnx.Rngs) -> dict[str, Any]:
+            if not has_cross_attention:
+                return {}
+            return {
+                "cross_attention": MultiHeadAttention(
+                    config.width, config.heads, config.kv_heads, implementation=compute.attention, rngs=rngs,
+                    **dense,
+                ),
+                "cross_attention_norm": layer_norm(config, rngs, use_bias=config.use_bias),
+            }  # fmt: skip
 
         def block(rngs: nnx.Rngs) -> CausalBlock:
             return CausalBlock(
@@ -91,6 +116,7 @@ class GPT(CausalDecoder):
                 attention_norm=layer_norm(config, rngs, use_bias=config.use_bias),
                 feed_forward_norm=layer_norm(config, rngs, use_bias=config.use_bias),
                 dropout=config.dropout,
+                **cross_attention(rngs),
             )
 
         super().__init__(

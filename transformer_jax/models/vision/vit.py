@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.attention.pooling import AttentionPooling
 from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstack_encoder
 from transformer_jax.layers.blocks import EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -57,15 +58,18 @@ class ViTConfig(Presets):
       heads: Number of attention heads H.
       feed_forward: Width F of the feed-forward layers.
       channels: Number of channels of an image.
+      patch_bias: Add a bias to the projection of patches.
       convolutions: Number of layers of a convolutional tokenizer, used instead of patches; 0 means patches.
       pooling: Input of the classifier: "class" token, "mean" of the patches, "class_mean" for both
-        concatenated, or "weighted" mean with trained weights (Hassani et al. 2021, equation 5).
+        concatenated, "weighted" mean with trained weights (Hassani et al. 2021, equation 5), or "attention" of
+        a trained query with a feed-forward layer (Zhai et al. 2022, "Scaling Vision Transformers").
       positions: "learned", or fixed "sinusoidal" positions of row and column.
       antialias: Smooth positions that are interpolated to a smaller grid.
       registers: Number of tokens that belong to no patch (Darcet et al. 2024).
       distillation: Add a second class token, trained on another network's predictions (Touvron et al. 2021).
       distillation_head: Let a classifier read that token too, and predict the mean of both heads.
       norm: "pre", or "post" as in older models.
+      input_norm: Apply a norm before the first block, as in CLIP.
       final_norm: Apply a norm after the last block.
       layer_scale: Initial value of a trained factor on the output of each sub-layer; 0 means no factor.
       gated: Use SwiGLU feed-forward layers.
@@ -90,14 +94,16 @@ class ViTConfig(Presets):
     heads: int
     feed_forward: int
     channels: int = 3
+    patch_bias: bool = True
     convolutions: int = 0
-    pooling: Literal["class", "mean", "class_mean", "weighted"] = "class"
+    pooling: Literal["class", "mean", "class_mean", "weighted", "attention"] = "class"
     positions: Literal["learned", "sinusoidal"] = "learned"
     antialias: bool = False
     registers: int = 0
     distillation: bool = False
     distillation_head: bool = False
     norm: Literal["pre", "post"] = "pre"
+    input_norm: bool = False
     final_norm: bool = True
     layer_scale: float = 0.0
     gated: bool = False
@@ -132,8 +138,8 @@ class ViTConfig(Presets):
 
     def __post_init__(self):
         check_choices(
-            self, activation=tuple(ACTIVATIONS), pooling=("class", "mean", "class_mean", "weighted"),
-            positions=("learned", "sinusoidal"), norm=("pre", "post"),
+            self, activation=tuple(ACTIVATIONS), positions=("learned", "sinusoidal"), norm=("pre", "post"),
+            pooling=("class", "mean", "class_mean", "weighted", "attention"),
         )  # fmt: skip
         check_minimum(self, 0, "convolutions", "registers", "classes", "layer_scale")
         if not self.convolutions and self.image_size % self.patch_size:
@@ -163,6 +169,20 @@ def _dense(config: ViTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.
     return nnx.Linear(
         inputs, outputs, kernel_init=nnx.initializers.truncated_normal(INITIAL_STD),
         dtype=jnp.dtype(config.dtype), dot_general=dense_dot_general, rngs=rngs,
+    )  # fmt: skip
+
+
+def _pooling(
+    config: ViTConfig, compute: ComputeOptions, rngs: nnx.Rngs, options: dict[str, Any]
+) -> nnx.Linear | AttentionPooling | None:
+    """Return the layers of a pooling that is trained, or None."""
+    if config.pooling == "weighted":
+        return _dense(config, config.width, 1, rngs)
+    if config.pooling != "attention":
+        return None
+    return AttentionPooling(
+        config.width, config.heads, config.feed_forward, norm=layer_norm(config, rngs),
+        activation=config.activation, implementation=compute.attention, rngs=rngs, **options,
     )  # fmt: skip
 
 
@@ -224,8 +244,9 @@ class ViT(nnx.Module):
                 )
             else:
                 self.patches = PatchTokens(
-                    config.patch_size, config.channels, config.width, rngs=rngs, **options
-                )
+                    config.patch_size, config.channels, config.width, use_bias=config.patch_bias, rngs=rngs,
+                    **options,
+                )  # fmt: skip
             self.grid = self.patches.grid(config.image_size, config.image_size)
             self.class_token = token(1) if config.has_class_token else None
             self.distillation_token = token(1) if config.distillation else None
@@ -238,8 +259,9 @@ class ViT(nnx.Module):
                 LearnedPositions(rows, config.width, std=INITIAL_STD, rngs=rngs) if learned else None
             )
         self.blocks = make_stack(block, rngs.params(), config.layers)
+        self.input_norm = layer_norm(config, rngs) if config.input_norm and reads_images else None
         self.norm = layer_norm(config, rngs) if config.final_norm else None
-        self.pooling = _dense(config, config.width, 1, rngs) if config.pooling == "weighted" else None
+        self.pooling = _pooling(config, compute, rngs, options)
         self.pooler = _dense(config, config.width, config.width, rngs) if config.pooler else None
 
     @property
@@ -325,7 +347,10 @@ class ViT(nnx.Module):
         """
         embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         with jax.named_scope("encoder"):
-            x = dropout(self.embed_images(images, kept), self.config.dropout, embed_key)
+            x = self.embed_images(images, kept)
+            if self.input_norm is not None:
+                x = self.input_norm(x)
+            x = dropout(x, self.config.dropout, embed_key)
         return self.run_blocks(x, dropout_key=blocks_key, return_weights=return_weights)
 
     def run_blocks(self, x: jax.Array, *, dropout_key: jax.Array | None = None, return_weights: bool = False):
@@ -352,6 +377,8 @@ class ViT(nnx.Module):
         """Pool states (B, prefix + P, D) to the classifier's input (B, `config.features`)."""
         config = self.config
         patches = states[:, config.prefix :]
+        if isinstance(self.pooling, AttentionPooling):
+            return self.pooling(states)
         if self.pooling is not None:
             weights = jax.nn.softmax(self.pooling(patches).astype(jnp.float32), axis=1)
             return jnp.einsum("bpo,bpd->bd", weights.astype(patches.dtype), patches)

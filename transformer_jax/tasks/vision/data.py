@@ -220,7 +220,7 @@ def in_memory_if_small(images: ImageSet, processor: ImageProcessor | None) -> An
     return ImagesInMemory(pixels)
 
 
-def worker_count(task: ImageDataConfig, images: Any) -> int:
+def worker_count(task: Any, images: Any) -> int:
     """Return the number of worker processes that prepare training images."""
     if task.workers >= 0:
         return task.workers
@@ -341,10 +341,15 @@ def make_processor(config: RunConfig, labels: Sequence[str], starts: Sequence[An
     task: ImageDataConfig = config.task
     size = image_size(config)
     fields: Any = {"size": size, "mean": task.mean, "std": task.std, "labels": tuple(labels)}
-    processor = starts[0].processor if starts else None
+    processor = _image_processor(starts[0].processor) if starts else None
     if not isinstance(processor, ImageProcessor):
         return ImageProcessor(**fields)
     return dataclasses.replace(processor.at_size(size), **fields)
+
+
+def _image_processor(processor: Any) -> Any:
+    """Return the image processor of a processor of images and texts, or the processor itself."""
+    return getattr(processor, "images", processor)
 
 
 def read_processor(folder: str) -> ImageProcessor | None:
@@ -356,7 +361,7 @@ def read_processor(folder: str) -> ImageProcessor | None:
     path = pathlib.Path(folder)
     if pretrained.is_published(path):
         _, family, hf_config = read_config(path)
-        processor = family.processor(path, hf_config)
+        processor = _image_processor(family.processor(path, hf_config))
         return processor if isinstance(processor, ImageProcessor) else None
     names = ImageProcessor.FILES
     if not is_run(path) or not all((path / name).is_file() for name in names):

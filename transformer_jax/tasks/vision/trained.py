@@ -18,6 +18,22 @@ from transformer_jax.tasks.vision.data import ProcessedImages, check_patches, no
 from transformer_jax.training.task import Trained
 
 
+def check_image_list(images: Any) -> None:
+    """Check that `images` is a list of images.
+
+    Raises:
+      UserError: It is empty or a single image.
+    """
+    # An image has shape (height, width) or (height, width, channels); (N, height, width) is a list of grey
+    # images. `shape` covers arrays of any library.
+    shape = tuple(getattr(images, "shape", (0,) * 4))
+    is_array = len(shape) in (0, 2) or (len(shape) == 3 and shape[2] in (1, 3, 4))
+    if is_array or isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
+        raise UserError("give a list of images, not one image")
+    if not len(images):
+        raise UserError("give one or more images")
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedImageEncoder(Trained):
     """A vision model from a run or a published folder, with or without a head."""
@@ -25,6 +41,11 @@ class TrainedImageEncoder(Trained):
     @functools.cached_property
     def _runners(self) -> dict[str, tuple[ImageRunner, Any]]:
         return {}
+
+    @property
+    def image_processor(self) -> Any:
+        """The image processor, also of a processor of images and texts."""
+        return getattr(self.processor, "images", self.processor)
 
     @property
     def encoder(self) -> Any:
@@ -47,7 +68,7 @@ class TrainedImageEncoder(Trained):
 
     def normalize(self, pixels: np.ndarray) -> jax.Array:
         """Normalise pixels (N, size, size, 3) uint8 from the processor to the model's input."""
-        return normalize_images(pixels, self.processor.mean, self.processor.std)
+        return normalize_images(pixels, self.image_processor.mean, self.image_processor.std)
 
     def run(
         self, name: str, function: Callable[[Any, jax.Array], jax.Array], images: Sequence[Any]
@@ -65,20 +86,13 @@ class TrainedImageEncoder(Trained):
         Raises:
           UserError: `images` is empty or a single image, or an image cannot be read.
         """
-        # An image has shape (height, width) or (height, width, channels); (N, height, width) is a list of grey
-        # images. `shape` covers arrays of any library.
-        shape = tuple(getattr(images, "shape", (0,) * 4))
-        is_array = len(shape) in (0, 2) or (len(shape) == 3 and shape[2] in (1, 3, 4))
-        if is_array or isinstance(images, str | os.PathLike) or hasattr(images, "getbands"):
-            raise UserError("give a list of images, not one image")
-        if not len(images):
-            raise UserError("give one or more images")
+        check_image_list(images)
         if name not in self._runners:
-            mean, std = self.processor.mean, self.processor.std
+            mean, std = self.image_processor.mean, self.image_processor.std
             runner = ImageRunner(lambda model, pixels: function(model, normalize_images(pixels, mean, std)))
             self._runners[name] = runner, runner.prepare(self.model)
         runner, model = self._runners[name]
-        return runner(model, ProcessedImages(images, self.processor))
+        return runner(model, ProcessedImages(images, self.image_processor))
 
     def embed_images(self, images: Any) -> np.ndarray:
         """Compute the feature vector of each image, the input of a classifier, (N, D) float32.

@@ -1,0 +1,31 @@
+"""Shared parts of the commands on captioned images: the default recipe and run folder."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformer_jax.commands.parsing import Parsed, flag_value
+from transformer_jax.commands.train import default_run_dir
+from transformer_jax.training.config import Start
+from transformer_jax.training.task import TaskEntry
+
+
+def default_recipe(argv: Sequence[str]) -> Callable[[Mapping[str, Any]], str]:
+    """Return the function that chooses "fine_tune" for a complete model, "pairs" for data, or else "drawn"."""
+
+    def choose(keywords: Mapping[str, Any]) -> str:
+        starts = Start.parse_all(tuple(keywords.get("start", ())))
+        if starts and not all(start.into for start in starts):
+            return "fine_tune"
+        return "pairs" if flag_value(argv, "--data") or keywords.get("encoder") else "drawn"
+
+    return choose
+
+
+def run_dir_of(entry: TaskEntry, parsed: Parsed) -> str:
+    """Return the run folder of a command line: `run_dir`, or runs/DATA-MODEL."""
+    data = parsed.config.task.data
+    corpus = "scenes" if not data else data[0] if len(data) == 1 else pathlib.Path(data[0]).name.split(".")[0]
+    return parsed.flags.run_dir or default_run_dir(entry, parsed, corpus)

@@ -1,0 +1,44 @@
+"""Search of the best sequences by a model that reads a source, a text or an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformer_jax.decoding.beam import beam_search
+from transformer_jax.decoding.greedy import greedy_search
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.distributed.mesh import replicated
+
+
+def search_sequences(
+    model: Any,
+    cache: Any,
+    *,
+    batch: int,
+    begin: int,
+    end: int,
+    max_length: int,
+    beam_size: int,
+    alpha: float,
+    return_weights: bool = False,
+) -> Hypotheses:
+    """Search the best sequence of each row of a cache; beam size 1 is greedy search.
+
+    Args:
+      model: Model with a `step_function`.
+      cache: Result of the model's `start`.
+      batch: See `beam_search`.
+      begin: See `beam_search`.
+      end: See `beam_search`.
+      max_length: See `beam_search`.
+      beam_size: See `beam_search`.
+      alpha: See `beam_search`.
+      return_weights: See `beam_search`.
+    """
+    step = model.step_function(return_weights=return_weights)
+    options: dict[str, Any] = dict(
+        batch=batch, begin=begin, end=end, max_length=max_length, return_weights=return_weights
+    )
+    if beam_size == 1:
+        return replicated(greedy_search(step, cache, **options))
+    return replicated(beam_search(step, cache, beam_size=beam_size, alpha=alpha, **options))

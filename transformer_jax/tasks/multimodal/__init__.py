@@ -1,0 +1,1 @@
+"""Tasks of images with texts."""
