@@ -56,23 +56,30 @@ PLACES = {
     VIT: Place("Vision Transformer", "Dosovitskiy et al. 2021", 4, 6, (BERT,)),
     ("self_distillation", "vit"): Place("DINO", "Caron et al. 2021", 5, 5, (VIT,)),
     ("masked_autoencoder", "vit"): Place("Masked autoencoder", "He et al. 2022", 5, 6, (VIT,)),
+    ("image_text_encoder", "clip"): Place("CLIP, SigLIP", "Radford 2021, Zhai 2023", 5, 4, (VIT,)),
+    ("captioner", "captioner"): Place("Captioner", "Xu et al. 2015, with a ViT", 5, 3, (VIT,)),
 }  # fmt: skip
-YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–22")
+YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–23")
 
 BOX_WIDTH, BOX_HEIGHT, GAP, ROW_GAP, MARGIN, TOP = 168, 64, 34, 20, 12, 34
 # Colors of fill, edge and text by kind; boxes are filled, so that they are readable on light and dark pages.
-COLORS = {
-    "translator": ("#dbeafe", "#3b82f6", "#172554"),
-    "decoder": ("#dcfce7", "#16a34a", "#052e16"),
-    "encoder": ("#fef3c7", "#d97706", "#451a03"),
-} | dict.fromkeys(
-    ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
+COLORS = (
+    {
+        "translator": ("#dbeafe", "#3b82f6", "#172554"),
+        "decoder": ("#dcfce7", "#16a34a", "#052e16"),
+        "encoder": ("#fef3c7", "#d97706", "#451a03"),
+    }
+    | dict.fromkeys(
+        ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
+    )
+    | dict.fromkeys(("image_text_encoder", "captioner"), ("#ede9fe", "#7c3aed", "#2e1065"))
 )
 LABELS = {
     "translator": "translators",
     "decoder": "language models",
     "encoder": "text encoders",
     "image_encoder": "vision models",
+    "captioner": "text with images",
 }
 GREY = "#7d8590"
 

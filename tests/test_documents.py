@@ -49,6 +49,8 @@ TINY = {
     "embed": TABLE,
     "classify-images": IMAGES,
     "self-distill": IMAGES,
+    "contrast": IMAGES,
+    "caption": IMAGES,
 }
 # Flags of a command that uses a trained model or plans a run.
 USES = {"--stdin", "--fill", "--images", "--help", "--dry-run", "--weights", "knn"}
@@ -86,6 +88,8 @@ def files(tmp_path_factory):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    rows = [f"{c}/{n}.png\ta photo of a {c} with {n} spots" for c in ("cat", "dog") for n in range(30)]
+    (folder / "captions.tsv").write_text("\n".join(["image\tcaption", *rows]) + "\n")
     save_published(folder)
     return folder
 

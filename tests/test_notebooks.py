@@ -40,7 +40,7 @@ def check_outputs(outputs):
 def test_every_lecture_has_its_notebook():
     assert [path.stem for path in NOTEBOOKS] == [
         "1_soft_dictionary", "2_order", "3_recurrence", "4_transformer", "5_gpt", "6_many_devices",
-        "7_bert", "8_vision",
+        "7_bert", "8_vision", "9_images_and_words",
     ]  # fmt: skip
 
 

@@ -63,6 +63,7 @@ def test_captions_belong_to_their_images(tmp_path, suffix, kind):
     ("rows", "header", "message"),
     [
         ([("a.png", " ")], ("image", "caption"), "line 2: the caption of a.png is empty"),
+        ([("a.png", "...")], ("image", "caption"), "line 2: the caption of a.png is empty"),
         ([("d.png", "a dog")], ("image", "caption"), "line 2: no image 'd.png' in"),
         ([("a.png", "a dog")], ("image", "words"), "no column caption"),
         ([], ("image", "caption"), "a header and no rows"),
@@ -72,6 +73,16 @@ def test_tables_that_do_not_fit(tmp_path, rows, header, message):
     images = write_images(tmp_path)
     with pytest.raises(UserError, match=message):
         read_captioned(str(write_table(tmp_path, rows, header=header)), str(images))
+
+
+def test_lists_of_captions_in_json(tmp_path):
+    lines = [{"image": "a.png", "caption": ["one dog", "two dogs"]}, {"image": "c.png", "caption": "sky"}]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    captioned = read_captioned(str(tmp_path / "table.jsonl"), str(write_images(tmp_path)))
+    assert [list(texts) for texts in captioned.captions] == [["one dog", "two dogs"], ["sky"]]
+    (tmp_path / "table.jsonl").write_text('{"image": "a.png"}')
+    with pytest.raises(UserError, match=r"table\.jsonl, line 1"):
+        read_captioned(str(tmp_path / "table.jsonl"), str(tmp_path / "images"))
 
 
 def test_sources_that_are_not_a_table_and_images(tmp_path):
@@ -96,7 +107,7 @@ def test_held_out_images_are_others(tmp_path):
     train, valid = captioned.hold_out(0.3)
     assert (len(train), len(valid)) == (2, 1)
     assert not set(train.images.names) & set(valid.images.names)
-    with pytest.raises(UserError, match="one image leaves none to hold out"):
+    with pytest.raises(UserError, match="a single image cannot be split"):
         valid.hold_out(0.3)
     assert train.fingerprint() != valid.fingerprint()
 

@@ -57,11 +57,11 @@ def make_folder(model, folder, *, frame):
     (folder / "preprocessor_config.json").write_text(json.dumps(images))
 
 
-def clip_model(kind):
+def clip_model(kind, **changes):
     _, transformers = torch_modules()
     name = "CLIP" if kind == "clip" else "Siglip"
     extra = {"projection_dim": 16} if kind == "clip" else {}
-    text = TEXT | ({} if kind == "clip" else {"projection_size": 36})
+    text = TEXT | ({} if kind == "clip" else {"projection_size": 36}) | changes
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=dict(VISION), **extra)
     return fill(getattr(transformers, f"{name}Model")(config))
 
@@ -139,6 +139,82 @@ def test_texts_are_split_as_by_the_tokenizer_of_clip(tmp_path):
         for text in texts:
             (ids,) = tokenizer.encode([text])
             assert [tokenizer.begin, *ids, tokenizer.end] == reference(text)["input_ids"], text
+
+
+def open_clip_names(name):
+    """Return the OpenCLIP name of a tensor of `transformers`; queries, keys and values stay apart."""
+    is_vision = name.startswith("vision_model")
+    for theirs, ours in (
+        ("vision_model.embeddings.patch_embedding", "visual.conv1"),
+        ("vision_model.embeddings.class_embedding", "visual.class_embedding"),
+        ("vision_model.embeddings.position_embedding.weight", "visual.positional_embedding"),
+        ("vision_model.pre_layrnorm", "visual.ln_pre"),
+        ("vision_model.post_layernorm", "visual.ln_post"),
+        ("text_model.embeddings.token_embedding", "token_embedding"),
+        ("text_model.embeddings.position_embedding.weight", "positional_embedding"),
+        ("text_model.final_layer_norm", "ln_final"),
+        ("_model.encoder.layers", ".resblocks"),
+        ("self_attn", "attn"), ("layer_norm", "ln_"), ("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"),
+    ):  # fmt: skip
+        name = name.replace(theirs, ours)
+    return name.replace("vision.resb" if is_vision else "text.resb", f"{'visual.' * is_vision}transformer.resb")
+
+
+@pytest.mark.long
+def test_names_of_open_clip_are_read(tmp_path):
+    """The tensors of a model of `transformers` are stored with the names and layouts of OpenCLIP."""
+    from safetensors.numpy import save_file
+
+    model = clip_model("clip", intermediate_size=4 * 24)
+    make_folder(model, tmp_path / "theirs", frame=True)
+    tensors = {open_clip_names(n): x.numpy() for n, x in model.state_dict().items() if "position_ids" not in n}
+    for name in [name for name in tensors if "q_proj" in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
+        tensors[name.replace("q_proj.", "in_proj_")] = np.concatenate(parts)
+    tensors["visual.proj"] = np.ascontiguousarray(tensors.pop("visual_projection.weight").T)
+    tensors["text_projection"] = np.ascontiguousarray(tensors.pop("text_projection.weight").T)
+    folder = tmp_path / "open_clip"
+    folder.mkdir()
+    save_file(tensors, folder / "open_clip_model.safetensors")
+    vision = {
+        "image_size": 28,
+        "layers": 2,
+        "width": 36,
+        "patch_size": 7,
+        "head_width": 12,
+        "mlp_ratio": 20 / 36,
+    }
+    text = {"context_length": 13, "vocab_size": 300, "width": 24, "heads": 2, "layers": 3}
+    description = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text, "quick_gelu": True}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": description, "preprocess_cfg": {}}))
+    (folder / "tokenizer.json").write_bytes((tmp_path / "theirs" / "tokenizer.json").read_bytes())
+    (folder / "tokenizer_config.json").write_bytes((tmp_path / "theirs" / "tokenizer_config.json").read_bytes())
+    assert pretrained.is_published(folder)
+    loaded, processor = pretrained.load(folder)
+    pixels = np.random.default_rng(0).normal(size=(2, 28, 28, 3)).astype(np.float32)
+    encoded = processor.encode(CAPTIONS)
+    # A causal encoder does not see what follows the end, so that the padding may differ.
+    expected = torch_vectors(model, pixels, encoded.tokens.astype(np.int64))
+    np.testing.assert_allclose(loaded.embed_images(jnp.asarray(pixels)), expected[0], atol=1e-4)
+    np.testing.assert_allclose(loaded.embed_texts(encoded.tokens, encoded.lengths), expected[1], atol=1e-4)
+    assert processor.images.resize == "shortest"
+    description["vision_cfg"] = vision | {"timm_model_name": "resnet"}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": description}))
+    with pytest.raises(UserError, match="timm_model_name"):
+        pretrained.load(folder)
+
+
+def test_texts_of_siglip_are_cleaned_as_by_its_tokenizer(tmp_path):
+    make_folder(clip_model("siglip"), tmp_path, frame=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for name, expected in (
+        ("SiglipTokenizer", "a photo of a dogs ball"),
+        ("Siglip2Tokenizer", "a photo, of a dog's ball."),
+        ("PreTrainedTokenizerFast", "A photo, of a Dog's ball."),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": name}))
+        _, processor = pretrained.load(tmp_path)
+        assert processor.clean("A  photo, of a Dog's ball.") == expected
 
 
 def captioner_model(width=36, **fields):

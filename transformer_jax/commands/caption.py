@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from transformer_jax.commands.captioned_data import default_recipe, run_dir_of
+from transformer_jax.commands.captioned_data import check_images, default_recipe, run_dir_of
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, planned, train
@@ -34,7 +34,7 @@ class Arguments(PlanFlags):
     images: tuple[str, ...] = ()
     """Caption these images with the run or published folder in --run-dir; no training."""
     plot_attention: str | None = None
-    """With --images: draw the patches that each word attends to, a row per image, to this picture."""
+    """With --images: draw the patches that each word attends to, to this picture; each image starts a row."""
     plot_layer: int = -1
     """With --plot-attention: the decoder layer to draw, counted from 0, or negative from the end."""
     html: str | None = None
@@ -45,7 +45,7 @@ class Arguments(PlanFlags):
 
 def _check(flags: Arguments) -> None:
     if not flags.images and (flags.plot_attention is not None or flags.html is not None):
-        raise UserError("`plot_attention` and `html` need images: name them with `images`")
+        raise UserError("`plot_attention` and `html` need `images`")
     if flags.images and flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
     if flags.html is not None:
@@ -65,10 +65,10 @@ def use(parsed: Parsed) -> None:
     run = load(flags.run_dir, compute=parsed.execution.compute)
     if not isinstance(run, TrainedCaptioner):
         raise UserError(f"{flags.run_dir} holds a {type(run.model).__name__}, not a captioner")
-    task, named = parsed.config.task, parsed.named
+    task = parsed.config.task
     search: dict[str, Any] = dict(
-        beam_size=task.beam_size if "beam_size" in named else None,
-        alpha=task.length_penalty if "length_penalty" in named else None,
+        beam_size=task.beam_size if "beam_size" in parsed.named else None,
+        alpha=task.length_penalty if "length_penalty" in parsed.named else None,
     )
     for file, caption in zip(flags.images, run.caption(list(flags.images), **search), strict=True):
         if flags.json:
@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax capt
     flags: Arguments = parsed.flags
     if planned(ENTRY, parsed, answers=bool(flags.images)):
         return
+    check_images(parsed)
     _check(flags)
     if flags.images:
         parsed.check_no_training(used=("beam_size", "length_penalty"))

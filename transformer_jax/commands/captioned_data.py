@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, flag_value
 from transformer_jax.commands.train import default_run_dir
+from transformer_jax.errors import UserError
 from transformer_jax.training.config import Start
 from transformer_jax.training.task import TaskEntry
 
@@ -19,9 +20,23 @@ def default_recipe(argv: Sequence[str]) -> Callable[[Mapping[str, Any]], str]:
         starts = Start.parse_all(tuple(keywords.get("start", ())))
         if starts and not all(start.into for start in starts):
             return "fine_tune"
-        return "pairs" if flag_value(argv, "--data") or keywords.get("encoder") else "drawn"
+        return (
+            "pairs"
+            if flag_value(argv, "--data") or keywords.get("encoder") or keywords.get("decoder")
+            else "drawn"
+        )
 
     return choose
+
+
+def check_images(parsed: Parsed) -> None:
+    """Check that `images`, if it is on the command line, names an image.
+
+    Raises:
+      UserError: It names none.
+    """
+    if "images" in parsed.named and not parsed.flags.images:
+        raise UserError("`images` names no image: add one or more files")
 
 
 def run_dir_of(entry: TaskEntry, parsed: Parsed) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transformer_jax.commands.captioned_data import default_recipe, run_dir_of
+from transformer_jax.commands.captioned_data import check_images, default_recipe, run_dir_of
 from transformer_jax.commands.parsing import Parsed, parse_run
 from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, planned, train
@@ -35,7 +35,7 @@ class Arguments(PlanFlags):
     images: tuple[str, ...] = ()
     """Images to classify with --labels, or to find with --text, by the run or published folder in --run-dir."""
     labels: tuple[str, ...] = ()
-    """With --images: classify each image among these labels, which need not be those of the training."""
+    """With --images: classify each image among these labels, which need not occur in the training data."""
     templates: tuple[str, ...] = TEMPLATES
     """With --labels: captions with {} in the place of the label, whose vectors are averaged."""
     text: str | None = None
@@ -47,7 +47,7 @@ class Arguments(PlanFlags):
 def _check(flags: Arguments) -> None:
     if not flags.images:
         if flags.labels or flags.text is not None:
-            raise UserError("`labels` and `text` need images: name them with `images`")
+            raise UserError("`labels` and `text` need `images`")
         return
     if flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax cont
     flags: Arguments = parsed.flags
     if planned(ENTRY, parsed, answers=bool(flags.images)):
         return
+    check_images(parsed)
     _check(flags)
     if flags.images:
         parsed.check_no_training()

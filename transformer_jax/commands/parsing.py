@@ -121,7 +121,9 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
         types |= {name: parameter.annotation for name, parameter in recipe_keywords(recipe).items()}
     for name, value_type in types.items():
         flags = dict.fromkeys((_flag(name), "--" + name, *_ALIASES.get(name, ())))
-        if typing.get_origin(value_type) is tuple:
+        if value_type is bool:
+            parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction)
+        elif typing.get_origin(value_type) is tuple:
             parser.add_argument(*flags, dest=name, nargs="*")
         else:
             parser.add_argument(*flags, dest=name, type=value_type if value_type in (int, float) else str)

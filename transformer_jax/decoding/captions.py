@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.search import search_sequences
+from transformer_jax.distributed.mesh import ROWS, constrained
 from transformer_jax.errors import UserError
 from transformer_jax.limits import SAMPLES
 
@@ -30,7 +32,7 @@ class CaptionAttention:
       weights: (L, H, T, prefix + P) float32.
       pixels: (height, width, 3) uint8, the model's input.
       prefix: Number of tokens of the image before its patches, such as the class token.
-      grid: Number of patches per column and per row.
+      grid: (rows, columns) of the patches.
       ids: Ids of the tokens.
     """
 
@@ -41,6 +43,17 @@ class CaptionAttention:
     prefix: int
     grid: tuple[int, int]
     ids: tuple[int, ...] = ()
+
+    def by_word(self) -> CaptionAttention:
+        """Return a copy with one entry for each word, whose weights are the mean over its tokens.
+
+        A token that starts with a space begins a word, as does one after a special token.
+        """
+        starts = [n for n, token in enumerate(self.tokens) if not n or token.startswith((" ", "<"))]
+        parts = [slice(a, b) for a, b in itertools.pairwise([*starts, len(self.tokens)])]
+        words = ["".join(self.tokens[part]).strip() for part in parts]
+        weights = np.stack([self.weights[:, :, part].mean(axis=2) for part in parts], axis=2)
+        return dataclasses.replace(self, tokens=words, weights=weights, ids=())
 
     def maps(self, layer: int = -1) -> np.ndarray:
         """Return the attention (T, rows, columns) of each token to the patches, the mean over heads.
@@ -63,6 +76,7 @@ class CaptionAttention:
     static_argnames=("mean", "std", "begin", "end", "max_length", "beam_size", "alpha", "return_weights"),
 )
 def _search(model: Any, pixels: jax.Array, *, mean, std, max_length: int, **options: Any) -> Hypotheses:
+    pixels = constrained(pixels, (ROWS, None, None, None))
     images = (pixels.astype("float32") / 255 - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     cache = model.start(images, max_length=max_length)
     return search_sequences(model, cache, batch=len(images), max_length=max_length, **options)
@@ -73,10 +87,10 @@ class CaptionGenerator:
 
     Args:
       model: The captioner.
-      processor: Processor of the model's training.
+      processor: The processor that the model was trained with.
       beam_size: Number of beams; 1 is greedy search.
       alpha: Exponent of the length penalty, see `beam_search`.
-      rows: Maximum number of images in a batch.
+      rows: Number of images in a batch; up to 8 images use a batch of 1 or 8.
 
     Raises:
       UserError: `alpha` is not finite, or `beam_size` is above its limit.
@@ -94,6 +108,8 @@ class CaptionGenerator:
         if not math.isfinite(alpha):
             raise UserError(f"`length_penalty` {alpha} is not a finite number")
         SAMPLES.check(beam_size, "`beam_size`")
+        if beam_size < 1:
+            raise UserError(f"`beam_size` {beam_size} is below 1")
         is_sharded = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
         self.model, self.processor, self.rows = model, processor, rows
         self._prepared = model if is_sharded else model.for_inference()

@@ -1,4 +1,4 @@
-"""Search of the best sequences by a model that reads a source, a text or an image."""
+"""Search for the best output sequences of a model that reads a source, a text or an image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def search_sequences(
     alpha: float,
     return_weights: bool = False,
 ) -> Hypotheses:
-    """Search the best sequence of each row of a cache; beam size 1 is greedy search.
+    """Search for the best sequence of each row of a cache; beam size 1 is greedy search.
 
     Args:
       model: Model with a `step_function`.

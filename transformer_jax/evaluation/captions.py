@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from sacrebleu.metrics import BLEU
@@ -17,8 +17,15 @@ Counts = collections.Counter[tuple[str, ...]]
 
 
 def words_of(caption: str) -> list[str]:
-    """Return the words of a caption in lowercase, without punctuation."""
-    return re.findall(r"[\w']+", caption.lower())
+    """Return the words of a caption in lowercase, without punctuation around them."""
+    words = (_strip_punctuation(word) for word in caption.lower().split())
+    return [word for word in words if word]
+
+
+def _strip_punctuation(word: str) -> str:
+    """Remove the punctuation and symbols at both ends of a word."""
+    kept = [n for n, character in enumerate(word) if unicodedata.category(character)[0] not in "PS"]
+    return word[kept[0] : kept[-1] + 1] if kept else ""
 
 
 def caption_scores(
@@ -39,7 +46,7 @@ def caption_scores(
     """
     if len(hypotheses) != len(references) or not all(references):
         raise ValueError(f"{len(hypotheses)} captions for {len(references)} images with references")
-    texts = [" ".join(words_of(text)) for text in hypotheses]
+    captions = [" ".join(words_of(text)) for text in hypotheses]
     count = max(map(len, references))
     # sacreBLEU takes streams of references; an image with fewer of them has None in the last ones.
     streams = [
@@ -47,12 +54,12 @@ def caption_scores(
     ]
     for order in range(1, _ORDERS + 1):
         bleu = BLEU(max_ngram_order=order, tokenize="none", smooth_method="none", force=True)
-        yield f"bleu{order}", bleu.corpus_score(texts, streams).score  # type: ignore[arg-type]
+        yield f"bleu{order}", bleu.corpus_score(captions, streams).score  # type: ignore[arg-type]
     yield "cider", cider_d(hypotheses, references)
 
 
 def cider_d(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Compute CIDEr-D (Vedantam et al. 2015, sections 3 and 5), averaged over the images.
+    """Compute CIDEr-D (Vedantam et al. 2015, sections 3 and 8), averaged over the images.
 
     N-grams of one to four words are weighted by how rare they are among the images' references. The score of an
     image is the mean over orders and references of the cosine similarity, with counts clipped to those of the
@@ -63,20 +70,20 @@ def cider_d(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> f
       references: One or more references for each image.
     """
     tokenized = [[words_of(text) for text in texts] for texts in references]
-    documents: list[Counts] = [collections.Counter() for _ in range(_ORDERS)]
+    document_frequencies: list[Counts] = [collections.Counter() for _ in range(_ORDERS)]
     for texts in tokenized:
         for order in range(_ORDERS):
-            documents[order].update({gram for words in texts for gram in _grams(words, order + 1)})
+            document_frequencies[order].update({gram for words in texts for gram in _grams(words, order + 1)})
     log_images = math.log(max(len(references), 1))
     total = 0.0
     for hypothesis, texts in zip(hypotheses, tokenized, strict=True):
         words = words_of(hypothesis)
-        for order, frequencies in enumerate(documents):
+        for order, frequencies in enumerate(document_frequencies):
             vector = _weighted(words, order + 1, frequencies, log_images)
             for reference in texts:
-                other = _weighted(reference, order + 1, frequencies, log_images)
+                reference_vector = _weighted(reference, order + 1, frequencies, log_images)
                 penalty = math.exp(-((len(words) - len(reference)) ** 2) / (2 * _SIGMA**2))
-                total += 10 * penalty * _clipped_cosine(vector, other) / (_ORDERS * len(texts))
+                total += 10 * penalty * _clipped_cosine(vector, reference_vector) / (_ORDERS * len(texts))
     return total / max(len(hypotheses), 1)
 
 
@@ -87,7 +94,7 @@ def _grams(words: Sequence[str], order: int) -> Counts:
 def _weighted(
     words: Sequence[str], order: int, frequencies: Counts, log_images: float
 ) -> dict[tuple[str, ...], float]:
-    """Return the counts of n-grams times the logarithm of images over images with the n-gram."""
+    """Return the TF-IDF weight of each n-gram: its count times log(images / images that contain it)."""
     return {
         gram: count * (log_images - math.log(max(1, frequencies[gram])))
         for gram, count in _grams(words, order).items()
@@ -98,5 +105,5 @@ def _clipped_cosine(vector: dict[tuple[str, ...], float], reference: dict[tuple[
     product = sum(
         min(value, reference.get(gram, 0.0)) * reference.get(gram, 0.0) for gram, value in vector.items()
     )
-    lengths = [math.sqrt(sum(value**2 for value in v.values())) for v in (vector, reference)]
-    return product / (lengths[0] * lengths[1]) if all(lengths) else 0.0
+    norms = [math.sqrt(sum(value**2 for value in v.values())) for v in (vector, reference)]
+    return product / (norms[0] * norms[1]) if all(norms) else 0.0

@@ -1,7 +1,7 @@
-"""Contrastive losses of image and text vectors, in which every other pair of a batch is a negative.
+"""Contrastive losses of image and text vectors, in which every pair that does not match is a negative.
 
-Both losses are computed for some images and all texts at a time, so that memory does not grow with the square
-of the batch.
+With several parts, logits are computed for some rows at a time, so that memory does not grow with the square of
+the batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transformer_jax.layers.losses import sums_in_parts
 def symmetric_cross_entropy(
     images: jax.Array, texts: jax.Array, scale: jax.Array, *, parts: int = 1
 ) -> jax.Array:
-    """Compute the loss of CLIP (Radford et al. 2021, figure 3): each image's text among all, and the reverse.
+    """Compute CLIP's loss (Radford et al. 2021, figure 3), cross-entropies over all texts and all images.
 
     Args:
       images: (B, E) float32 vectors of length 1.
-      texts: (B, E), those of the same row belong together.
+      texts: (B, E) float32 vectors of length 1; row i belongs to image i.
       scale: () factor of the cosine similarities, the inverse temperature.
       parts: Number of parts of the batch whose logits are computed one after another.
 
@@ -29,7 +29,7 @@ def symmetric_cross_entropy(
 
     def loss_of(queries: jax.Array, candidates: jax.Array) -> jax.Array:
         def total(queries: jax.Array, partners: jax.Array, is_real: jax.Array) -> jax.Array:
-            logits = scale * queries @ candidates.T
+            logits = scale * _similarity(queries, candidates)
             losses = jax.nn.logsumexp(logits, axis=-1) - scale * (queries * partners).sum(axis=-1)
             return (losses * is_real).sum()
 
@@ -51,17 +51,23 @@ def pairwise_sigmoid_loss(
       parts: See `symmetric_cross_entropy`.
 
     Returns:
-      The sum over all pairs of -log sigmoid(+-logit), in nats; the paper divides it by B.
+      The sum of -log sigmoid(logit) over matching pairs and of -log sigmoid(-logit) over all others, in nats;
+      the paper divides it by B.
     """
 
     def total(queries: jax.Array, partners: jax.Array, is_real: jax.Array) -> jax.Array:
-        logits = scale * queries @ texts.T + bias
+        logits = scale * _similarity(queries, texts) + bias
         partner_logits = scale * (queries * partners).sum(axis=-1) + bias
-        # Every pair counts as a negative, and then the partner's term is replaced by that of a positive.
+        # softplus(x) - x = softplus(-x): the subtraction makes the partner's term that of a matching pair.
         losses = jax.nn.softplus(logits).sum(axis=-1) - partner_logits
         return (losses * is_real).sum()
 
     return _sum_over_rows(total, images, texts, parts)
+
+
+def _similarity(queries: jax.Array, candidates: jax.Array) -> jax.Array:
+    """Return the products (b, B) in float32, also on accelerators: the scale would multiply their errors."""
+    return jnp.matmul(queries, candidates.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _sum_over_rows(function, queries: jax.Array, partners: jax.Array, parts: int) -> jax.Array:

@@ -53,7 +53,8 @@ class ImagePage(Page):
         Raises:
           UserError: The page would be too large for a browser.
         """
-        return cls(alignment, title=title, words=alignment.tokens)
+        by_word = alignment.by_word()
+        return cls(by_word, title=title, words=by_word.tokens)
 
     def __repr__(self) -> str:
         return f"ImagePage of {self._title or 'an image'}"

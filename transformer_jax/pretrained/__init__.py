@@ -29,8 +29,8 @@ def is_published(folder: str | pathlib.Path) -> bool:
 
     This reads only `config.json`, after `modules.json` if that names the subfolder of the transformer. The
     `config.json` of a published model has `model_type`, `architectures` or, from timm, `architecture`; that of
-    a run has `format_version`. `load` may not support the architecture. An .npz file
-    counts as the original weights of a vision transformer.
+    a run has `format_version`. `load` may not support the architecture. An .npz file counts as the original
+    weights of a vision transformer, and a folder with `open_clip_config.json` alone as one of OpenCLIP.
 
     Args:
       folder: Path that may be missing.
@@ -38,12 +38,20 @@ def is_published(folder: str | pathlib.Path) -> bool:
     if pathlib.Path(folder).suffix == ".npz":
         return pathlib.Path(folder).is_file()
     try:
-        config = read_object(transformer_folder(pathlib.Path(folder)) / "config.json")
+        config = read_object(config_file(transformer_folder(pathlib.Path(folder))))
     except UserError:
         return False
     if "format_version" in config:
         return False
-    return any(name in config for name in ("model_type", "architectures", "architecture"))
+    return any(name in config for name in ("model_type", "architectures", "architecture", "model_cfg"))
+
+
+def config_file(folder: pathlib.Path) -> pathlib.Path:
+    """Return the file that describes the model of a folder: `config.json`, or without it OpenCLIP's file."""
+    open_clip = folder / "open_clip_config.json"
+    return (
+        open_clip if open_clip.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
+    )
 
 
 def transformer_folder(folder: pathlib.Path) -> pathlib.Path:

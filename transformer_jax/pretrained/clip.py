@@ -12,12 +12,11 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import convert
+from transformer_jax.json_files import convert, read_json
 from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.pretrained.encoder_tables import ACTIVATIONS, Activation, activation_name
 from transformer_jax.pretrained.family import (
     CONFIG,
-    Count,
     Family,
     Positive,
     Rate,
@@ -61,8 +60,11 @@ class _Fields(msgspec.Struct):
     vision_config: dict[str, Any] = {}
 
 
-class _Pad(msgspec.Struct):
-    pad_token_id: Count | None = None
+class _TokenizerFields(msgspec.Struct):
+    """Fields of `tokenizer_config.json` that change texts before they are tokenized."""
+
+    tokenizer_class: str | None = None
+    do_lower_case: bool = True
 
 
 # Defaults of the configs of `transformers`, which files may omit.
@@ -161,14 +163,14 @@ def _towers_table() -> list[Tensor]:
 
 
 def _clip_table() -> tuple[Tensor, ...]:
-    weights = {"visual": "image", "text": "text"}
+    projections = {"visual": "image", "text": "text"}
     return (
         *_towers_table(),
         Tensor("vision_model.embeddings.class_embedding", ("image_encoder/class_token",), layout="squeezed"),
         *norm("vision_model.pre_layrnorm", "image_encoder/input_norm"),
         *(
             Tensor(f"{theirs}_projection.weight", (f"{ours}_projection/kernel",), transposed=True)
-            for theirs, ours in weights.items()
+            for theirs, ours in projections.items()
         ),
         Tensor("logit_scale", ("logit_scale",), layout="squeezed"),
     )
@@ -204,9 +206,17 @@ def _processor(
         )
         tokenizer = TextTokenizer.open(folder, model_type=model_type)
         if tokenizer.end is None:
-            raise UserError(f"{folder}: the tokenizer has no end token, which represents a text")
+            raise UserError(f"{folder}: the tokenizer has no end token, which every text needs")
         pad = tokenizer.ends[0] if tokenizer.pad is None else tokenizer.pad
-        return ImageTextProcessor(images, tokenizer, text.max_position_embeddings, pad)
+        file = folder / "tokenizer_config.json"
+        fields = read_json(file, _TokenizerFields) if file.is_file() else _TokenizerFields()
+        name = (fields.tokenizer_class or "").removesuffix("Fast")
+        # These classes of `transformers` clean texts in Python, before `tokenizer.json` is used.
+        return ImageTextProcessor(
+            images, tokenizer, text.max_position_embeddings, pad,
+            lowercase=name == "Siglip2Tokenizer" or (name == "SiglipTokenizer" and fields.do_lower_case),
+            remove_punctuation=name == "SiglipTokenizer",
+        )  # fmt: skip
 
     return read
 

@@ -17,6 +17,7 @@ from transformer_jax.pretrained.electra import ELECTRA
 from transformer_jax.pretrained.family import CONFIG, Family
 from transformer_jax.pretrained.gpt2 import GPT2
 from transformer_jax.pretrained.llama import LLAMA
+from transformer_jax.pretrained.open_clip import OPEN_CLIP
 from transformer_jax.pretrained.roberta import ROBERTA
 from transformer_jax.pretrained.timm_vit import TIMM, TIMM_ENCODER, has_classes
 from transformer_jax.pretrained.vision_decoder import VISION_DECODER
@@ -38,6 +39,7 @@ class _Kind(msgspec.Struct):
     model_type: str | None = None
     architectures: list[str] | None = None
     architecture: str | None = None
+    model_cfg: dict[str, Any] | None = None
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
@@ -51,6 +53,8 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     """
     kind = convert(config, _Kind, CONFIG)
     name = kind.model_type
+    if name is None and kind.model_cfg is not None:
+        return OPEN_CLIP
     if name is None and kind.architecture is not None:
         return TIMM if has_classes(config) else TIMM_ENCODER  # only timm's files have this field
     if name not in FAMILIES:

@@ -27,7 +27,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert, read_json, read_object
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.parameter_names import is_vector, layer_shape, named_leaves, with_leaves
-from transformer_jax.pretrained import transformer_folder
+from transformer_jax.pretrained import config_file, transformer_folder
 from transformer_jax.pretrained.families import FAMILIES, family_of_config, family_of_model
 from transformer_jax.pretrained.family import CONFIG, Count, Family, Tensor
 from transformer_jax.pretrained.tensor_files import (
@@ -59,7 +59,7 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
     if folder.suffix == ".npz":
         hf_config, family = describe_arrays(folder), VIT_ARRAYS
     elif folder.is_dir():
-        hf_config = read_object(folder / CONFIG)
+        hf_config = read_object(config_file(folder))
         family = family_of_config(hf_config)
     else:
         raise UserError(f"{folder}: no such folder of weights")
@@ -70,7 +70,7 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> tuple[Any, An
             hf_config = hf_config | {"architectures": [family.architecture]}
         return dataclasses.replace(family.config(hf_config), dtype=dtype or "float32"), family, hf_config
     except (ValueError, TypeError) as error:
-        raise UserError(f"{folder / 'config.json'}: {error}") from None
+        raise UserError(f"{config_file(folder)}: {error}") from None
 
 
 def _family_of_files(candidates: Sequence[Family], hf_config: dict[str, Any], files: TensorFiles) -> Family:

@@ -20,6 +20,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# The file of OpenCLIP's folders.
+_OPEN_CLIP = "open_clip_model.safetensors"
 
 # BERT's first checkpoints have TensorFlow's names for the scale and bias of a norm.
 _OLD_NORM, _NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}
@@ -58,6 +60,8 @@ class TensorFiles:
             self._open(SINGLE)
             if (folder / INDEX).exists():
                 warnings.warn(f"{folder}: {SINGLE} is read, and the files of {INDEX} are not", stacklevel=2)
+        elif (folder / _OPEN_CLIP).is_file():
+            self._open(_OPEN_CLIP)
         elif (folder / INDEX).is_file():
             self._open_all(read_json(folder / INDEX, _Index).weight_map)
         else:

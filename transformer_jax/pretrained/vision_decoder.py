@@ -19,7 +19,7 @@ from transformer_jax.pretrained.family import CONFIG, Count, Family, Tensor, lin
 from transformer_jax.pretrained.gpt2 import GPT2, dense
 from transformer_jax.pretrained.vit import VIT, encoder_table, read_image_processor
 
-# Maximum length of captions in tokens, which generation and fine-tuning use for a published folder.
+# Maximum length in tokens of captions that a published folder generates.
 _CAPTION_LENGTH = 64
 
 
@@ -132,7 +132,7 @@ VISION_DECODER = Family(
     describe=_describe,
     table=_table(),
     head="decoder.lm_head.weight",
-    # Older files store the causal masks.
+    # A captioner has no pooler and no mask token; older files also store the causal masks.
     ignored=r"encoder\.pooler\..*|encoder\.embeddings\.mask_token"
     r"|decoder\.transformer\.h\.\d+\.(attn|crossattention)\.(bias|masked_bias)",
     processor=_read_processor,

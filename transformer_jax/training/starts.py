@@ -36,7 +36,7 @@ _FREE_FIELDS = {
 # Labels that `transformers` generates for classes without names.
 _GENERATED_LABEL = r"LABEL_\d+"
 # Parts that only some tasks add to an encoder.
-_OPTIONAL = re.compile(r"(.*/)?(pooler|next_sentence|cross_attention(_norm)?)/.*")
+_OPTIONAL = re.compile(r"(.*/)?(pooler|pooling|next_sentence|cross_attention(_norm)?)/.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +324,7 @@ def start_model(
     """
     new, copied, problems = named_leaves(model), {}, []
     for opened in starts:
-        target = getattr(model, opened.start.into or "_", model).config
+        target = getattr(getattr(model, opened.start.into or "_", model), "config", model.config)
         reads_texts = hasattr(getattr(target, "encoder", target), "max_length")
         check_same_kind(opened, model.config)
         other_classes = opened.has_other_classes(model, labels)

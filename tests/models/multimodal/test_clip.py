@@ -14,6 +14,7 @@ from transformer_jax.distributed.sharding import model_shardings, rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.parameter_names import named_leaves
+from transformer_jax.tasks.multimodal.contrastive import limited
 
 CONFIG = ClipConfig(
     image_size=12, patch_size=4, width=24, layers=2, heads=2, feed_forward=20, vocab_size=53, max_length=11,
@@ -94,11 +95,10 @@ def test_a_text_is_represented_by_its_end_token():
     assert (earlier[:, 0] != forward(model_of(), images, tokens, lengths)[:, 0]).all()
 
 
-def test_the_scale_is_limited():
-    model = model_of()
-    model = nnx.merge(*nnx.split(model))
-    model.logit_scale[...] = jnp.full(1, 9.0)
-    assert model.scale == 100
+def test_the_scale_is_limited_in_training_and_still_trained():
+    assert limited(jnp.float32(150.0)) == 100
+    assert limited(jnp.float32(20.0)) == 20
+    assert jax.grad(limited)(jnp.float32(150.0)) == 1
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -107,6 +107,9 @@ def test_every_field_matters(field):
     model, changed = model_of(), model_of(**{field: value})
     size = 16 if field == "image_size" else 12
     images, tokens, lengths = inputs(size=size, channels=value if field == "channels" else 3)
+    if field == "vocab_size":
+        assert changed.parameter_count == model.parameter_count + 7 * 16
+        return
     if field == "vocab_multiple":
         tables = [m.text_encoder.embedding.table.embedding for m in (model, changed)]
         assert tables[0].shape != tables[1].shape

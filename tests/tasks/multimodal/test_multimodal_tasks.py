@@ -189,7 +189,12 @@ def test_captions_and_the_patches_of_their_words(trained, tmp_path):
     with Image.open(tmp_path / "words.png") as picture:
         assert picture.size[0] > 500
     page = ImagePage.of_caption(alignment, title=alignment.text).html
-    assert json.dumps(alignment.tokens[0]) in page
+    words = alignment.by_word()
+    assert " ".join(words.tokens).split() == "".join(alignment.tokens).split()
+    np.testing.assert_allclose(words.weights.sum(axis=-1), 1, atol=1e-5)
+    assert json.dumps(words.tokens, ensure_ascii=False).replace("<", "\\u003c") in page
+    with pytest.raises(UserError, match="`beam_size` 0 is below 1"):
+        run.caption(pictures, beam_size=0)
     for value, message in (([], "one or more"), ("a.png", "a list"), (pictures[0], "a list")):
         with pytest.raises(UserError, match=message):
             run.caption(value)
@@ -229,6 +234,8 @@ def test_a_captioner_starts_from_encoders_and_decoders(trained, tmp_path):
         "captioning", "pairs", encoder=str(folder), decoder=str(tmp_path / "gpt"), **changes
     )
     assert config.model.decoder_width == 16
+    alone = tasks.configure("captioning", "pairs", decoder=str(tmp_path / "gpt"))
+    assert (alone.model.decoder_width, [start.into for start in alone.start]) == (16, ["decoder"])
     train(config.with_values(learning_rate=0.0), tmp_path / "both")
     gpt = named_leaves(tasks.load(tmp_path / "gpt").model)
     both = named_leaves(tasks.load(tmp_path / "both").model.decoder)
@@ -236,6 +243,31 @@ def test_a_captioner_starts_from_encoders_and_decoders(trained, tmp_path):
         size = both[name].shape[0]
         np.testing.assert_array_equal(leaf[:size] if "positions" in name else leaf, both[name], err_msg=name)
     assert set(both) - set(gpt) == {name for name in both if "cross_attention" in name}
+
+
+def test_parts_without_a_config_are_started(trained, tmp_path):
+    folder, _ = trained("captioner")
+    start = (f"{folder},part=projection,into=projection",)
+    train(config_of("captioner", start=start, steps=1, learning_rate=0.0), tmp_path / "run")
+    expected, copied = (tasks.load(path).model.projection.kernel[...] for path in (folder, tmp_path / "run"))
+    np.testing.assert_array_equal(copied, expected)
+
+
+def test_a_folder_that_would_not_be_used_is_refused(trained, tmp_path):
+    clip, captioner = (str(trained(case)[0]) for case in ("clip", "captioner"))
+    for changes, message in (
+        (dict(encoder=clip), r"`encoder` .* has no effect with the recipe drawn"),
+        (dict(decoder="gpt"), "`decoder` gpt has no effect with the recipe drawn"),
+        (
+            dict(encoder=clip, freeze_encoder=True, start=(f"{clip},into=encoder",)),
+            "`freeze_encoder` has no effect",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(config_of("captioner", **changes), tmp_path / "run")
+    config = tasks.configure("captioning", "fine_tune", start=(captioner,), batch_size=8, steps=1)
+    with pytest.raises(UserError, match=r"`encoder` .* has no effect with the recipe fine_tune"):
+        train(config.with_values(encoder=clip), tmp_path / "run")
 
 
 def test_a_complete_model_is_fine_tuned(trained, tmp_path):
@@ -253,8 +285,12 @@ def test_a_complete_model_is_fine_tuned(trained, tmp_path):
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("clip", dict(batch_size=1), "`batch_size` 1: a batch of one image has no other to compare with"),
-        ("clip", dict(batch_size=1_000), "`batch_size` 1000: there are only 672 training images"),
+        (
+            "clip",
+            dict(batch_size=1),
+            "`batch_size` 1: each image is compared with the other texts of its batch",
+        ),
+        ("clip", dict(batch_size=1_000), "`batch_size` 1000 exceeds the 672 training images"),
         (
             "captioner",
             dict(max_caption_length=40),

@@ -34,11 +34,11 @@ class CaptionedViews(OneView):
     ):
         super().__init__(size, augmentation)
         self._tokens, self._lengths, self._captions = tokens, lengths, captions
-        self._first = np.concatenate([[0], np.cumsum(counts)])
+        self._offsets = np.concatenate([[0], np.cumsum(counts)])
 
     def __call__(self, images: Pixels, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Return the image with `tokens` (C, T) and `lengths` (C,) of different captions."""
-        first, last = self._first[number : number + 2]
-        chosen = first + np.resize(rng.permutation(last - first), self._captions)
+        """Return the augmented image with `tokens` (C, T) and `lengths` (C,) of its drawn captions."""
+        start, stop = self._offsets[number : number + 2]
+        chosen = start + np.resize(rng.permutation(stop - start), self._captions)
         view = super().__call__(images, number, rng)
         return view | {"tokens": self._tokens[chosen], "lengths": self._lengths[chosen]}

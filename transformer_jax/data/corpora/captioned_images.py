@@ -1,4 +1,4 @@
-"""Images with captions: a table of captions beside a folder or archive, and sets of TensorFlow Datasets."""
+"""Images with captions: a table with a folder or archive of images, and sets of TensorFlow Datasets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from transformer_jax.data.corpora.image_sets import ImageSet
 from transformer_jax.data.corpora.images import TfdsImages, open_image_files
 from transformer_jax.data.corpora.tables import fingerprint, read_table
+from transformer_jax.data.corpora.text_files import base_suffix, read_text
 from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
 
 COLUMNS = ("image", "caption")
 
@@ -47,7 +50,7 @@ class CaptionedImages(NamedTuple):
           UserError: There is only one image.
         """
         if len(self) < 2:
-            raise UserError(f"{self.images.path}: one image leaves none to hold out: name `valid`")
+            raise UserError(f"{self.images.path}: a single image cannot be split for validation: name `valid`")
         order = np.random.default_rng(0).permutation(len(self))
         count = min(len(self) - 1, max(1, round(share * len(self))))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
@@ -67,7 +70,7 @@ def open_captioned(source: Sequence[str], *, split: str, data_dir: str | None = 
       data_dir: Folder of TFDS's sets.
 
     Raises:
-      UserError: There are neither two paths nor a TFDS set, or see `read_captioned`.
+      UserError: `source` is neither two paths nor a TFDS set, or see `read_captioned`.
     """
     if len(source) == 1 and source[0].startswith("tfds:"):
         return _tfds(source[0], split, data_dir)
@@ -83,29 +86,58 @@ def read_captioned(table: str, images: str) -> CaptionedImages:
 
     Args:
       table: TSV, CSV or JSONL file with the columns `image` and `caption`; an image with several captions has
-        several rows.
+        several rows, or in JSONL a list.
       images: Folder or archive. An image is named by its path in it, or by its file name if that is unique.
 
     Raises:
       UserError: A file cannot be read, the table lacks a column, a caption is empty, or its image is missing.
     """
-    rows = read_table(table, COLUMNS)
-    for name in COLUMNS:
-        if name not in rows.columns:
-            raise UserError(f"{table}: no column {name}")
+    rows = _read_rows(table)
     files = open_image_files(images)
     numbers = _numbers_by_name(files.names)
     captions: dict[int, list[str]] = {}
-    for row, (name, caption) in enumerate(zip(rows.columns["image"], rows.columns["caption"], strict=True)):
-        if not caption.strip():
-            raise UserError(f"{rows.location(row)}: the caption of {name} is empty")
+    for location, name, caption in rows:
+        if not any(character.isalnum() for character in caption):
+            raise UserError(f"{location}: the caption of {name} is empty")
         if name not in numbers:
-            raise UserError(f"{rows.location(row)}: no image {name!r} in {images}")
+            raise UserError(f"{location}: no image {name!r} in {images}")
         captions.setdefault(numbers[name], []).append(" ".join(caption.split()))
     order = sorted(captions)
     return CaptionedImages(
         files.select(np.array(order)), [captions[n] for n in order], len(files) - len(captions)
     )
+
+
+class _Line(msgspec.Struct):
+    """A line of a JSONL file."""
+
+    image: str
+    caption: str | list[str]
+
+
+def _read_rows(path: str) -> list[tuple[str, str, str]]:
+    """Return (file and line, image, caption) of each caption in a table.
+
+    Raises:
+      UserError: The file cannot be read, or lacks a column.
+    """
+    if base_suffix(path) == ".jsonl":
+        rows = []
+        for number, text in enumerate(read_text(pathlib.Path(path)).split("\n"), 1):
+            if text.strip():
+                location = f"{path}, line {number}"
+                line = parse_json(text, _Line, location)
+                captions = [line.caption] if isinstance(line.caption, str) else line.caption
+                rows += [(location, line.image, caption) for caption in captions]
+        if not rows:
+            raise UserError(f"{path}: the file is empty")
+        return rows
+    table = read_table(path, COLUMNS)
+    for name in COLUMNS:
+        if name not in table.columns:
+            raise UserError(f"{path}: no column {name}")
+    pairs = zip(table.columns["image"], table.columns["caption"], strict=True)
+    return [(table.location(row), *pair) for row, pair in enumerate(pairs)]
 
 
 def _numbers_by_name(names: Sequence[str]) -> dict[str, int]:

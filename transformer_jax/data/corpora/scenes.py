@@ -16,12 +16,12 @@ COLORS = {
     "purple": (150, 60, 190), "orange": (245, 140, 30),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "star")
-# For each arrangement of two shapes, the words between them, and those of the opposite order.
+# Relation of the first shape to the second, and of the second to the first, by arrangement.
 RELATIONS = {"beside": ("left of", "right of"), "stacked": ("above", "below")}
 SIZE = 32
 # Scenes are drawn larger and reduced, which smooths their edges.
 _SCALE = 4
-_SHARE_OF_TEST, _SHARE_OF_VALID = 0.2, 0.1
+_TEST_SHARE, _VALID_SHARE = 0.2, 0.1
 
 
 def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, center: np.ndarray, radius: float, color: str) -> None:
@@ -39,12 +39,12 @@ def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, center: np.ndarray, radiu
 
 
 def draw_scene(
-    things: tuple[tuple[str, str], tuple[str, str]], arrangement: str, rng: np.random.Generator
+    objects: tuple[tuple[str, str], tuple[str, str]], arrangement: str, rng: np.random.Generator
 ) -> np.ndarray:
     """Draw two shapes on a light background.
 
     Args:
-      things: (color, shape) of the first and the second shape.
+      objects: (color, shape) of the first and the second shape.
       arrangement: "beside" draws the first left of the second, "stacked" above it.
       rng: Random generator of the background, positions and sizes.
 
@@ -55,7 +55,7 @@ def draw_scene(
     background = tuple(int(v) for v in rng.integers(225, 256, 3))
     image = Image.new("RGB", (side, side), background)
     draw = ImageDraw.Draw(image)
-    for number, (color, shape) in enumerate(things):
+    for number, (color, shape) in enumerate(objects):
         along, across = side * (0.27 + 0.46 * number), side * 0.5
         jitter = rng.uniform(-0.06, 0.06, 2) * side + np.array([0, rng.uniform(-0.15, 0.15) * side])
         center = np.array([along, across]) + jitter
@@ -64,9 +64,9 @@ def draw_scene(
     return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.LANCZOS))
 
 
-def captions_of(things: tuple[tuple[str, str], tuple[str, str]], arrangement: str) -> list[str]:
+def captions_of(objects: tuple[tuple[str, str], tuple[str, str]], arrangement: str) -> list[str]:
     """Return three captions of a scene, see `draw_scene`."""
-    first, second = (" ".join(thing) for thing in things)
+    first, second = (" ".join(item) for item in objects)
     before, after = RELATIONS[arrangement]
     return [
         f"a {first} {before} a {second}".replace("a orange", "an orange"),
@@ -77,29 +77,32 @@ def captions_of(things: tuple[tuple[str, str], tuple[str, str]], arrangement: st
 
 @functools.cache
 def scenes(seed: int = 0) -> tuple[CaptionedImages, CaptionedImages, CaptionedImages]:
-    """Return (training, validation and test scenes): every pair of different colored shapes in one split.
+    """Draw (training, validation, test) scenes; each scene is in exactly one split.
+
+    A scene is an ordered pair of shapes of different colors in one arrangement.
 
     Args:
       seed: Seed of the drawing and of the splits.
     """
     rng = np.random.default_rng(seed)
-    things = list(itertools.product(COLORS, SHAPES))
-    pairs = [
+    objects = list(itertools.product(COLORS, SHAPES))
+    layouts = [
         (pair, arrangement)
-        for pair in itertools.permutations(things, 2)
+        for pair in itertools.permutations(objects, 2)
         for arrangement in RELATIONS
         if pair[0][0] != pair[1][0]
     ]
-    pairs = [pairs[n] for n in rng.permutation(len(pairs))]
-    images = np.stack([draw_scene(*scene, rng) for scene in pairs])
-    names = ["-".join(" ".join(thing) for thing in pair) + f" {arrangement}" for pair, arrangement in pairs]
+    layouts = [layouts[n] for n in rng.permutation(len(layouts))]
+    images = np.stack([draw_scene(*scene, rng) for scene in layouts])
+    names = ["-".join(" ".join(item) for item in pair) + f" {arrangement}" for pair, arrangement in layouts]
     complete = CaptionedImages(
-        ImageSet("scenes", names, np.zeros(len(names)), [""], images), [captions_of(*scene) for scene in pairs]
+        ImageSet("scenes", names, np.zeros(len(names)), [""], images),
+        [captions_of(*scene) for scene in layouts],
     )
-    tests, valids = (round(share * len(pairs)) for share in (_SHARE_OF_TEST, _SHARE_OF_VALID))
-    numbers = np.arange(len(pairs))
+    test_count, valid_count = (round(share * len(layouts)) for share in (_TEST_SHARE, _VALID_SHARE))
+    numbers = np.arange(len(layouts))
     return (
-        complete.select(numbers[tests + valids :]),
-        complete.select(numbers[tests : tests + valids]),
-        complete.select(numbers[:tests]),
+        complete.select(numbers[test_count + valid_count :]),
+        complete.select(numbers[test_count : test_count + valid_count]),
+        complete.select(numbers[:test_count]),
     )

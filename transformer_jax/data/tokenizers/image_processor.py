@@ -83,7 +83,9 @@ CLASSES = {
 # Classes for which a number is the size of the shorter side, not of a square.
 _NUMBER_IS_SHORTEST = ("Bit", "CLIP", "Siglip")
 # The class of a file that names none, by the model's `model_type`.
-_DEFAULT_CLASSES = {"deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit"}
+_DEFAULT_CLASSES = {
+    "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit", "clip": "CLIP", "siglip": "Siglip",
+}  # fmt: skip
 _CLASS_NAME = re.compile(r"(.*?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?")
 
 
@@ -246,6 +248,8 @@ class ImageProcessor:
           UserError: See `of`.
         """
         path = folder / FILE
+        if not path.is_file() and model_type in ("clip", "siglip"):
+            return cls.of({}, size=size, labels=labels, channels=channels, model_type=model_type)
         if not path.is_file():
             half = (0.5,) * channels
             return cls(size=size, resampling="bilinear", labels=tuple(labels), mean=half, std=half)

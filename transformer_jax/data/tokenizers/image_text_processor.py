@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import string
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -24,6 +25,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     max_length: Annotated[int, msgspec.Meta(ge=2)]
     pad: Annotated[int, msgspec.Meta(ge=0)]
     lowercase: bool
+    remove_punctuation: bool = False
 
 
 class PaddedTexts(NamedTuple):
@@ -42,7 +44,7 @@ class PaddedTexts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageTextProcessor:
-    """An image processor, and a tokenizer that frames each text with a begin and an end token.
+    """An image processor, and a tokenizer that adds an end token, and a begin token if it has one.
 
     Attributes:
       images: The image processor.
@@ -50,6 +52,7 @@ class ImageTextProcessor:
       max_length: T, the length of texts with begin and end token; longer texts are truncated.
       pad: Id of the padding token.
       lowercase: Convert texts to lowercase before they are tokenized.
+      remove_punctuation: Remove ASCII punctuation, as SigLIP does.
     """
 
     images: ImageProcessor
@@ -57,6 +60,7 @@ class ImageTextProcessor:
     max_length: int
     pad: int
     lowercase: bool = False
+    remove_punctuation: bool = False
 
     FILES: ClassVar[tuple[str, ...]] = (*ImageProcessor.FILES, *TextTokenizer.FILES, FILE)
 
@@ -72,17 +76,17 @@ class ImageTextProcessor:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of classes, which these models do not have."""
+        """Names of classes; always empty, because these models have no classes."""
         return ()
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """Ids of the tokens before a text: those of the tokenizer's template, or none."""
+        """The begin token's id in a tuple; () if the tokenizer has no begin token."""
         return () if self.tokenizer.begin is None else (self.tokenizer.begin,)
 
     @property
     def start(self) -> int:
-        """Id of the token from which a caption is generated: the begin token, or without one the end token."""
+        """Id of a decoder's first input: the begin token, or the end token if there is no begin token."""
         return self.end if self.tokenizer.begin is None else self.tokenizer.begin
 
     @property
@@ -97,11 +101,13 @@ class ImageTextProcessor:
 
     def clean(self, text: str) -> str:
         """Return a text as it is tokenized, in one line."""
-        text = " ".join(text.split())
-        return text.lower() if self.lowercase else text
+        text = text.lower() if self.lowercase else text
+        if self.remove_punctuation:
+            text = text.translate(str.maketrans("", "", string.punctuation))
+        return " ".join(text.split())
 
     def encode(self, texts: Sequence[str], *, to_generate: bool = False) -> PaddedTexts:
-        """Encode texts with begin and end tokens, padded to `max_length`.
+        """Encode texts with an end token, and a begin token if there is one, padded to `max_length`.
 
         Args:
           texts: The texts.
@@ -131,7 +137,12 @@ class ImageTextProcessor:
 
     def files(self) -> dict[str, bytes]:
         """Return the processor's files by name, as they are stored in a run folder."""
-        stored = {"max_length": self.max_length, "pad": self.pad, "lowercase": self.lowercase}
+        stored = {
+            "max_length": self.max_length,
+            "pad": self.pad,
+            "lowercase": self.lowercase,
+            "remove_punctuation": self.remove_punctuation,
+        }
         return {
             **self.images.files(), **self.tokenizer.files(), FILE: (json.dumps(stored) + "\n").encode()
         }  # fmt: skip
@@ -154,7 +165,7 @@ class ImageTextProcessor:
 
     def published_tokenizer(self) -> dict[str, Any]:
         """Return the files of the tokenizer in a published folder, by name, as bytes or JSON values."""
-        tokenizer = self.tokenizer.framed(lowercase=self.lowercase)
+        tokenizer = self.tokenizer.framed(lowercase=self.lowercase, remove_punctuation=self.remove_punctuation)
         pad = self.tokenizer.tokens([self.pad])[0]
         settings = tokenizer.published()[1] | {"pad_token": pad, "model_max_length": self.max_length}
         return {"tokenizer.json": tokenizer.files()["tokenizer.json"], "tokenizer_config.json": settings}

@@ -174,11 +174,12 @@ class TextTokenizer(TokenizerFile):
         result.pad = published.tokenizer.token_to_id(published.tokens.get("pad_token", ""))
         return result
 
-    def framed(self, *, lowercase: bool) -> TextTokenizer:
+    def framed(self, *, lowercase: bool, remove_punctuation: bool = False) -> TextTokenizer:
         """Return a copy whose template adds the begin token, if there is one, and the end token to a text.
 
         Args:
           lowercase: Convert texts to lowercase.
+          remove_punctuation: Remove ASCII punctuation.
         """
         copy = Tokenizer.from_str(self._tokenizer.to_str())
         names = self.tokens([*([] if self.begin is None else [self.begin]), self.ends[0]])
@@ -187,8 +188,12 @@ class TextTokenizer(TokenizerFile):
         copy.post_processor = processors.TemplateProcessing(
             single=single, pair=[*single, "$B", names[-1]], special_tokens=list(zip(names, ids, strict=True))
         )
-        if lowercase:
-            copy.normalizer = normalizers.Lowercase()
+        steps: list[Any] = [normalizers.Lowercase()] if lowercase else []
+        if remove_punctuation:
+            steps.append(normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""))
+        if steps:
+            stored = [] if copy.normalizer is None else [copy.normalizer]
+            copy.normalizer = normalizers.Sequence([*steps, *stored])
         return type(self)(copy, ends=self.ends, special_tokens=self.special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

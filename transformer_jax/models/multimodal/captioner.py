@@ -55,7 +55,7 @@ class CaptionerConfig(ViTConfig):
     vocab_multiple: int = 128
 
     # mini is for scenes of 32 pixels, small for photographs of 64 pixels, both for two CPU cores; b16 is a
-    # ViT-B/16 under a GPT-2 of 124 million parameters.
+    # ViT-B/16 with a GPT-2 of 124 million parameters.
     preset_fields: ClassVar = {
         "mini": dict(
             width=96, layers=3, heads=4, feed_forward=384, patch_size=4, image_size=32, vocab_size=300,

@@ -31,8 +31,6 @@ from transformer_jax.models.vision.vit import ViT, ViTConfig
 
 # Standard deviation of the token vectors' initial values in CLIP's code; positions have half of it.
 _TOKEN_STD = 0.02
-# Largest factor of similarities: temperatures below 0.01 made CLIP's training unstable (section 2.5).
-MAX_SCALE = 100.0
 
 
 def _sizes(
@@ -103,11 +101,12 @@ class ClipConfig(ViTConfig):
     text_dropout: float = 0.0
     vocab_multiple: int = 128
 
-    # b32, b16 and l14 are CLIP's sizes (tables 19 and 20), siglip those of SigLIP. mini is for scenes of 32
+    # b32, b16 and l14 are CLIP's sizes (table 20), siglip_b16 is SigLIP's B/16. mini is for scenes of 32
     # pixels, small for photographs of 64 pixels, both for two CPU cores.
     _clip: ClassVar = dict(
         activation="quick_gelu", input_norm=True, patch_bias=False, norm_epsilon=1e-5, vocab_size=49_408
     )
+    _small: ClassVar = dict(input_norm=True, patch_bias=False, norm_epsilon=1e-5, max_length=32)
     _siglip: ClassVar = dict(
         activation="gelu_tanh",
         pooling="attention",
@@ -119,8 +118,8 @@ class ClipConfig(ViTConfig):
         max_length=64,
     )
     preset_fields: ClassVar = {
-        "mini": _sizes(3, 96, 4, 4, 32, 2, 96, 4, 64) | dict(vocab_size=300, max_length=32),
-        "small": _sizes(6, 192, 6, 8, 64, 3, 192, 6, 192) | dict(vocab_size=2_048, max_length=32),
+        "mini": _small | _sizes(3, 96, 4, 4, 32, 2, 96, 4, 64) | dict(vocab_size=300),
+        "small": _small | _sizes(6, 192, 6, 8, 64, 3, 192, 6, 192) | dict(vocab_size=2_048),
         "b32": _sizes(12, 768, 12, 32, 224, 12, 512, 8, 512) | _clip,
         "b16": _sizes(12, 768, 12, 16, 224, 12, 512, 8, 512) | _clip,
         "l14": _sizes(24, 1_024, 16, 14, 224, 12, 768, 12, 768) | _clip,
@@ -163,7 +162,8 @@ class ClipConfig(ViTConfig):
 class TextTower(nnx.Module):
     """Token embeddings with learned positions, pre-norm blocks and a norm.
 
-    Initial values are those of GPT-2, as in CLIP's code.
+    Kernels are normal with standard deviation width^-0.5; the output kernels of sub-layers are also divided by
+    sqrt(2 * layers).
 
     Args:
       config: Sizes.
@@ -310,7 +310,7 @@ class Clip(nnx.Module):
     @property
     def scale(self) -> jax.Array:
         """The factor () of similarities, the inverse temperature."""
-        return jnp.minimum(jnp.exp(self.logit_scale[0]), MAX_SCALE)
+        return jnp.exp(self.logit_scale[0])
 
     @property
     def bias(self) -> jax.Array:

@@ -47,7 +47,7 @@ class CaptioningConfig(CaptionedDataConfig):
     """
 
     decoder: str = ""
-    """Folder of a GPT-2, a run or published, that the decoder starts from."""
+    """Folder of a trained or published GPT-2 to initialize the decoder from."""
     max_caption_length: int = 32
     """Maximum length of a caption in tokens with begin and end; longer captions are truncated and counted."""
     captions_per_image: int = 1
@@ -135,7 +135,7 @@ def pairs(
 
 
 def fine_tune(*, start: tuple[str, ...] = (), model: str = "captioner", steps: int = 1_000) -> RunConfig:
-    """Fine-tune a captioner, a run or published, on your own images with captions.
+    """Fine-tune a trained or published captioner on your own images with captions.
 
     Args:
       start: Folder of the model.
@@ -198,7 +198,7 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     Raises:
       UserError: Values contradict each other.
     """
-    image_data.check(config, model_config)
+    captioned_data.check(config, model_config, "encoder")
     length = config.task.max_caption_length
     if length > model_config.max_length:
         raise UserError(
@@ -214,7 +214,7 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class CaptioningTask(CaptionedTask):
-    """The task with its data opened, a `training.task.Task`."""
+    """A captioning task with its data loaded, a `training.task.Task`."""
 
     best: tuple[str, Literal["min", "max"]] = ("valid_cider", "max")
     unit = "tokens"
@@ -267,14 +267,14 @@ class CaptioningTask(CaptionedTask):
         self._note("sample: " + captions[0])
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
-        """Score the kept model's captions of the test images, also as captions of shuffled images."""
+        """Score the kept model's captions on the test images, and as a baseline on those of other images."""
         task = self._settings
         generate = CaptionGenerator(
             kept_model, self.processor, beam_size=task.beam_size, alpha=task.length_penalty
         )
         captions, references = generate(self._pixels["test"]), self._test.captions
         results: dict[str, Any] = dict(caption_scores(captions, references))
-        # Each caption is scored against the references of another image.
+        # Captions that ignore the image score equally well against another image's references.
         order = np.roll(np.random.default_rng(0).permutation(len(captions)), 1)
         partners = np.empty(len(captions), int)
         partners[np.roll(order, -1)] = order

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.data.corpora.captioned_images import CaptionedImages
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
+from transformer_jax.distributed.mesh import replicated
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
@@ -33,8 +35,10 @@ from transformer_jax.training.totals import Totals
 
 KIND = "image_text_encoder"
 # Number of texts that are embedded at once.
-_TEXTS = 256
-# Templates of captions for classes, a part of those in CLIP's code; "{}" stands for the label.
+_TEXTS_PER_BATCH = 256
+# Largest factor of similarities in CLIP's training (section 2.5), a temperature of 0.01.
+_MAX_SCALE = 100.0
+# Templates of captions for labels, most of them from CLIP's code; "{}" stands for the label.
 TEMPLATES = (
     "a photo of a {}.", "a blurry photo of a {}.", "a close-up photo of a {}.", "a photo of the {}.",
     "a picture of a {}.", "{}",
@@ -53,7 +57,8 @@ class ContrastiveConfig(CaptionedDataConfig):
         super().__post_init__()
         if self.batch_size < 2:
             raise UserError(
-                f"`batch_size` {self.batch_size}: a batch of one image has no other to compare with"
+                f"`batch_size` {self.batch_size}: each image is compared with the other texts of its batch, "
+                "so a batch needs 2 images"
             )
 
 
@@ -110,7 +115,7 @@ def pairs(
 
 
 def fine_tune(*, start: tuple[str, ...] = (), model: str = "clip", steps: int = 1_000) -> RunConfig:
-    """Fine-tune a CLIP or SigLIP, a run or published, on your own images with captions.
+    """Fine-tune a trained or published CLIP or SigLIP on your own images with captions.
 
     Args:
       start: Folder of the model.
@@ -128,6 +133,11 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "clip", steps: int = 
     return captioned_data.started_recipe(run, KIND, start=start, encoder="", into="image_encoder", freeze=False)
 
 
+def limited(scale: jax.Array) -> jax.Array:
+    """Limit a scale to 100, above which CLIP's training is unstable; its gradient is not limited."""
+    return scale + jax.lax.stop_gradient(jnp.minimum(scale, _MAX_SCALE) - scale)
+
+
 class Contrastive(Objective):
     """CLIP's or SigLIP's loss over the batch of all devices, by the model's `similarity`.
 
@@ -142,7 +152,7 @@ class Contrastive(Objective):
         self._mean, self._std = mean, std
 
     def loss(self, model, extra, batch, key):
-        """Return the sum of the loss and the number of images; also the temperature."""
+        """Return sums and weights of the loss and of the scale of similarities, the inverse temperature."""
         image_key, text_key = jax.random.split(key)
         images = model.embed_images(
             normalize_images(batch["images"], self._mean, self._std), dropout_key=image_key
@@ -151,7 +161,7 @@ class Contrastive(Objective):
         rows = len(images)
         parts = model.compute.loss_parts_of(1, rows, rows)
         if model.config.similarity == "softmax":
-            total = symmetric_cross_entropy(images, texts, model.scale, parts=parts)
+            total = symmetric_cross_entropy(images, texts, limited(model.scale), parts=parts)
         else:
             total = pairwise_sigmoid_loss(images, texts, model.scale, model.bias, parts=parts)
         count = jnp.asarray(rows, jnp.float32)
@@ -164,7 +174,7 @@ def objective(config: RunConfig, model_config: Any) -> Objective:
     Raises:
       UserError: Values contradict each other.
     """
-    image_data.check(config, model_config)
+    captioned_data.check(config, model_config, "image_encoder")
     return Contrastive(config.task.mean, config.task.std)
 
 
@@ -175,13 +185,13 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 @jax.jit
 def _embed_texts(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    return model.embed_texts(tokens, lengths)
+    return replicated(model.embed_texts(tokens, lengths))
 
 
 def embed_texts(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Compute the vectors (N, E) of padded texts (N, T), some at a time."""
     vectors = []
-    rows = _TEXTS if len(tokens) > 8 else 8
+    rows = _TEXTS_PER_BATCH if len(tokens) > 8 else 8
     for first in range(0, len(tokens), rows):
         part = slice(first, first + rows)
         # The last part is padded, so that one shape is compiled.
@@ -191,7 +201,7 @@ def embed_texts(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarr
 
 
 class ContrastiveTask(CaptionedTask):
-    """The task with its data opened, a `training.task.Task`."""
+    """A contrastive task with its data loaded, a `training.task.Task`."""
 
     best: tuple[str, Literal["min", "max"]] = ("valid_recall_at_10", "max")
 
@@ -210,12 +220,16 @@ class ContrastiveTask(CaptionedTask):
             return model.embed_images(normalize_images(pixels, images.mean, images.std))
 
         self._runner = ImageRunner(vectors, mesh=mesh)
+        self._encoded = {"valid": captioned_data.encode_captions(self._valid, processor, note)}
+        is_other = self._test is not self._valid
+        self._encoded["test"] = (
+            captioned_data.encode_captions(self._test, processor, note) if is_other else self._encoded["valid"]
+        )
 
-    def scores(self, model: Any, name: str) -> dict[str, float]:
+    def scores(self, model: Any, split: str) -> dict[str, float]:
         """Return the retrieval scores of "valid" or "test"."""
-        captioned = self._valid if name == "valid" else self._test
-        images = self._runner(self._runner.prepare(model), self._pixels[name])
-        encoded = captioned_data.encode_captions(captioned, self.processor, lambda line: None)
+        captioned, encoded = self._valid if split == "valid" else self._test, self._encoded[split]
+        images = self._runner(self._runner.prepare(model), self._pixels[split])
         texts = embed_texts(model, encoded.tokens, encoded.lengths)
         return dict(retrieval_scores(images, texts, captioned_data.images_of_captions(captioned)))
 
@@ -224,8 +238,8 @@ class ContrastiveTask(CaptionedTask):
         scores = self.scores(model, "valid")
         for name, value in scores.items():
             yield f"valid_{name}", value
-        both = (scores[f"{direction}_recall_at_10"] for direction in ("image_to_text", "text_to_image"))
-        yield "valid_recall_at_10", sum(both) / 2
+        recalls = (scores[f"{direction}_recall_at_10"] for direction in ("image_to_text", "text_to_image"))
+        yield "valid_recall_at_10", sum(recalls) / 2
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         """Score the kept model on the test images."""
@@ -264,7 +278,7 @@ class TrainedClip(TrainedImageEncoder):
         return self.model.image_encoder
 
     @functools.cached_property
-    def _text_model(self) -> Any:
+    def _inference_model(self) -> Any:
         return self.model.for_inference()
 
     def embed_images(self, images: Any) -> np.ndarray:
@@ -279,15 +293,21 @@ class TrainedClip(TrainedImageEncoder):
         return self.run("embed", lambda model, pixels: model.embed_images(pixels), images)
 
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Compute the vectors (N, E) float32 of length 1 of texts; long texts are truncated.
+        """Compute the vectors (N, E) float32 of length 1 of texts; long texts are truncated with a warning.
 
         Raises:
-          UserError: There is no text, a single text instead of a list, or an empty one.
+          UserError: `texts` is empty or a single string, or a text is empty.
         """
         if isinstance(texts, str) or not len(texts):
             raise UserError("give a list of one or more texts")
         encoded = self.processor.encode(texts)
-        return embed_texts(self._text_model, encoded.tokens, encoded.lengths)
+        if encoded.truncated:
+            warnings.warn(
+                f"{encoded.truncated} of {len(texts)} texts are truncated to {self.processor.max_length} "
+                "tokens",
+                stacklevel=2,
+            )
+        return embed_texts(self._inference_model, encoded.tokens, encoded.lengths)
 
     def similarity(self, images: Any, texts: Sequence[str]) -> np.ndarray:
         """Compute the cosine similarities (N, M) of images and texts.
@@ -300,7 +320,7 @@ class TrainedClip(TrainedImageEncoder):
     def classify(
         self, images: Any, labels: Sequence[str], *, templates: Sequence[str] = TEMPLATES
     ) -> list[Classified]:
-        """Classify images among labels that the model was not trained on (Radford et al. 2021, section 3.1).
+        """Classify images zero-shot among labels in words (Radford et al. 2021, section 3.1).
 
         A label's vector is the mean of those of its captions, one for each template.
 

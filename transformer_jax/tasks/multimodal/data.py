@@ -41,7 +41,8 @@ class CaptionedDataConfig:
     """Images to train on: a table (TSV, CSV or JSONL with the columns image and caption) and a folder or
     archive of images, or tfds:NAME. Defaults to drawn scenes."""
     valid: tuple[str, ...] = ()
-    """Images to validate on, as in `data`; defaults to the share `held_out` of `data`."""
+    """Images to validate on, as in `data`, of a tfds: set the test split; defaults to the share `held_out` of
+    `data`."""
     test: tuple[str, ...] = ()
     """Images to score the trained model on; defaults to the validation set."""
     splits: tuple[str, str] = _SPLITS
@@ -51,15 +52,15 @@ class CaptionedDataConfig:
     held_out: float = 0.1
     """Share of the images to hold out for validation, unless `valid` names images."""
     encoder: str = ""
-    """Folder of a vision model, a run or published, that the image encoder starts from."""
+    """Folder of a trained or published vision model to initialize the image encoder from."""
     freeze_encoder: bool = False
     """Do not train the image encoder."""
     size: int = 0
     """Height and width in pixels to read images in; 0 uses the model's."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Mean of each channel, of values between 0 and 1; it is subtracted."""
+    """Channel means to subtract from pixel values in [0, 1]."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel; the difference from the mean is divided by it."""
+    """Channel standard deviations to divide by."""
     batch_size: int = 128
     """Images per batch, B."""
     crop: float = 1.0
@@ -75,6 +76,9 @@ class CaptionedDataConfig:
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
             raise UserError("`valid` and `test` need `data`")
+        is_tfds = self.data[:1] and self.data[0].startswith("tfds:")
+        if not is_tfds and (self.data_dir is not None or self.splits != _SPLITS):
+            raise UserError("`data_dir` and `splits` need a `data` tfds:NAME")
         if not 0 < self.held_out < 1:
             raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
         if not 0 < self.crop <= 1:
@@ -109,7 +113,32 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Caption
         train, valid = train.hold_out(task.held_out)
     if task.test:
         return train, valid, opened(task.test, task.splits[1])
+    if task.data[0].startswith("tfds:"):
+        return train, valid, opened(task.data, task.splits[1])
     return train, valid, valid
+
+
+def check(config: RunConfig, model_config: Any, into: str) -> None:
+    """Check that the data, the model, the optimization and the start folders of a run fit together.
+
+    Args:
+      config: Config of the run.
+      model_config: Config of the model.
+      into: Name of the image encoder in the model.
+
+    Raises:
+      UserError: Values contradict each other, or a folder in `encoder` or `decoder` is not a start.
+    """
+    image_data.check(config, model_config)
+    for field, part in (("encoder", into), ("decoder", "decoder")):
+        folder = getattr(config.task, field, "")
+        if folder and not any((start.folder, start.into) == (folder, part) for start in config.start):
+            raise UserError(
+                f"`{field}` {folder} has no effect with the recipe {config.recipe} or another `start`: name "
+                f"the folder with `start` FOLDER,into={part}"
+            )
+    if config.task.freeze_encoder and config.trainable == ".*":
+        raise UserError(f"`freeze_encoder` has no effect with the recipe {config.recipe}: use `trainable`")
 
 
 def started_recipe(
@@ -120,20 +149,18 @@ def started_recipe(
     Args:
       config: Config of the recipe.
       kind: Kind of the model, a key of `MODELS`.
-      start: Folders of complete models of this kind.
+      start: Starts with complete models of this kind, or with parts that have an `into`.
       encoder: Folder of the image encoder, or "".
       into: Name of the image encoder in the model.
-      freeze: Whether the image encoder is not trained.
+      freeze: Do not train the image encoder.
 
     Raises:
-      UserError: Both a start and an encoder are named, or a folder holds another kind of model.
+      UserError: A folder holds another kind of model.
     """
-    if not start and not encoder:
-        return config
     starts = Start.parse_all(tuple(start))
+    if not encoder and all(s.into for s in starts):
+        return config
     if encoder:
-        if starts and not all(s.into for s in starts):
-            raise UserError("`start` holds a complete model: leave `encoder` out, or name a part with into=")
         _, vision = started_config(encoder, "image_encoder")
         changes = {name: getattr(vision, name) for name in field_names(vision) - {"classes", "dtype", "pooler"}}
         starts = (Start(encoder, into=into), *starts)
@@ -148,6 +175,8 @@ def started_recipe(
         values = {"mean": processor.mean, "std": processor.std}
         if processor.size != changes["image_size"]:
             values["size"] = processor.size
+    if into == "encoder" and changes["pooling"] in ("attention", "weighted"):
+        changes["pooling"] = "mean"  # a captioner reads all states, and none of these has a class token
     try:
         model = dataclasses.replace(config.model, **changes)
     except ValueError as error:
@@ -226,7 +255,7 @@ class CaptionedTask:
         task: CaptionedDataConfig = config.task
         train, self._valid, self._test = splits
         if len(train) < task.batch_size:
-            raise UserError(f"`batch_size` {task.batch_size}: there are only {len(train):,} training images")
+            raise UserError(f"`batch_size` {task.batch_size} exceeds the {len(train):,} training images")
         self.processor, self._mesh, self._task, self._note = processor, mesh, task, note
         self.model_config = dataclasses.replace(config.model, vocab_size=processor.vocab_size)
         self.files: Files = {}
@@ -278,5 +307,5 @@ def encode_captions(
 
 
 def images_of_captions(captioned: CaptionedImages) -> np.ndarray:
-    """Return the number of each caption's image."""
+    """Return the index of each caption's image."""
     return np.repeat(np.arange(len(captioned)), [len(texts) for texts in captioned.captions])
