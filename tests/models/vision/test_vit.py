@@ -124,6 +124,8 @@ VARIANTS = {
     "mean": dict(pooling="mean"),
     "class_mean": dict(pooling="class_mean"),
     "weighted": dict(pooling="weighted"),
+    "attention": dict(pooling="attention"),
+    "input_norm": dict(input_norm=True, patch_bias=False),
     "sinusoidal": dict(positions="sinusoidal"),
     "registers": dict(registers=2),
     "distilled": dict(distillation=True, distillation_head=True),
@@ -154,6 +156,7 @@ FIELDS = dict(
     image_size=16, patch_size=6, width=48, layers=3, heads=4, feed_forward=41, convolutions=1, pooling="mean",
     positions="sinusoidal", registers=1, distillation=True, norm="post", final_norm=False, layer_scale=0.5,
     gated=True, activation="relu", norm_epsilon=0.1, pooler=True, classes=4, dtype="bfloat16", antialias=True,
+    input_norm=True,
 )  # fmt: skip
 
 
@@ -178,13 +181,15 @@ def test_the_distillation_head_and_channels_matter():
     images = pictures()
     single, both = (model_of(distillation=True, distillation_head=head) for head in (False, True))
     assert not np.allclose(jax.jit(single)(images), jax.jit(both)(images), atol=1e-6)
-    grey = model_of(channels=1)
+    grey, without_bias = model_of(channels=1), model_of(patch_bias=False)
+    bias = {"encoder/patches/projection/bias"}
+    assert named_leaves(model_of()).keys() - named_leaves(without_bias).keys() == bias
     assert jax.jit(grey)(images[..., :1]).shape == (3, 5)
 
 
 def test_every_field_is_tested():
     fields = {field.name for field in dataclasses.fields(ViTConfig)}
-    assert fields == {*FIELDS, *RATES, "distillation_head", "channels"}
+    assert fields == {*FIELDS, *RATES, "distillation_head", "channels", "patch_bias"}
     for config, extra in PRETRAINING_FIELDS.items():
         assert {field.name for field in dataclasses.fields(config)} == fields | set(extra)
 
