@@ -80,8 +80,8 @@ def _model(model: str, preset: str) -> Any:
     return MODELS[KIND][model].preset(preset)
 
 
-def drawn(*, model: str = "captioner", preset: str = "mini", steps: int = 600) -> RunConfig:
-    """Train on drawn scenes with captions, two minutes on a CPU."""
+def drawn(*, model: str = "captioner", preset: str = "mini", steps: int = 300) -> RunConfig:
+    """Train on drawn scenes with captions, a few minutes on a CPU."""
     return RunConfig(
         task=CaptioningConfig(batch_size=64, captions_per_image=3, label_smoothing=0.0),
         model=_model(model, preset), optimization=_optimization(steps, 2e-3), recipe="drawn", preset=preset,

@@ -77,8 +77,8 @@ def _model(model: str, preset: str, default: str) -> tuple[Any, str]:
     return MODELS[KIND][model].preset(preset), preset
 
 
-def drawn(*, model: str = "clip", preset: str = "mini", steps: int = 600) -> RunConfig:
-    """Train on drawn scenes with captions, two minutes on a CPU."""
+def drawn(*, model: str = "clip", preset: str = "mini", steps: int = 300) -> RunConfig:
+    """Train on drawn scenes with captions, a few minutes on a CPU."""
     config, preset = _model(model, preset, "mini")
     return RunConfig(
         task=ContrastiveConfig(batch_size=96), model=config, optimization=_optimization(steps, 1e-3),
