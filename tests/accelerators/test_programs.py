@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.cases import others_soak
 from tests.conftest import ROOT
 from transformer_jax import configure
 from transformer_jax.decoding.plan import abstract_programs
@@ -262,7 +263,7 @@ def test_a_training_step(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", ["clip", "siglip", "captioner"])
+@pytest.mark.parametrize("name", others_soak(["clip", "siglip", "captioner"], "clip", "captioner"))
 def test_models_of_images_and_texts(name, topology):
     """Patches use a kernel, and the chunked loss holds no array of the batch squared."""
     devices = 2 if topology == "h100:2" else 4
