@@ -73,8 +73,8 @@ def our_jobs(folder: str) -> dict[str, Callable[[], Any]]:
 
     from transformer_jax import pretrained
     from transformer_jax.decoding.search import search_sequences
+    from transformer_jax.layers.image_normalization import normalize_images
     from transformer_jax.tasks.multimodal.captioning import CaptioningConfig, CaptionLoss
-    from transformer_jax.tasks.vision.data import normalize_images
 
     images, tokens = inputs()
     batch = {

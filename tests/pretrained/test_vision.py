@@ -16,12 +16,12 @@ from transformer_jax.data.corpora.images import open_images
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.layers.positions.images import resize_grid
 from transformer_jax.models.vision.dino import Dino, DinoConfig
 from transformer_jax.models.vision.vit import ViTClassifier, ViTConfig
 from transformer_jax.parameter_names import with_leaves
 from transformer_jax.pretrained.folder import read_config
-from transformer_jax.tasks.vision.data import normalize_images
 
 SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=28, patch_size=4)
 

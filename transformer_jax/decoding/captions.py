@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.search import search_sequences
+from transformer_jax.decoding.search import check_search, is_sharded, search_sequences
 from transformer_jax.distributed.mesh import ROWS, constrained
 from transformer_jax.errors import UserError
-from transformer_jax.limits import SAMPLES
+from transformer_jax.layers.image_normalization import normalize_images
 
 _ROWS = 64
 
@@ -77,9 +76,8 @@ class CaptionAttention:
 )
 def _search(model: Any, pixels: jax.Array, *, mean, std, max_length: int, **options: Any) -> Hypotheses:
     pixels = constrained(pixels, (ROWS, None, None, None))
-    images = (pixels.astype("float32") / 255 - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
-    cache = model.start(images, max_length=max_length)
-    return search_sequences(model, cache, batch=len(images), max_length=max_length, **options)
+    cache = model.start(normalize_images(pixels, mean, std), max_length=max_length)
+    return search_sequences(model, cache, batch=len(pixels), max_length=max_length, **options)
 
 
 class CaptionGenerator:
@@ -93,7 +91,7 @@ class CaptionGenerator:
       rows: Number of images in a batch; up to 8 images use a batch of 1 or 8.
 
     Raises:
-      UserError: `alpha` is not finite, or `beam_size` is above its limit.
+      UserError: See `check_search`.
     """
 
     def __init__(
@@ -105,14 +103,9 @@ class CaptionGenerator:
         alpha: float = 0.6,
         rows: int = _ROWS,
     ):
-        if not math.isfinite(alpha):
-            raise UserError(f"`length_penalty` {alpha} is not a finite number")
-        SAMPLES.check(beam_size, "`beam_size`")
-        if beam_size < 1:
-            raise UserError(f"`beam_size` {beam_size} is below 1")
-        is_sharded = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
+        check_search(beam_size, alpha)
         self.model, self.processor, self.rows = model, processor, rows
-        self._prepared = model if is_sharded else model.for_inference()
+        self._prepared = model if is_sharded(model) else model.for_inference()
         self._options: dict[str, Any] = dict(
             mean=tuple(processor.images.mean), std=tuple(processor.images.std), begin=processor.start,
             end=processor.end, max_length=processor.max_length - 1, beam_size=beam_size, alpha=alpha,

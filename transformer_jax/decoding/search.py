@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import jax
 
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.distributed.mesh import replicated
+from transformer_jax.errors import UserError
+from transformer_jax.limits import SAMPLES
+
+
+def check_search(beam_size: int, alpha: float) -> None:
+    """Check the options of a search.
+
+    Args:
+      beam_size: See `beam_search`.
+      alpha: See `beam_search`.
+
+    Raises:
+      UserError: `alpha` is not finite, or `beam_size` is below 1 or above its limit.
+    """
+    if not math.isfinite(alpha):
+        raise UserError(f"`length_penalty` {alpha} is not a finite number")
+    SAMPLES.check(beam_size, "`beam_size`")
+    if beam_size < 1:
+        raise UserError(f"`beam_size` {beam_size} is below 1")
+
+
+def is_sharded(model: Any) -> bool:
+    """Return whether the parameters of a model are on several devices."""
+    return any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
 
 
 def search_sequences(

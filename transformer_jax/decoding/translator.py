@@ -6,7 +6,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,10 +15,9 @@ import numpy as np
 from transformer_jax.data.batches.pair_batches import pad
 from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, PAD, BytePairTokenizer
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.search import search_sequences
+from transformer_jax.decoding.search import check_search, is_sharded, search_sequences
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
-from transformer_jax.limits import SAMPLES
 
 # The search compiles once per source length, so lengths are rounded up to one of these.
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -85,8 +83,7 @@ def search_all(model: Any, sources: Iterable[np.ndarray], **options: Any) -> lis
         return jax.device_get(search(model, source, **options))
 
     sources = list(sources)
-    is_sharded = any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(model))
-    if len(sources) < 2 or jax.default_backend() != "cpu" or is_sharded:
+    if len(sources) < 2 or jax.default_backend() != "cpu" or is_sharded(model):
         return [search_batch(source) for source in sources]
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:
@@ -134,7 +131,7 @@ class Translator:
       rows: Largest number of sentences in a batch.
 
     Raises:
-      UserError: `alpha` is not finite, or `beam_size` is above its limit.
+      UserError: See `check_search`.
     """
 
     def __init__(
@@ -146,9 +143,7 @@ class Translator:
         alpha: float = 0.6,
         rows: int = MAX_SENTENCES,
     ):
-        if not math.isfinite(alpha):
-            raise UserError(f"`length_penalty` {alpha} is not a finite number")
-        SAMPLES.check(beam_size, "`beam_size`")
+        check_search(beam_size, alpha)
         self.model, self.tokenizer = model, tokenizer
         self.beam_size, self.alpha, self.rows = beam_size, alpha, rows
 

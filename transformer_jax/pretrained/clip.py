@@ -205,15 +205,12 @@ def _processor(
             folder, size=vision.image_size, channels=vision.num_channels, model_type=model_type
         )
         tokenizer = TextTokenizer.open(folder, model_type=model_type)
-        if tokenizer.end is None:
-            raise UserError(f"{folder}: the tokenizer has no end token, which every text needs")
-        pad = tokenizer.ends[0] if tokenizer.pad is None else tokenizer.pad
         file = folder / "tokenizer_config.json"
         fields = read_json(file, _TokenizerFields) if file.is_file() else _TokenizerFields()
         name = (fields.tokenizer_class or "").removesuffix("Fast")
         # These classes of `transformers` clean texts in Python, before `tokenizer.json` is used.
-        return ImageTextProcessor(
-            images, tokenizer, text.max_position_embeddings, pad,
+        return ImageTextProcessor.of(
+            images, tokenizer, text.max_position_embeddings, source=folder,
             lowercase=name == "Siglip2Tokenizer" or (name == "SiglipTokenizer" and fields.do_lower_case),
             remove_punctuation=name == "SiglipTokenizer",
         )  # fmt: skip

@@ -11,7 +11,6 @@ import msgspec
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
-from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert
 from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.pretrained.family import Family, Positive, Size, Tensor, linear, norm
@@ -76,10 +75,9 @@ def _processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> ImageTextP
         mean=preparation.mean, std=preparation.std,
     )  # fmt: skip
     tokenizer = TextTokenizer.open(folder, model_type="clip")
-    if tokenizer.end is None:
-        raise UserError(f"{folder}: the tokenizer has no end token, which represents a text")
     # OpenCLIP pads with 0, which a causal encoder does not see.
-    return ImageTextProcessor(images, tokenizer, fields.model_cfg.text_cfg.context_length, 0)
+    length = fields.model_cfg.text_cfg.context_length
+    return ImageTextProcessor.of(images, tokenizer, length, source=folder, pad=0)
 
 
 def _blocks(theirs: str, ours: str, layers: str) -> list[Tensor]:

@@ -99,10 +99,7 @@ def _read_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> Image
     images = read_image_processor(folder, fields.encoder)
     tokenizer = TextTokenizer.open(folder, model_type="gpt2")
     length = min(_CAPTION_LENGTH, int(fields.decoder.get("n_positions", 1_024)))
-    if tokenizer.end is None:
-        raise UserError(f"{folder}: the tokenizer has no end token, which ends a caption")
-    pad = tokenizer.ends[0] if tokenizer.pad is None else tokenizer.pad
-    processor = ImageTextProcessor(images, tokenizer, length, pad)
+    processor = ImageTextProcessor.of(images, tokenizer, length, source=folder)
     if fields.decoder_start_token_id not in (None, processor.start):
         raise UserError(
             f"{folder}: decoder_start_token_id is {fields.decoder_start_token_id}; only the tokenizer's begin "

@@ -66,7 +66,37 @@ class ImageTextProcessor:
 
     def __post_init__(self) -> None:
         if self.tokenizer.end is None:
-            raise UserError("the tokenizer has no end token, which every caption needs")
+            raise UserError("the tokenizer has no end token, which every text needs")
+
+    @classmethod
+    def of(
+        cls,
+        images: ImageProcessor,
+        tokenizer: TextTokenizer,
+        max_length: int,
+        *,
+        source: Any,
+        pad: int | None = None,
+        **cleaning: bool,
+    ) -> Self:
+        """Create the processor of a tokenizer that a folder provides.
+
+        Args:
+          images: The image processor.
+          tokenizer: The tokenizer.
+          max_length: See the class.
+          source: Origin of the tokenizer, for the error.
+          pad: Id of the padding token; None means the tokenizer's, or without one the end token.
+          **cleaning: `lowercase` and `remove_punctuation`.
+
+        Raises:
+          UserError: The tokenizer has no end token.
+        """
+        pads = (pad, tokenizer.pad, tokenizer.end, 0)
+        try:
+            return cls(images, tokenizer, max_length, next(p for p in pads if p is not None), **cleaning)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
 
     @classmethod
     def train(cls, images: ImageProcessor, texts: Sequence[str], vocab_size: int, max_length: int) -> Self:

@@ -19,14 +19,15 @@ from transformer_jax.distributed.mesh import place_batch
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.captions import caption_scores, cider_d
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.layers.losses import cross_entropy_in_parts
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
 from transformer_jax.tasks.vision import data as image_data
-from transformer_jax.tasks.vision.data import CIFAR, ProcessedImages, normalize_images
+from transformer_jax.tasks.vision.data import CIFAR, ProcessedImages
+from transformer_jax.tasks.vision.pretraining import pretraining_optimization
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder, check_image_list
-from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least, choose
+from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry, shared_processor
@@ -67,24 +68,15 @@ class CaptioningConfig(CaptionedDataConfig):
 
 
 def _optimization(steps: int, learning_rate: float) -> Optimization:
-    tenth = max(1, steps // 10)
-    return Optimization(
-        steps=steps, schedule="cosine", warmup=tenth, b1=0.9, b2=0.98, epsilon=1e-8, weight_decay=0.05,
-        learning_rate=learning_rate, save_every=tenth, evaluate_every=tenth,
-    )  # fmt: skip
-
-
-def _model(model: str, preset: str) -> Any:
-    choose("model", model, tuple(MODELS[KIND]))
-    choose("preset", preset, MODELS[KIND][model].presets)
-    return MODELS[KIND][model].preset(preset)
+    return pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
 
 
 def drawn(*, model: str = "captioner", preset: str = "mini", steps: int = 300) -> RunConfig:
     """Train on drawn scenes with captions, a few minutes on a CPU."""
     return RunConfig(
         task=CaptioningConfig(batch_size=64, captions_per_image=3, label_smoothing=0.0),
-        model=_model(model, preset), optimization=_optimization(steps, 2e-3), recipe="drawn", preset=preset,
+        model=captioned_data.preset_config(KIND, model, preset), optimization=_optimization(steps, 2e-3),
+        recipe="drawn", preset=preset,
     )  # fmt: skip
 
 
@@ -111,7 +103,7 @@ def pairs(
       UserError: A folder holds another kind of model.
     """
     task = CaptioningConfig(batch_size=64, captions_per_image=5, crop=0.6, flip=True, color_jitter=0.2, **CIFAR)
-    config = _model(model, preset)
+    config = captioned_data.preset_config(KIND, model, preset)
     starts: tuple[Start, ...] = ()
     if decoder:
         name, gpt = started_config(decoder, "decoder")
@@ -148,9 +140,8 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "captioner", steps: i
     if not start:
         raise UserError("the recipe fine_tune needs a `start`")
     task = CaptioningConfig(batch_size=32, captions_per_image=2, crop=0.8, flip=True)
-    run = RunConfig(
-        task=task, model=_model(model, "mini"), optimization=_optimization(steps, 5e-5), recipe="fine_tune"
-    )
+    config = captioned_data.preset_config(KIND, model, "mini")
+    run = RunConfig(task=task, model=config, optimization=_optimization(steps, 5e-5), recipe="fine_tune")
     return captioned_data.started_recipe(run, KIND, start=start, encoder="", into="encoder", freeze=False)
 
 

@@ -21,14 +21,15 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
 from transformer_jax.evaluation.retrieval import RANKS, retrieval_scores
 from transformer_jax.layers.contrastive import pairwise_sigmoid_loss, symmetric_cross_entropy
-from transformer_jax.models.registry import MODELS
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.encoders.trained_heads import Classified, classified
 from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
 from transformer_jax.tasks.vision import data as image_data
-from transformer_jax.tasks.vision.data import CIFAR, normalize_images
+from transformer_jax.tasks.vision.data import CIFAR
+from transformer_jax.tasks.vision.pretraining import pretraining_optimization
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
-from transformer_jax.training.config import Optimization, RunConfig, choose
+from transformer_jax.training.config import Optimization, RunConfig
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.task import TaskEntry, shared_processor
 from transformer_jax.training.totals import Totals
@@ -63,23 +64,13 @@ class ContrastiveConfig(CaptionedDataConfig):
 
 
 def _optimization(steps: int, learning_rate: float) -> Optimization:
-    tenth = max(1, steps // 10)
-    return Optimization(
-        steps=steps, schedule="cosine", warmup=tenth, b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.1,
-        learning_rate=learning_rate, save_every=tenth, evaluate_every=tenth,
-    )  # fmt: skip
-
-
-def _model(model: str, preset: str, default: str) -> tuple[Any, str]:
-    choose("model", model, tuple(MODELS[KIND]))
-    preset = preset or default
-    choose("preset", preset, MODELS[KIND][model].presets)
-    return MODELS[KIND][model].preset(preset), preset
+    # Adam's constants are those of CLIP's vision transformers (Radford et al. 2021, table 18).
+    return pretraining_optimization(steps, b2=0.98, epsilon=1e-6, weight_decay=0.1, learning_rate=learning_rate)
 
 
 def drawn(*, model: str = "clip", preset: str = "mini", steps: int = 300) -> RunConfig:
     """Train on drawn scenes with captions, a few minutes on a CPU."""
-    config, preset = _model(model, preset, "mini")
+    config = captioned_data.preset_config(KIND, model, preset)
     return RunConfig(
         task=ContrastiveConfig(batch_size=96), model=config, optimization=_optimization(steps, 1e-3),
         recipe="drawn", preset=preset,
@@ -103,7 +94,7 @@ def pairs(
       encoder: Folder of the image encoder to start from.
       freeze_encoder: Do not train the image encoder.
     """
-    config, preset = _model(model, preset, "small")
+    config = captioned_data.preset_config(KIND, model, preset)
     task = ContrastiveConfig(batch_size=256, crop=0.4, flip=True, color_jitter=0.3, **CIFAR)
     config = dataclasses.replace(config, stochastic_depth=0.1, text_dropout=0.1)
     run = RunConfig(
@@ -127,7 +118,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "clip", steps: int = 
     """
     if not start:
         raise UserError("the recipe fine_tune needs a `start`")
-    config, _ = _model(model, "mini", "mini")
+    config = captioned_data.preset_config(KIND, model, "mini")
     task = ContrastiveConfig(batch_size=64, crop=0.6, flip=True)
     run = RunConfig(task=task, model=config, optimization=_optimization(steps, 1e-5), recipe="fine_tune")
     return captioned_data.started_recipe(run, KIND, start=start, encoder="", into="image_encoder", freeze=False)
@@ -220,11 +211,7 @@ class ContrastiveTask(CaptionedTask):
             return model.embed_images(normalize_images(pixels, images.mean, images.std))
 
         self._runner = ImageRunner(vectors, mesh=mesh)
-        self._encoded = {"valid": captioned_data.encode_captions(self._valid, processor, note)}
-        is_other = self._test is not self._valid
-        self._encoded["test"] = (
-            captioned_data.encode_captions(self._test, processor, note) if is_other else self._encoded["valid"]
-        )
+        self._encoded = self.of_splits(lambda split: captioned_data.encode_captions(split, processor, note))
 
     def scores(self, model: Any, split: str) -> dict[str, float]:
         """Return the retrieval scores of "valid" or "test"."""

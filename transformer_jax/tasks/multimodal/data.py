@@ -20,9 +20,10 @@ from transformer_jax.data.tokenizers.image_text_processor import ImageTextProces
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.distributed.mesh import rows_here
 from transformer_jax.errors import UserError
+from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import ImagesInMemory
-from transformer_jax.training.config import FREE, RunConfig, Start, check_at_least, field_names
+from transformer_jax.training.config import FREE, RunConfig, Start, check_at_least, choose, field_names
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files
 
@@ -41,10 +42,11 @@ class CaptionedDataConfig:
     """Images to train on: a table (TSV, CSV or JSONL with the columns image and caption) and a folder or
     archive of images, or tfds:NAME. Defaults to drawn scenes."""
     valid: tuple[str, ...] = ()
-    """Images to validate on, as in `data`, of a tfds: set the test split; defaults to the share `held_out` of
-    `data`."""
+    """Images to validate on, as in `data`; defaults to the share `held_out` of `data`. A tfds: set is read from
+    its test split."""
     test: tuple[str, ...] = ()
-    """Images to score the trained model on; defaults to the validation set."""
+    """Images to score the trained model on; defaults to the test split of a tfds: set, or to the validation
+    images."""
     splits: tuple[str, str] = _SPLITS
     """Training and test split of a tfds: set."""
     data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
@@ -141,6 +143,17 @@ def check(config: RunConfig, model_config: Any, into: str) -> None:
         raise UserError(f"`freeze_encoder` has no effect with the recipe {config.recipe}: use `trainable`")
 
 
+def preset_config(kind: str, model: str, preset: str) -> Any:
+    """Return the config of a model's preset.
+
+    Raises:
+      UserError: `model` or `preset` is unknown.
+    """
+    choose("model", model, tuple(MODELS[kind]))
+    choose("preset", preset, MODELS[kind][model].presets)
+    return MODELS[kind][model].preset(preset)
+
+
 def started_recipe(
     config: RunConfig, kind: str, *, start: Sequence[str | Start], encoder: str, into: str, freeze: bool
 ) -> RunConfig:
@@ -205,9 +218,7 @@ def make_processor(
         if isinstance(processor, ImageTextProcessor) and not start.into:
             return dataclasses.replace(processor, images=images, max_length=max_length)
         if isinstance(processor, TextTokenizer):
-            if processor.end is None:
-                raise UserError(f"`start` {start.folder}: its tokenizer has no end token, which captions need")
-            return ImageTextProcessor(images, processor, max_length, processor.ends[0])
+            return ImageTextProcessor.of(images, processor, max_length, source=f"`start` {start.folder}")
     texts = [text for captions in train.captions for text in captions]
     return ImageTextProcessor.train(images, texts, config.model.vocab_size, max_length)
 
@@ -274,10 +285,9 @@ class CaptionedTask:
         )
         if line := image_data.conversion_note(train.images, complete=isinstance(images, ImagesInMemory)):
             note(line)
-        self._pixels = {
-            name: image_data.in_memory_if_small(split.images, processor.images)
-            for name, split in (("valid", self._valid), ("test", self._test))
-        }
+        self._pixels = self.of_splits(
+            lambda split: image_data.in_memory_if_small(split.images, processor.images)
+        )
         epochs = config.optimization.steps / batches.batches_per_epoch
         self.about = f"{task.batch_size} images a batch, {epochs:.1f} epochs"
         note(
@@ -285,6 +295,11 @@ class CaptionedTask:
             f"{len(self._valid):,} for validation, {len(self._test):,} for test, vocabulary "
             f"{processor.vocab_size:,}"
         )
+
+    def of_splits(self, function: Callable[[CaptionedImages], Any]) -> dict[str, Any]:
+        """Return function(split) for "valid" and "test", computed once if they are the same images."""
+        valid = function(self._valid)
+        return {"valid": valid, "test": valid if self._test is self._valid else function(self._test)}
 
 
 def encode_captions(

@@ -10,8 +10,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import pretrained
@@ -248,12 +246,6 @@ def conversion_note(images: ImageSet, *, complete: bool) -> str | None:
 def few_classes_note(classes: int) -> str | None:
     """Return a line if there are so few classes that top-5 accuracy counts all of them, else None."""
     return f"{classes} classes: top5 counts all of them" if classes < 5 else None
-
-
-def normalize_images(images: jax.Array | np.ndarray, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-    """Normalise pixels (..., 3) uint8 to float32: (value / 255 - mean) / std."""
-    channel_mean, channel_std = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
-    return (jnp.asarray(images).astype(jnp.float32) / 255 - channel_mean) / channel_std
 
 
 def image_size(config: RunConfig) -> int:

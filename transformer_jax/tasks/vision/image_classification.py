@@ -17,8 +17,9 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner, confusion, image_scores
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.vision import data as image_data
-from transformer_jax.tasks.vision.data import CIFAR, ImageDataConfig, Splits, normalize_images
+from transformer_jax.tasks.vision.data import CIFAR, ImageDataConfig, Splits
 from transformer_jax.tasks.vision.image_task import ImageTask
 from transformer_jax.tasks.vision.trained import TrainedImageClassifier
 from transformer_jax.training.config import (

@@ -13,10 +13,11 @@ from transformer_jax.data.batches.augmentation import Augmentation
 from transformer_jax.data.batches.image_batches import OneView
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.layers.patches import cut_into_patches
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
-from transformer_jax.tasks.vision.data import CIFAR, IMAGENET, normalize_images
+from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
 from transformer_jax.tasks.vision.pretraining import (
     ImagePretraining,
     ImagePretrainingConfig,

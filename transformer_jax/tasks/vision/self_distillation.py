@@ -17,9 +17,10 @@ from transformer_jax.data.batches.image_batches import CropViews
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
-from transformer_jax.tasks.vision.data import CIFAR, IMAGENET, normalize_images
+from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
 from transformer_jax.tasks.vision.pretraining import (
     ImagePretraining,
     ImagePretrainingConfig,

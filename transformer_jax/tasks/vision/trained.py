@@ -13,8 +13,9 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
+from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.encoders.trained_heads import Classified, classified
-from transformer_jax.tasks.vision.data import ProcessedImages, check_patches, normalize_images
+from transformer_jax.tasks.vision.data import ProcessedImages, check_patches
 from transformer_jax.training.task import Trained
 
 
