@@ -228,6 +228,14 @@ def captioner_model(width=36, **fields):
     return fill(transformers.VisionEncoderDecoderModel(config=config), scale=0.2)
 
 
+def torch_logits(model, pixels, tokens):
+    import torch
+
+    images = torch.tensor(pixels.transpose(0, 3, 1, 2))
+    with torch.no_grad():
+        return model(pixel_values=images, decoder_input_ids=torch.tensor(tokens)).logits.numpy()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("width", [24, 36])
 def test_a_captioner_equals_transformers_in_both_directions(width, tmp_path):
@@ -240,15 +248,9 @@ def test_a_captioner_equals_transformers_in_both_directions(width, tmp_path):
     reloaded = type(model).from_pretrained(tmp_path / "ours").eval()
     pixels = np.random.default_rng(0).normal(size=(2, 28, 28, 3)).astype(np.float32)
     tokens = np.random.default_rng(1).integers(0, 300, (2, 11))
-    images = torch.tensor(pixels.transpose(0, 3, 1, 2))
-
-    def logits(model):
-        with torch.no_grad():
-            return model(pixel_values=images, decoder_input_ids=torch.tensor(tokens)).logits.numpy()
-
-    expected = logits(model)
+    expected = torch_logits(model, pixels, tokens)
     np.testing.assert_allclose(loaded(jnp.asarray(pixels), tokens), expected, atol=1e-4)
-    np.testing.assert_allclose(logits(reloaded), expected, atol=1e-5)
+    np.testing.assert_allclose(torch_logits(reloaded, pixels, tokens), expected, atol=1e-5)
     run = transformer_jax.load(tmp_path / "theirs")
     picture = Image.fromarray(np.random.default_rng(2).integers(0, 256, (40, 30, 3), np.uint8))
     prepared = torch.tensor(np.asarray(run.normalize(run.image_processor.pixels(picture)[None])))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.pretrained.test_encoders import our_output, small_tokenizer, their_output
+from tests.pretrained.test_image_text import make_folder, torch_logits, torch_vectors
 from tests.pretrained.test_parity import LLAMA3, noisy, their_logits
 from tests.pretrained.test_vision import jax_outputs, torch_outputs
 from transformer_jax import pretrained
@@ -49,6 +50,8 @@ def random_fields(family, draw):
             vocab_size=V, dim=width, n_layers=layers, n_heads=heads, hidden_dim=37, max_position_embeddings=19,
             activation=draw.choice(["gelu", "relu"]), sinusoidal_pos_embds=draw.random() < 0.5,
         )  # fmt: skip
+    if family.model_type in ("clip", "siglip", "vision-encoder-decoder"):
+        return image_text_fields(family, draw)
     common = dict(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, hidden_act=activation,
         layer_norm_eps=epsilon, **classes,
@@ -65,6 +68,38 @@ def random_fields(family, draw):
     return common | embedding | dict(
         vocab_size=V, intermediate_size=37, max_position_embeddings=19, type_vocab_size=types
     )  # fmt: skip
+
+
+def image_text_fields(family, draw):
+    """Draw the fields of a config with a part for images and a part for texts."""
+    heads, text_heads = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
+    width, text_width = heads * draw.choice([4, 8, 12]), text_heads * draw.choice([4, 8, 12])
+    activation = draw.choice(["gelu", "quick_gelu"])
+    epsilon = draw.choice([1e-6, 1e-5, 1e-3])
+    images = dict(
+        hidden_size=width, intermediate_size=37, num_hidden_layers=draw.choice([1, 2, 3]),
+        num_attention_heads=heads, image_size=28, patch_size=draw.choice([7, 14]), layer_norm_eps=epsilon,
+    )  # fmt: skip
+    if family.model_type == "vision-encoder-decoder":
+        texts = dict(
+            model_type="gpt2", vocab_size=300, n_positions=32, n_embd=text_width, n_head=text_heads,
+            n_layer=draw.choice([1, 2, 3]), n_inner=draw.choice([None, 37]), add_cross_attention=True,
+            layer_norm_epsilon=epsilon, activation_function=draw.choice(["gelu", "gelu_new"]),
+        )  # fmt: skip
+        return dict(
+            encoder=images | {"model_type": "vit", "hidden_act": "gelu"}, decoder=texts,
+            decoder_start_token_id=0, pad_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+    texts = dict(
+        vocab_size=300, hidden_size=text_width, intermediate_size=41, num_hidden_layers=draw.choice([1, 2, 3]),
+        num_attention_heads=text_heads, max_position_embeddings=13, hidden_act=activation,
+        layer_norm_eps=epsilon, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    parts = dict(text_config=texts, vision_config=images | {"hidden_act": activation})
+    if family.model_type == "clip":
+        return parts | {"projection_dim": draw.choice([16, width])}
+    texts["projection_size"] = width
+    return parts
 
 
 @pytest.mark.long
@@ -88,7 +123,25 @@ def test_random_configs_have_the_outputs_of_transformers(family, seed, tmp_path)
             jax.jit(lambda m, x: m(x))(ours, tokens), their_logits(model, tokens), atol=1e-4
         )
         return
-    if hasattr(config, "image_size"):
+    if hasattr(config, "vision_config"):
+        make_folder(model, tmp_path, frame=True)
+        ours, processor = pretrained.load(tmp_path)
+        images = rng.normal(size=(2, 28, 28, 3)).astype(np.float32)
+        texts = processor.encode(["a dog runs", "two cats on the grass of a town"])
+        outputs = zip(
+            (
+                ours.embed_images(jnp.asarray(images)), ours.embed_texts(texts.tokens, texts.lengths),
+                ours(jnp.asarray(images), texts.tokens, texts.lengths),
+            ),
+            torch_vectors(model, images, texts.tokens.astype(np.int64)), strict=True,
+        )  # fmt: skip
+    elif name == "VisionEncoderDecoderModel":
+        make_folder(model, tmp_path, frame=False)
+        ours, _ = pretrained.load(tmp_path)
+        images = rng.normal(size=(2, 28, 28, 3)).astype(np.float32)
+        tokens = rng.integers(0, 300, (2, T))
+        outputs = [(ours(jnp.asarray(images), tokens), torch_logits(model, images, tokens))]
+    elif hasattr(config, "image_size"):
         images = rng.normal(size=(2, 28, 28, config.num_channels)).astype(np.float32)
         ours, _ = pretrained.load(tmp_path)
         outputs = zip(jax_outputs(ours, jnp.asarray(images)), torch_outputs(model, images), strict=True)
