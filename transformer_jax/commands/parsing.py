@@ -126,7 +126,8 @@ def _keyword_values(entry: TaskEntry, argv: Sequence[str]) -> dict[str, Any]:
         elif typing.get_origin(value_type) is tuple:
             parser.add_argument(*flags, dest=name, nargs="*")
         else:
-            parser.add_argument(*flags, dest=name, type=value_type if value_type in (int, float) else str)
+            number = next((number for number in (int, float) if value_type in (number, number | None)), str)
+            parser.add_argument(*flags, dest=name, type=number)
     values = vars(parser.parse_known_args(list(argv))[0])
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 

@@ -58,11 +58,11 @@ _ATTENTION = r"((encoder|decoder)/(self|cross)_attention|blocks/((self|cross)_)?
 def _block_rules(attention: str, stack: str) -> tuple[Rule, ...]:
     """Return the rules of stacked blocks for patterns of their attention and of the blocks."""
     return (
-        _matrix(attention + r"query/kernel", ("width",), ("heads", "head_width")),
-        _matrix(attention + r"(key|value)/kernel", ("width",), ("kv_heads", "head_width")),
+        _matrix(attention + r"(global_)?query/kernel", ("width",), ("heads", "head_width")),
+        _matrix(attention + r"(global_)?(key|value)/kernel", ("width",), ("kv_heads", "head_width")),
         _matrix(attention + r"output/kernel", ("heads", "head_width"), ("width",)),
-        Rule(attention + r"query/bias", ("layers", "heads", "head_width")),
-        Rule(attention + r"(key|value)/bias", ("layers", "kv_heads", "head_width")),
+        Rule(attention + r"(global_)?query/bias", ("layers", "heads", "head_width")),
+        Rule(attention + r"(global_)?(key|value)/bias", ("layers", "kv_heads", "head_width")),
         Rule(attention + r"output/bias", ("layers", "width")),
         _matrix(stack + r"feed_forward/(expand|gate)/kernel", ("width",), ("feed_forward",)),
         _matrix(stack + r"feed_forward/contract/kernel", ("feed_forward",), ("width",)),

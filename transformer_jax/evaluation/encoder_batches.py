@@ -15,7 +15,7 @@ from transformer_jax.data.batches.packing import pack_rows
 from transformer_jax.distributed.mesh import place_batch, replicated
 
 # Lengths and numbers of rows of batches, and the maximum number of tokens of a batch.
-_LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384)
+_LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192)
 _MAX_TOKENS, _ROWS = 2_048, (1, 4, 16, 32, 64)
 # Tokens of a packed row and maximum number of its texts; longer rows cost more attention than they save in
 # padding.

@@ -35,6 +35,14 @@ from transformer_jax.models.encoders.electra import (
     ElectraReader,
     ElectraTagger,
 )
+from transformer_jax.models.encoders.longformer import (
+    Longformer,
+    LongformerClassifier,
+    LongformerConfig,
+    LongformerMaskedLM,
+    LongformerReader,
+    LongformerTagger,
+)
 from transformer_jax.models.encoders.roberta import (
     Roberta,
     RobertaClassifier,
@@ -79,13 +87,14 @@ class ModelEntry(NamedTuple):
         return self.config.presets
 
 
-def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any) -> dict[str, ModelEntry]:
+def _encoders(bert: Any, roberta: Any, electra: Any, distilbert: Any, longformer: Any) -> dict[str, ModelEntry]:
     """Return the entries of the text encoders with one task's head."""
     return {
         "bert": ModelEntry(BertConfig, bert),
         "roberta": ModelEntry(RobertaConfig, roberta),
         "electra": ModelEntry(ElectraConfig, electra),
         "distilbert": ModelEntry(DistilBertConfig, distilbert),
+        "longformer": ModelEntry(LongformerConfig, longformer),
     }
 
 
@@ -106,15 +115,17 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
         "lstm": ModelEntry(RecurrentLMConfig, RecurrentLM),
         "gru": ModelEntry(RecurrentLMConfig, RecurrentLM, {"cell": "gru"}),
     },
-    "encoder": _encoders(Bert, Roberta, Electra, DistilBert),
-    "masked_lm": _encoders(BertMaskedLM, RobertaMaskedLM, ElectraGenerator, DistilBertMaskedLM),
+    "encoder": _encoders(Bert, Roberta, Electra, DistilBert, Longformer),
+    "masked_lm": _encoders(
+        BertMaskedLM, RobertaMaskedLM, ElectraGenerator, DistilBertMaskedLM, LongformerMaskedLM
+    ),
     "replaced_token": {"electra": ModelEntry(ElectraConfig, ElectraPretraining)},
     "discriminator": {"electra": ModelEntry(ElectraConfig, ElectraDiscriminator)},
     "sequence_classifier": _encoders(
-        BertClassifier, RobertaClassifier, ElectraClassifier, DistilBertClassifier
+        BertClassifier, RobertaClassifier, ElectraClassifier, DistilBertClassifier, LongformerClassifier
     ),
-    "token_classifier": _encoders(BertTagger, RobertaTagger, ElectraTagger, DistilBertTagger),
-    "span_predictor": _encoders(BertReader, RobertaReader, ElectraReader, DistilBertReader),
+    "token_classifier": _encoders(BertTagger, RobertaTagger, ElectraTagger, DistilBertTagger, LongformerTagger),
+    "span_predictor": _encoders(BertReader, RobertaReader, ElectraReader, DistilBertReader, LongformerReader),
     "image_encoder": {"vit": ModelEntry(ViTConfig, ViT)},
     "image_classifier": {"vit": ModelEntry(ViTConfig, ViTClassifier)},
     "self_distillation": {"vit": ModelEntry(DinoConfig, Dino)},

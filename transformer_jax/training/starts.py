@@ -13,15 +13,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from transformer_jax import pretrained
 from transformer_jax.distributed.processes import agreed
 from transformer_jax.errors import UserError
 from transformer_jax.models.encoders.electra import ElectraGenerator
 from transformer_jax.models.encoders.encoder import TextEncoder
+from transformer_jax.models.encoders.longformer import BUILT_FROM, LongformerConfig, leaves_of_encoder
+from transformer_jax.models.encoders.roberta import RobertaConfig
 from transformer_jax.models.registry import MODELS
 from transformer_jax.models.vision.vit import ViT
-from transformer_jax.parameter_names import map_names, named_leaves
+from transformer_jax.parameter_names import map_names, named_leaves, with_leaves
 from transformer_jax.training.config import RunConfig, Start, as_json, field_names, from_json
 from transformer_jax.training.run_folder import RunFolder, is_run, read_config, read_run
 from transformer_jax.training.task import TaskEntry
@@ -31,7 +34,7 @@ from transformer_jax.training.trained_model import read_trained
 _FREE_FIELDS = {
     "dropout", "attention_dropout", "classifier_dropout", "classifier_pooling", "reader_dropout", "dtype",
     "max_length", "vocab_size", "vocab_multiple", "classes", "pooler", "generator_size", "stochastic_depth",
-    "initial_values",
+    "initial_values", "window", "global_tokens", "separator_id",
 }  # fmt: skip
 # Labels that `transformers` generates for classes without names.
 _GENERATED_LABEL = r"LABEL_\d+"
@@ -240,7 +243,9 @@ def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEn
     if folder.has_checkpoint():
         return []
     try:
-        starts = [open_start(start, tasks, folder.path) for start in config.start]
+        starts = [
+            with_long_encoder(open_start(start, tasks, folder.path), config.model) for start in config.start
+        ]
     except UserError as error:
         if folder.stored is None:
             raise
@@ -255,6 +260,31 @@ def open_starts(folder: RunFolder, config: RunConfig, tasks: Mapping[str, TaskEn
                 "checkpoint yet: restore the folder, or name another `run_dir`"
             )
     return starts
+
+
+def with_long_encoder(opened: OpenedStart, model_config: Any) -> OpenedStart:
+    """Return a start whose BERT or RoBERTa is built into the Longformer of a new run.
+
+    Args:
+      opened: The start.
+      model_config: The config of the new model; other models than a Longformer leave the start as it is.
+    """
+    model, old = opened.model, opened.model.config
+    if not isinstance(model_config, LongformerConfig) or type(old) not in BUILT_FROM:
+        return opened
+    names = field_names(LongformerConfig) - field_names(RobertaConfig) | {"max_length"}
+    config = LongformerConfig.of_encoder(old, **{name: getattr(model_config, name) for name in names})
+    kind = next(kind for kind, entries in MODELS.items() for e in entries.values() if e.module is type(model))
+    module = MODELS[kind]["longformer"].module
+    shapes = jax.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))
+    leaves = leaves_of_encoder(named_leaves(model), old, config, named_leaves(shapes).keys())
+    # The head of a BERT may lack layers that Longformer's has, which then start anew.
+    if named_leaves(shapes).keys() - leaves.keys():
+        prefix = "encoder/"
+        leaves = {name.removeprefix(prefix): x for name, x in leaves.items() if name.startswith(prefix)}
+        module = MODELS["encoder"]["longformer"].module
+        shapes = jax.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))
+    return dataclasses.replace(opened, model=with_leaves(shapes, leaves))
 
 
 def check_same_kind(opened: OpenedStart, model_config: Any) -> None:

@@ -126,7 +126,7 @@ def test_attention_is_bidirectional(name):
 CHANGES = dict(width=32, layers=3, heads=8, feed_forward=41, max_length=19, activation="relu", norm_epsilon=0.1,
                vocab_size=200, classes=7, dtype="bfloat16", vocab_multiple=64, token_types=3,
                padding_id=2, embedding_width=24, generator_size=0.5, initial_values="neighbours",
-               classifier_pooling="mean")  # fmt: skip
+               classifier_pooling="mean", window=4, global_tokens=3, separator_id=7)  # fmt: skip
 
 
 @pytest.mark.long
@@ -174,6 +174,7 @@ DENSE = {
     "roberta": np.tanh,
     "electra": functools.partial(jax.nn.gelu, approximate=False),
     "distilbert": jax.nn.relu,
+    "longformer": np.tanh,
 }
 
 
@@ -188,7 +189,8 @@ def test_classifier_equals_the_formula(name, changes, pooling):
     """Compute the head in NumPy from the states of the real tokens."""
     model = model_of("sequence_classifier", name, classifier_pooling=pooling, **changes)
     tokens, types, mask = inputs(name)
-    states = np.asarray(forward(model.encoder, tokens, types=types, mask=mask))
+    marks = {"global_tokens": jnp.zeros((B, 1), jnp.int32)} if name == "longformer" else {}
+    states = np.asarray(forward(model.encoder, tokens, types=types, mask=mask, **marks))
     vectors = np.stack([REDUCTIONS[pooling](x[:n]) for x, n in zip(states, LENGTHS, strict=True)])
     dense = model.encoder.pooler if name == "bert" else model.pooling
     if dense is not None:

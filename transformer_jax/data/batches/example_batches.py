@@ -96,6 +96,8 @@ class ExampleBatches:
       seed: Seed of the order.
       pad: Id of the padding token.
       ignored: See `stack`.
+      select: Function (example, random generator) -> the example or a part of it that a batch holds; another
+        part is drawn in each epoch.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class ExampleBatches:
         *,
         pad: int,
         ignored: Mapping[str, Any] = {},
+        select: Callable[[Example, np.random.Generator], Example] | None = None,
     ):
         self.examples, self.batch_size, self.seed = examples, batch_size, seed
         self.lengths = np.array(lengths)
@@ -114,6 +117,7 @@ class ExampleBatches:
         self._stack: Callable[..., Batch] = functools.partial(stack, pad=pad, ignored=ignored)
         self.batches_per_epoch = -(-len(examples) // batch_size)
         self._local_rows: np.ndarray | None = None
+        self._select = select
         self._order = functools.lru_cache(maxsize=2)(self._draw_order)
 
     def share(self, local_rows: np.ndarray) -> ExampleBatches:
@@ -141,8 +145,13 @@ class ExampleBatches:
     def __getitem__(self, step: SupportsIndex) -> Batch:
         epoch, index = divmod(int(step), self.batches_per_epoch)
         numbers = self._order(epoch)[index]
-        length = int(self.lengths[np.searchsorted(self.lengths, self._sizes[numbers].max())])
-        batch = self._stack([self.examples[n] for n in numbers], self.batch_size, length)
+        longest = min(self._sizes[numbers].max(), self.lengths[-1])
+        length = int(self.lengths[np.searchsorted(self.lengths, longest)])
+        examples = [self.examples[n] for n in numbers]
+        if self._select is not None:
+            rngs = (np.random.default_rng((self.seed, epoch, n)) for n in numbers)
+            examples = [self._select(x, rng) for x, rng in zip(examples, rngs, strict=True)]
+        batch = self._stack(examples, self.batch_size, length)
         if self._local_rows is not None and not self._local_rows.all():
             for values in batch.values():
                 values[~self._local_rows] = 0

@@ -23,6 +23,7 @@ _DEFAULT_CLASSES = {
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer",
+    "longformer": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "clip": "CLIPTokenizer",
 }
@@ -278,6 +279,7 @@ _CLASSES = {
     "DistilBertTokenizer": _BERT,
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
+    "LongformerTokenizer": _ROBERTA,
     "GPT2Tokenizer": _Class(
         "BPE",
         "vocab.json",

@@ -1,16 +1,20 @@
 """The attention function that models call: it checks shapes and selects the fastest form for the platform."""
 
+import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from transformer_jax.distributed.mesh import platform
+from transformer_jax.layers.attention.borders import attention_with_borders
 from transformer_jax.layers.attention.chunked import chunked_attention
 from transformer_jax.layers.attention.kernel_mask import KernelMask
 from transformer_jax.layers.attention.kernels import (
+    form_of,
     kernel_attention,
     kernel_of,
+    needs_array,
     prepare_for_kernel,
     refusal,
     report_refusal,
@@ -19,6 +23,14 @@ from transformer_jax.layers.attention.plain import plain_attention
 from transformer_jax.layers.attention.ring import ring_attention, ring_size
 from transformer_jax.layers.attention.ring_kernels import ring_kernel_attention
 from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.attention.windowed import (
+    QUERIES,
+    local_attention,
+    window_of,
+    windowed_attention,
+    windowed_weights,
+)
+from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
 from transformer_jax.layers.compute_options import Attention
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.positions.bias import PositionBias
@@ -28,12 +40,20 @@ from transformer_jax.layers.positions.bias import PositionBias
 _MAX_PLAIN, _MAX_PLAIN_ON_ACCELERATORS = 2_048**2, 256**2
 
 
-def form_of_attention(implementation: Attention, queries: int, keys: int) -> Attention:
-    """Resolve "auto" to "plain" or "chunked" from the number of queries and keys, if no kernel is used."""
-    if implementation not in ("auto", "fused"):
-        return implementation
+Form = Literal["plain", "chunked", "windowed"]
+
+
+def form_of_attention(implementation: Attention, queries: int, keys: int, mask: Any = None) -> Form:
+    """Return the form for a number of queries and keys and a mask, if no kernel is used."""
+    if implementation == "plain":
+        return "plain"
     # The plain form would gather the weights of a sequence that is sharded over devices.
     sharded = queries > 1 and ring_size(queries, keys) > 1
+    window = window_of(_relations(mask)) if queries > 1 else None
+    if window is not None and (sharded or window.span + QUERIES < keys):
+        return "windowed"
+    if implementation == "chunked":
+        return "chunked"
     maximum = _MAX_PLAIN if platform() == "cpu" else _MAX_PLAIN_ON_ACCELERATORS
     return "chunked" if sharded or (queries > 1 and queries * keys > maximum) else "plain"
 
@@ -64,9 +84,21 @@ def prepare_mask(
     """
     if mask is None or isinstance(mask, jax.Array):
         return mask
-    if isinstance(mask, Visibility) and kernel_for(implementation, queries) is not None:
+    form = form_of_attention(implementation, queries, keys, mask)
+    kernel = kernel_for(implementation, queries)
+    if isinstance(mask, Visibility) and kernel is not None:
+        if form == "windowed" and not _reads_window(kernel, mask, queries, keys):
+            return mask
         return prepare_for_kernel(mask, queries, keys, dtype)
-    return mask if form_of_attention(implementation, queries, keys) == "chunked" else mask.dense()
+    return mask.dense() if form == "plain" else mask
+
+
+def _reads_window(kernel: str, mask: Visibility | KernelMask, queries: int, keys: int) -> bool:
+    """Return whether a kernel reads only the keys of the mask's window, in a sequence on one device."""
+    form = form_of(mask, queries, keys)
+    if form is None or ring_size(queries, keys) > 1:
+        return False
+    return kernel == "splash" or not needs_array(form, queries, keys)
 
 
 def dot_product_attention(
@@ -77,7 +109,7 @@ def dot_product_attention(
     mask: jax.Array | Visibility | KernelMask | None = None,
     bias: jax.Array | PositionBias | None = None,
     scale: float | None = None,
-    return_weights: bool = False,
+    return_weights: bool | Literal["banded"] = False,
     implementation: Attention = "auto",
     weight_dropout: float = 0.0,
     dropout_key: jax.Array | None = None,
@@ -93,7 +125,8 @@ def dot_product_attention(
       bias: Added to the scaled logits, broadcastable to (B, H, T, S); or the positions that it is computed
         from.
       scale: Factor of the logits; None means 1 / sqrt(K).
-      return_weights: Also return the weights, which needs the plain form.
+      return_weights: Also return the weights, which needs the plain form; "banded" returns those of a mask with
+        a window as `BandedWeights`, in memory linear in the length.
       implementation: See `ComputeOptions.attention`.
       weight_dropout: Dropout rate on the weights. All forms and the kernel with dropout drop the same weights.
       dropout_key: Random key; dropout is on if it is passed.
@@ -102,15 +135,34 @@ def dot_product_attention(
       The output (B, T, H, width) in the query's dtype, or (output, weights (B, H, T, S) float32).
 
     Raises:
-      ValueError: Ranks, batch sizes, widths or head counts do not match.
+      ValueError: Ranks, batch sizes, widths or head counts do not match; or banded weights are requested for a
+        mask without a window, or with a bias.
     """
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     has_dropout = weight_dropout > 0 and dropout_key is not None
+    if return_weights == "banded":
+        relations = _relations(mask)
+        if bias is not None or window_of(relations) is None:
+            raise ValueError("banded weights need a mask with a window as its relations, and no bias")
+        output = dot_product_attention(
+            query, key, value, mask=mask, scale=scale, implementation=implementation,
+            weight_dropout=weight_dropout, dropout_key=dropout_key,
+        )  # fmt: skip
+        return output, windowed_weights(query, key, mask=relations, scale=scale)
     if not return_weights:
         T, S = query.shape[1], key.shape[1]
-        form, ring = form_of_attention(implementation, T, S), ring_size(T, S)
-        if kernel := kernel_for(implementation, T):
+        ring = ring_size(T, S)
+        form = form_of_attention(implementation, T, S, None if bias is not None else mask)
+        kernel = kernel_for(implementation, T)
+        relations = _relations(mask)
+        windowed = form == "windowed" and not (kernel and _reads_window(kernel, relations, T, S))
+        if windowed:
+            return _attend_windows(
+                query, key, value, relations, kernel, ring, scale=scale, weight_dropout=weight_dropout,
+                dropout_key=dropout_key if has_dropout else None,
+            )  # fmt: skip
+        if kernel is not None:
             reason = refusal(kernel, query, key, value, mask, bias, has_dropout=has_dropout, ring=ring)
             if reason is None:
                 assert not isinstance(mask, jax.Array), "kernels refuse it"
@@ -135,7 +187,29 @@ def dot_product_attention(
     return (output, weights) if return_weights else output
 
 
-def _relations(mask: jax.Array | Visibility | KernelMask | None) -> jax.Array | Visibility | None:
+def _attend_windows(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: Visibility,
+    kernel: str | None,
+    ring: int,
+    **options: Any,
+) -> jax.Array:
+    """Compute `windowed_attention` in the form for the platform and the mesh."""
+    window = window_of(mask)
+    assert window is not None
+    local: Any = local_attention
+    if platform() != "cpu" and window.lowest <= 0 <= window.highest:
+        local = functools.partial(blocks_in_rows, kernel=kernel)
+    if ring > 1:
+        by_kernel = kernel is not None and options["dropout_key"] is None
+        local = functools.partial(attention_with_borders, size=ring, local=local, by_kernel=by_kernel)
+    return windowed_attention(query, key, value, mask=mask, local=local, **options)
+
+
+def _relations(mask: Any) -> Any:
+    """Return the complete mask of a kernel's form, and any other mask as it is."""
     return mask.relations if isinstance(mask, KernelMask) else mask
 
 

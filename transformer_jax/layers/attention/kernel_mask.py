@@ -7,6 +7,7 @@ from typing import Any, Self
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.layers.attention.visibility import Visibility
 
@@ -31,6 +32,7 @@ class KernelMask(flax.struct.PyTreeNode):
         causal from index 0 on, and segments encode nothing else.
       sees_any: (B, T) whether a query sees any key, or None if every query does.
       additive: (1 or B, 1, T, S) in the compute dtype, 0 where visible, for kernels without segments.
+      always: Number of last keys to which the band does not apply.
     """
 
     relations: Visibility
@@ -42,6 +44,7 @@ class KernelMask(flax.struct.PyTreeNode):
     first_keys: jax.Array | None = None
     sees_any: jax.Array | None = None
     additive: jax.Array | None = None
+    always: int = flax.struct.field(pytree_node=False, default=0)
 
     @classmethod
     def from_visibility(cls, relations: Visibility, queries: int, keys: int) -> Self | None:
@@ -55,7 +58,10 @@ class KernelMask(flax.struct.PyTreeNode):
         lowest, highest = None, None
         segments, real, padding_kinds = None, None, set()
         for relation in relations.relations:
-            if relation.kind == "places":
+            is_band = (
+                relation.dilation == 1 and relation.global_queries is None and relation.global_keys is None
+            )
+            if relation.kind == "places" and is_band:
                 low, high = (
                     None if limit is None else limit + relation.first
                     for limit in (relation.lowest, relation.highest)
@@ -96,6 +102,22 @@ class KernelMask(flax.struct.PyTreeNode):
     def band(self) -> tuple[int | None, int | None]:
         """The limits (lowest, highest)."""
         return self.lowest, self.highest
+
+    def in_band(self, queries: int, keys: int) -> np.ndarray:
+        """Return the (T, S) booleans of the band."""
+        columns = np.arange(keys)
+        distance = columns - np.arange(queries)[:, None]
+        visible = np.ones((queries, keys), bool)
+        visible = visible if self.lowest is None else visible & (distance >= self.lowest)
+        visible = visible if self.highest is None else visible & (distance <= self.highest)
+        return visible | (columns >= keys - self.always)
+
+    def visible(self) -> jax.Array:
+        """Return the mask (B, T, S) of the band and the segments."""
+        assert self.query_segments is not None
+        assert self.key_segments is not None
+        same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
+        return same & self.in_band(*same.shape[1:])
 
     @property
     def needs_no_segments(self) -> bool:

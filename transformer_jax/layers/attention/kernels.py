@@ -96,7 +96,7 @@ def refusal(
         maximum = _CUDNN_WIDTH_OF_HOPPER if supports_wide_heads else _CUDNN_WIDTH
         if width % _CUDNN_STEP or width > maximum:
             return f"head width {width} (it supports multiples of {_CUDNN_STEP} up to {maximum})"
-        if not has_dropout and (T % 2 or S % 2) and (ring > 1 or _needs_array(form, T, S)):
+        if not has_dropout and (T % 2 or S % 2) and (ring > 1 or needs_array(form, T, S)):
             return f"{T} queries and {S} keys (with a mask as an array it supports even numbers)"
         return None
     if query.dtype not in (jnp.bfloat16, jnp.float32):
@@ -115,7 +115,7 @@ def refusal(
     return None
 
 
-def _needs_array(form: KernelMask | None, queries: int, keys: int) -> bool:
+def needs_array(form: KernelMask | None, queries: int, keys: int) -> bool:
     """Return whether cuDNN needs a mask as an array, as neither lengths nor a causal band; see `cudnn_mask`."""
     if form is None:
         return False
@@ -295,14 +295,12 @@ def cudnn_mask(
     """Return (array to add to the logits or None, whether the kernel's mask is causal, its window or None)."""
     lowest, highest = _NO_BAND if form is None else form.band
     additive = None if form is None else form.additive
-    causal = highest == 0 and queries == keys
+    causal = highest == 0 and queries == keys and not (form is not None and form.always)
     if (lowest, highest) != _NO_BAND and not causal:
         # The kernel's band is causal from index 0 on; any other band becomes part of the array.
-        distance = jnp.arange(keys)[None, :] - jnp.arange(queries)[:, None]
-        visible = jnp.ones((queries, keys), bool)
-        visible = visible if lowest is None else visible & (distance >= lowest)
-        visible = (visible if highest is None else visible & (distance <= highest))[None]
-        if form is not None and form.key_lengths is not None:
+        assert form is not None
+        visible = jnp.asarray(form.in_band(queries, keys))[None]
+        if form.key_lengths is not None:
             # The kernel does not combine lengths with an array.
             visible = visible & (jnp.arange(keys) < form.key_lengths[:, None, None])
         band = additive_mask(visible, dtype)[:, None]
@@ -386,7 +384,7 @@ def _block(length: int) -> int:
 
 
 def splash_kernel(
-    queries: int, keys: int, heads: int, band: tuple[int | None, int | None], **options: Any
+    queries: int, keys: int, heads: int, band: tuple[int | None, int | None], mask: Any = None, **options: Any
 ) -> Any:
     """Return splash attention for (H, T, K) queries, already scaled, and (G, S, K) keys and values.
 
@@ -395,14 +393,17 @@ def splash_kernel(
       keys: S.
       heads: H.
       band: Lowest and highest visible value of key index - query index.
+      mask: (T, S) booleans that replace the band, or None.
       **options: Options of `make_splash_mha`.
     """
     # Imported here, because Pallas for TPUs takes a second to import and no other platform needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
     lowest, highest = band
-    if band == _NO_BAND:
-        mask: Any = splash_attention_mask.FullMask((queries, keys))
+    if mask is not None:
+        mask = splash_attention_mask.NumpyMask(mask)
+    elif band == _NO_BAND:
+        mask = splash_attention_mask.FullMask((queries, keys))
     else:
         before = None if lowest is None else -lowest
         mask = splash_attention_mask.LocalMask((queries, keys), (before, highest), offset=0)
@@ -433,7 +434,8 @@ def _splash(query, key, value, form: KernelMask | None, *, scale: float, interpr
     band = _NO_BAND if form is None else form.band
     query_padding, key_padding = (-length % _LANES for length in (T, S))
     options: dict[str, Any] = dict(residual_checkpoint_name=KERNEL_RESULTS, interpret=interpret)
-    kernel = splash_kernel(T + query_padding, S + key_padding, H, band, **options)
+    mask = None if form is None or not form.always else form.in_band(T + query_padding, S + key_padding)
+    kernel = splash_kernel(T + query_padding, S + key_padding, H, band, mask, **options)
     query = query * jnp.asarray(scale, query.dtype)
     by_head = [
         jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, padding), (0, 0)])

@@ -43,9 +43,19 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
 
 
 def window_mask(
-    queries: int, keys: int, *, before: int, after: int = 0, first_query: int | jax.Array = 0
+    queries: int,
+    keys: int,
+    *,
+    before: int,
+    after: int = 0,
+    first_query: int | jax.Array = 0,
+    dilation: int = 1,
+    global_tokens: jax.Array | None = None,
 ) -> jax.Array:
     """Return the mask of a query that sees the keys at most `before` positions before and `after` after it.
+
+    A symmetric window of w tokens (Beltagy et al. 2020) has before = after = w / 2; a causal window of w keys,
+    including the query's own, has before = w - 1.
 
     Args:
       queries: Number of queries T.
@@ -53,8 +63,13 @@ def window_mask(
       before: Number of visible positions before the query's own.
       after: Number of visible positions after the query's own.
       first_query: See `causal_mask`.
+      dilation: Distance between visible positions; 2 shows every second one.
+      global_tokens: (B, g) positions of tokens that see every key and that every query sees, -1 for none.
 
     Returns:
-      (1, 1, T, S), or (B, 1, T, S) if `first_query` is (B,).
+      (1, 1, T, S), or (B, 1, T, S) if `first_query` is (B,) or there are global tokens.
     """
-    return visibility.window(queries, keys, before=before, after=after, first_query=first_query).dense()
+    return visibility.window(
+        queries, keys, before=before, after=after, first_query=first_query, dilation=dilation,
+        global_queries=global_tokens, global_keys=global_tokens,
+    ).dense()  # fmt: skip

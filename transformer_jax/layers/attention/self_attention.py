@@ -133,6 +133,10 @@ class SelfAttention(MultiHeadAttention):
             return output, (weights, cache)
         return self._attend_with_distances(query, key, value, context, return_weights, cache)
 
+    def fused(self) -> SelfAttention:
+        """Return a form for repeated inference with a single product for queries, keys and values."""
+        return FusedSelfAttention(self)
+
     def _attend_with_distances(self, query, key, value, context, return_weights, cache):
         assert self.shaw_limit is not None
         assert self.relative_keys is not None
@@ -192,6 +196,6 @@ def unstack_encoder(encoder: Any) -> Any:
     copy = nnx.merge(*nnx.split(encoder))
     blocks = unstack(copy.blocks)
     for block in blocks:
-        block.self_attention = FusedSelfAttention(block.self_attention)
+        block.self_attention = block.self_attention.fused()
     copy.blocks = nnx.data(blocks)
     return copy

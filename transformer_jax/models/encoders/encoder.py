@@ -11,7 +11,7 @@ from flax import nnx
 
 from transformer_jax.layers.attention.dispatch import prepare_mask
 from transformer_jax.layers.attention.self_attention import AttentionContext, SelfAttention, unstack_encoder
-from transformer_jax.layers.attention.visibility import real, same_segment
+from transformer_jax.layers.attention.visibility import Visibility, real, same_segment
 from transformer_jax.layers.blocks import EncoderBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
@@ -106,6 +106,13 @@ def dense(config: Any, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
     )
 
 
+def visible_tokens(length: int, mask: jax.Array | None, segments: jax.Array | None) -> Visibility | None:
+    """Return the mask of T tokens; see `TextEncoder.hidden_states` for the arguments."""
+    if segments is not None:
+        return same_segment(segments, segments) & real(segments != 0)
+    return None if mask is None else real(mask, length)
+
+
 class TextEmbeddings(nnx.Module):
     """The normalized sum of token, position and token-type vectors (Devlin et al. 2019, figure 2)."""
 
@@ -147,6 +154,8 @@ class TextEncoder(nnx.Module):
     # Activation of the dense layer through which a classifier reads the first token; None means that it reads
     # the model's pooler instead.
     classifier_activation: ClassVar[str | None] = None
+    # The attention of a block.
+    attention: ClassVar[type[SelfAttention]] = SelfAttention
 
     def __init__(
         self,
@@ -164,7 +173,7 @@ class TextEncoder(nnx.Module):
         def block(key: jax.Array) -> EncoderBlock:
             rngs = nnx.Rngs(key)
             return EncoderBlock(
-                self_attention=SelfAttention(
+                self_attention=self.attention(
                     config.width,
                     config.heads,
                     config.heads,
@@ -214,8 +223,9 @@ class TextEncoder(nnx.Module):
         mask: jax.Array | None = None,
         segments: jax.Array | None = None,
         embeddings: TextEmbeddings | None = None,
+        context: Any = None,
         dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
+        return_weights: Any = False,
     ):
         """Compute the hidden states after the last block.
 
@@ -227,6 +237,7 @@ class TextEncoder(nnx.Module):
             example, counted from 1, and 0 at padding. An example attends only to itself, and its positions
             count from its start.
           embeddings: Embeddings of another network, for a network without its own.
+          context: Context of the attention of a subclass; None derives it from `mask` and `segments`.
           dropout_key: Turns dropout on.
           return_weights: Also return the attention weights.
 
@@ -243,10 +254,9 @@ class TextEncoder(nnx.Module):
         embeddings = self.embeddings if embeddings is None else embeddings
         assert embeddings is not None, "a network without embeddings needs those of another network"
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        visible = None if mask is None else real(mask, T)
-        if segments is not None:
-            visible = same_segment(segments, segments) & real(segments != 0)
-        context = AttentionContext(prepare_mask(visible, self.compute.attention, T, T, self.config.dtype))
+        if context is None:
+            visible = visible_tokens(T, mask, segments)
+            context = AttentionContext(prepare_mask(visible, self.compute.attention, T, T, self.config.dtype))
         context = jax.tree.map(materialize, context)
 
         def run_block(block, x, key):

@@ -88,7 +88,7 @@ def make_recipe(
     kind: str,
     make_task: Callable[[Sequence[Start]], FineTuningConfig],
     *,
-    max_length: int = 128,
+    default_length: int = 128,
     has_pooler: Callable[[str, Any], bool] = lambda name, config: False,
     limit: Callable[[Sequence[Start]], int | None] = lambda starts: None,
 ) -> Callable[..., RunConfig]:
@@ -97,7 +97,7 @@ def make_recipe(
     Args:
       kind: Kind of the models, a key of `MODELS`.
       make_task: Function from the starts to the task's config.
-      max_length: Default of the recipe's maximum length of a text in tokens.
+      default_length: Default of the recipe's maximum length of a text in tokens.
       has_pooler: Function from the model's name and config to whether the new model has a pooler; not called
         for models without the option.
       limit: Function from the starts to the maximum length of a text that they set, or None.
@@ -109,12 +109,23 @@ def make_recipe(
         model: str = "",
         preset: str = "",
         steps: int = 500,
-        max_length: int = max_length,
+        max_length: int | None = None,
     ) -> RunConfig:
-        """Fine-tune an encoder, or train one from scratch."""
+        """Fine-tune an encoder, or train one from scratch.
+
+        Args:
+          start: Folder to start from.
+          model: Name of the model; "" means that of the start.
+          preset: Size of a model that is trained from scratch.
+          steps: Number of steps.
+          max_length: Maximum length of a text in tokens; None means the task's default, and for a longformer
+            all that it reads.
+        """
         starts = Start.parse_all(start)
         task = make_task(starts)
-        name, config, preset = choose_encoder(kind, starts, model=model, preset=preset)
+        name, config, preset = choose_encoder(kind, starts, model=model, preset=preset, max_length=max_length)
+        if max_length is None:
+            max_length = config.max_length if name == "longformer" else default_length
         longest = min(max_length, limit(starts) or max_length, config.max_length)
         changes: dict[str, Any] = {"max_length": longest}
         if "pooler" in field_names(config):
@@ -260,6 +271,7 @@ class FineTuned:
       ignored: Padding of targets that have a value for each token, by name; see `stacked`.
       rows_named: Name of the rows of a batch in messages.
       texts_per_row: Number of encoded texts in a row of a batch.
+      select: See `ExampleBatches`.
       rows_per_step: Mean number of filled rows in a batch; the last batch of an epoch may be partly filled.
 
     Raises:
@@ -271,6 +283,7 @@ class FineTuned:
     ignored: Mapping[str, Any] = {}
     rows_named = "examples"
     texts_per_row = 1
+    select: Callable[[Example, np.random.Generator], Example] | None = None
 
     def __init__(
         self,
@@ -313,11 +326,11 @@ class FineTuned:
 
     def make_batches(self, examples: Sequence[Example]) -> ExampleBatches:
         """Make batches of all rows of the training split."""
-        config = self._config
-        lengths = bucket_lengths([len(example.tokens) for example in examples], config.model.max_length)
+        config, limit = self._config, self._config.model.max_length
+        lengths = bucket_lengths([min(len(example.tokens), limit) for example in examples], limit)
         return ExampleBatches(
             examples, config.task.batch_size, lengths, config.seed,
-            pad=self.processor.pad, ignored=self.ignored,
+            pad=self.processor.pad, ignored=self.ignored, select=self.select,
         )  # fmt: skip
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:

@@ -191,7 +191,7 @@ ENTRY = TaskEntry(
     "span_predictor",
     {
         "fine_tune": fine_tuning.make_recipe(
-            "span_predictor", lambda starts: QuestionAnsweringConfig(), max_length=256
+            "span_predictor", lambda starts: QuestionAnsweringConfig(), default_length=256
         )
     },
     EncoderTokenizer,

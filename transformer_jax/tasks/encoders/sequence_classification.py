@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.batches.passages import all_passages, mean_of_passages, random_passage
 from transformer_jax.data.corpora.tables import Table, concatenate, read_table, report_unlabeled
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
@@ -22,7 +23,7 @@ from transformer_jax.layers.losses import binary_cross_entropy, cross_entropy
 from transformer_jax.models.encoders.bert import BertConfig
 from transformer_jax.tasks.encoders import fine_tuning
 from transformer_jax.tasks.encoders.fine_tuning import EncodedSplit, FineTuned, FineTuningConfig
-from transformer_jax.tasks.encoders.trained import check_tokens, inputs_of
+from transformer_jax.tasks.encoders.trained import ALL_TOKENS, check_tokens, inputs_of
 from transformer_jax.tasks.encoders.trained_heads import TrainedClassifier
 from transformer_jax.training.config import RunConfig, choose
 from transformer_jax.training.objective import Objective
@@ -53,10 +54,14 @@ class SequenceClassificationConfig(FineTuningConfig):
     target: Literal["auto", "label", "labels", "score"] = "auto"
     """Column to predict: label (one class), labels (several at once) or score (a number); auto takes the first
     of them that the header names."""
+    passages: Literal["first", "random"] = "first"
+    """Part of a text above `max_length` to train on: its first tokens, or another random passage in each epoch.
+    With random passages, scores and answers are means over passages that cover a text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("target", self.target, ("auto", *_TARGETS))
+        choose("passages", self.passages, ("first", "random"))
 
 
 def _has_pooler(name: str, config: Any) -> bool:
@@ -239,6 +244,9 @@ class SequenceClassification(FineTuned):
         # F1 ranks early checkpoints, which rarely predict all labels of a text correctly.
         metrics = {"score": "valid_spearman", "labels": "valid_f1"}
         self.best = metrics.get(self._target, "valid_accuracy"), "max"
+        self._passages: dict[str, list[int]] = {}
+        if tokenizer.settings.get("passages"):
+            self.select = lambda example, rng: random_passage(example, config.model.max_length, rng)
         super().__init__(config, splits, tokenizer, *rest)
 
     def classes(self, tokenizer: EncoderTokenizer) -> int:
@@ -253,16 +261,26 @@ class SequenceClassification(FineTuned):
             expected, actual = ("pairs", "single texts") if pairs else ("single texts", "pairs")
             raise UserError(f"{data.path}: {actual}, but the training set has {expected}")
         targets = targets_of(data, self._target, self.processor.labels)
-        encodings = self.processor.encode_batch(texts, max_length=self.model_config.max_length)
+        limit = self.model_config.max_length
+        in_passages = bool(self.processor.settings.get("passages"))
+        encodings = self.processor.encode_batch(texts, max_length=ALL_TOKENS if in_passages else limit)
         check_tokens(encodings, data.location)
         examples = [
             Example(e.ids, e.types, {"target": target}) for e, target in zip(encodings, targets, strict=True)
         ]
+        if in_passages and split != "train":
+            parts = [all_passages(example, limit) for example in examples]
+            self._passages[split] = [len(passages) for passages in parts]
+            examples = [passage for passages in parts for passage in passages]
         return EncodedSplit(examples, sum(e.truncated for e in encodings))
 
     def scores(self, name: str, outputs: Sequence[np.ndarray]) -> Iterator[tuple[str, float]]:
         """Yield the metrics of the kind of target."""
         expected = [example.targets["target"] for example in self.examples(name)]
+        if name in self._passages:
+            counts = self._passages[name]
+            outputs = mean_of_passages(outputs, counts)
+            expected = [expected[first] for first in np.cumsum([0, *counts[:-1]])]
         labels, target = self.processor.labels, self._target
         if target == "score":
             yield from number_scores([float(x[0]) for x in outputs], [float(x) for x in expected])
@@ -288,13 +306,16 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         target = target_of(tables[0], task.target)
         labels, texts = labels_of(tables[0], target), texts_of(tables[0])
         pairs = bool(texts) and not isinstance(texts[0], str)
+        if pairs and task.passages == "random":
+            raise UserError("`passages` random is for single texts, and the training set has pairs")
 
         def all_texts() -> Iterator[str]:
             return (part for text in texts for part in ((text,) if isinstance(text, str) else text))
 
         tokenizer = fine_tuning.make_tokenizer(
-            config, all_texts, stored, starts, labels, target=target, pairs=pairs
-        )
+            config, all_texts, stored, starts, labels, target=target, pairs=pairs,
+            **({"passages": True} if task.passages == "random" else {}),
+        )  # fmt: skip
         splits = fine_tuning.split_tables(task, tables)
         report_unlabeled(tables, note)
         return SequenceClassification(config, splits, tokenizer, mesh, note)

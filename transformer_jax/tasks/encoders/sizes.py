@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.models.encoders.longformer import BUILT_FROM, LongformerConfig
 from transformer_jax.models.registry import MODELS
 from transformer_jax.training.config import RunConfig, Start, choose, field_names
 from transformer_jax.training.starts import started_config
@@ -17,16 +18,24 @@ _VOCABULARY = 8_000
 
 
 def choose_encoder(
-    kind: str, starts: Sequence[Start], *, model: str, preset: str, excluded: Sequence[str] = ()
+    kind: str,
+    starts: Sequence[Start],
+    *,
+    model: str,
+    preset: str,
+    excluded: Sequence[str] = (),
+    max_length: int | None = None,
 ) -> tuple[str, Any, str]:
     """Choose the model that a recipe's arguments describe, without classes.
 
     Args:
       kind: Kind of the model, a key of `MODELS`.
       starts: Starts, of which the first determines model and sizes; empty to train from scratch.
-      model: Name of the model; "" means that of the start, or the first of its kind.
+      model: Name of the model; "" means that of the start, or the first of its kind. A longformer can be built
+        from the start of a bert or roberta.
       preset: Size of a model that is trained from scratch; "" means mini.
       excluded: Names of models of the kind that the task does not train.
+      max_length: Maximum length of a text of a longformer that is built from a start; None means its default.
 
     Returns:
       (name, config, preset); the preset is "" for a start.
@@ -40,6 +49,9 @@ def choose_encoder(
         name, config = started_config(starts[0].folder, kind)
         if name not in models:
             raise UserError(f"`start` {starts[0].folder} holds a {name}: this task takes {', '.join(models)}")
+        if model == "longformer" and isinstance(config, BUILT_FROM):
+            lengths = {} if max_length is None else {"max_length": max_length}
+            name, config = model, LongformerConfig.of_encoder(config, **lengths)
         if model and model != name:
             raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
         if preset:
@@ -85,6 +97,6 @@ def fit_to_tokenizer(config: RunConfig, tokenizer: EncoderTokenizer) -> Any:
         tokenizer.check_fits(config.model.vocab_size)
     else:
         changes["vocab_size"] = tokenizer.vocab_size
-    if "padding_id" in field_names(config.model):
-        changes["padding_id"] = tokenizer.pad
+    ids = {"padding_id": tokenizer.pad, "separator_id": tokenizer.separator}
+    changes |= {name: value for name, value in ids.items() if name in field_names(config.model)}
     return dataclasses.replace(config.model, **changes)

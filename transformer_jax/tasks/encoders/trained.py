@@ -21,6 +21,9 @@ from transformer_jax.layers.text_pooling import POOLINGS, pool, pool_packed, sca
 from transformer_jax.training.config import choose
 from transformer_jax.training.task import Trained
 
+# Maximum number of tokens of a text that is not truncated.
+ALL_TOKENS = 2**31 - 1
+
 
 def inputs_of(model: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array | None]:
     """Return the encoder's arguments for a batch of one example a row; types are None if it has only one."""
@@ -133,7 +136,12 @@ class TrainedEncoder(Trained):
         return self._run(name, lambda: EncoderRunner(function, pad=self.processor.pad), examples)
 
     def encoded(
-        self, texts: Sequence[Any], *, max_length: int | None = None, allow_empty: bool = False
+        self,
+        texts: Sequence[Any],
+        *,
+        max_length: int | None = None,
+        allow_empty: bool = False,
+        complete: bool = False,
     ) -> list[Example]:
         """Encode texts for the model; texts longer than its limit are truncated with a warning.
 
@@ -141,12 +149,14 @@ class TrainedEncoder(Trained):
           texts: Texts, or pairs of texts.
           max_length: Maximum number of tokens in a text; None means the model's limit.
           allow_empty: Warn of texts without tokens instead of refusing them.
+          complete: Do not truncate texts, for a model that reads them in passages.
 
         Raises:
           UserError: See `check_texts` and `check_tokens`.
         """
         check_texts(texts, allow_empty=allow_empty)
         limit = min(self.model.config.max_length, max_length or self.model.config.max_length)
+        limit = ALL_TOKENS if complete else limit
         encodings = self.processor.encode_batch(texts, max_length=limit)
         empty = [number for number, encoding in enumerate(encodings, 1) if not encoding.has_every_text]
         if empty and allow_empty:

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from transformer_jax.data.batches.example_batches import Example
+from transformer_jax.data.batches.passages import all_passages, mean_of_passages
 from transformer_jax.data.corpora.tables import words_of
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
@@ -192,10 +193,12 @@ class TrainedClassifier(TrainedEncoder):
                     else "the model was trained on single texts: give one text, not a pair"
                 )
         target = self.processor.settings.get("target", "label")
-        return [
-            classified(logits, self.processor.labels, target)
-            for logits in self.run("classify", predicted, self.encoded(texts))
-        ]
+        in_passages = bool(self.processor.settings.get("passages"))
+        examples = self.encoded(texts, complete=in_passages)
+        parts = [all_passages(x, self.model.config.max_length) if in_passages else [x] for x in examples]
+        outputs = self.run("classify", predicted, [passage for passages in parts for passage in passages])
+        outputs = mean_of_passages(outputs, [len(passages) for passages in parts])
+        return [classified(logits, self.processor.labels, target) for logits in outputs]
 
 
 def classified(logits: np.ndarray, labels: Sequence[str], target: str) -> Classified:
