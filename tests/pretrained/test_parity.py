@@ -31,12 +31,19 @@ def tiny_gpt2(transformers, **changes):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**(sizes | changes)))
 
 
+LLAMA_SIZES = dict(
+    vocab_size=V, hidden_size=48, intermediate_size=67, num_hidden_layers=3, num_attention_heads=6,
+    num_key_value_heads=3, max_position_embeddings=64, eos_token_id=96,
+)  # fmt: skip
+
+
 def tiny_llama(transformers, **changes):
-    sizes = dict(
-        vocab_size=V, hidden_size=48, intermediate_size=67, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=3, max_position_embeddings=64, eos_token_id=96,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | changes)))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(LLAMA_SIZES | changes)))
+
+
+def tiny_mistral(transformers, **changes):
+    """The prompts are shorter and the texts longer than the window."""
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**(LLAMA_SIZES | changes)))
 
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=10_000.0, factor=4.0, original_max_position_embeddings=16,
@@ -54,6 +61,8 @@ CASES = {
         tiny_llama, dict(rope_parameters=dict(rope_type="linear", rope_theta=10_000.0, factor=4.0)),
     ),
     "llama-llama3": (tiny_llama, dict(rope_parameters=LLAMA3)),
+    "mistral": (tiny_mistral, dict(sliding_window=5)),
+    "mistral-wide": (tiny_mistral, dict(sliding_window=128)),
     "llama-yarn": (
         tiny_llama,
         dict(rope_parameters=dict(

@@ -99,11 +99,17 @@ def _round(
 
 
 def check_draft(config: Any, draft: Any) -> None:
-    """Check that the configs of a model and of its draft have the same vocabulary size.
+    """Check that the configs of a model and of its draft have the same vocabulary size and no window.
 
     Raises:
-      UserError: The vocabulary sizes differ.
+      UserError: The vocabulary sizes differ, or a model has a window.
     """
+    for name, checked in (("model", config), ("draft", draft)):
+        if getattr(checked, "window", None) is not None:
+            raise UserError(
+                f"the {name} keeps the last {checked.window} tokens only and cannot take proposals back: leave "
+                "out the draft"
+            )
     if draft.vocab_size != config.vocab_size:
         raise UserError(
             f"the draft has a vocabulary of {draft.vocab_size} and the model one of {config.vocab_size}: they "

@@ -16,7 +16,7 @@ from transformer_jax.pretrained.distilbert import DISTILBERT
 from transformer_jax.pretrained.electra import ELECTRA
 from transformer_jax.pretrained.family import CONFIG, Family
 from transformer_jax.pretrained.gpt2 import GPT2
-from transformer_jax.pretrained.llama import LLAMA
+from transformer_jax.pretrained.llama import LLAMA, MISTRAL
 from transformer_jax.pretrained.longformer import LONGFORMER
 from transformer_jax.pretrained.open_clip import OPEN_CLIP
 from transformer_jax.pretrained.roberta import ROBERTA
@@ -28,8 +28,8 @@ from transformer_jax.pretrained.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
 FAMILIES: dict[str, tuple[Family, ...]] = {
     families[0].model_type: families
     for families in (
-        (GPT2,), (LLAMA,), BERT, ROBERTA, ELECTRA, DISTILBERT, LONGFORMER, VIT, DEIT, DINOV2, DINOV2_REGISTERS,
-        (CLIP,), (SIGLIP,), (VISION_DECODER,),
+        (GPT2,), (LLAMA,), (MISTRAL,), BERT, ROBERTA, ELECTRA, DISTILBERT, LONGFORMER, VIT, DEIT, DINOV2,
+        DINOV2_REGISTERS, (CLIP,), (SIGLIP,), (VISION_DECODER,),
     )
 }  # fmt: skip
 

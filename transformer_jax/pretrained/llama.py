@@ -1,7 +1,8 @@
-"""Llama (Touvron et al. 2023, Dubey et al. 2024) as `transformers` publishes it: `LlamaForCausalLM`."""
+"""Llama (Touvron et al. 2023, Dubey et al. 2024) and Mistral (Jiang et al. 2023) as `transformers` has them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,7 @@ class _Fields(msgspec.Struct):
     rope_scaling: _Rope | None = None
     original_max_position_embeddings: Size | None = None
     partial_rotary_factor: float | None = None
+    sliding_window: Size | None = None
 
 
 def _scaling(fields: _Fields) -> tuple[float, RotaryScaling | None]:
@@ -149,6 +151,23 @@ def _describe(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def _mistral_config(hf_config: Mapping[str, Any]) -> LlamaConfig:
+    fields = convert(hf_config, _Fields, CONFIG)
+    # `transformers` takes a missing window as 4,096 tokens, and null as none.
+    window = fields.sliding_window if "sliding_window" in hf_config else 4_096
+    return dataclasses.replace(_config(hf_config), window=window)
+
+
+def _describe_mistral(config: LlamaConfig) -> dict[str, Any]:
+    names = ("attention_bias", "mlp_bias")
+    description = {name: value for name, value in _describe(config).items() if name not in names}
+    return {**description, "sliding_window": config.window}
+
+
+def _is_mistral(config: LlamaConfig) -> bool:
+    return config.window is not None and config.dilation == 1
+
+
 def _linear(theirs: str, ours: str, bias: str) -> tuple[Tensor, Tensor]:
     """Return the table entries for weight and bias of a torch Linear in each layer.
 
@@ -185,4 +204,13 @@ LLAMA = Family(
     prefix="model.",
     head="lm_head.weight",
     ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    fits=lambda config: config.window is None,
+)
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    config=_mistral_config,
+    describe=_describe_mistral,
+    fits=lambda config: _is_mistral(config) and not (config.attention_bias or config.feed_forward_bias),
 )

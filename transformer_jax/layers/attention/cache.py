@@ -21,10 +21,12 @@ class KeyValueCache(flax.struct.PyTreeNode):
     Attributes:
       keys: (B, G, K, S), filled up to the number of previous tokens.
       values: (B, G, K, S), filled up to the number of previous tokens.
+      rolls: The buffer holds the last tokens only: the token at position p is in entry p modulo the length.
     """
 
     keys: jax.Array
     values: jax.Array
+    rolls: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def of(cls, key: jax.Array, value: jax.Array) -> "KeyValueCache":
@@ -32,10 +34,12 @@ class KeyValueCache(flax.struct.PyTreeNode):
         return cls(jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 3))
 
     @classmethod
-    def empty(cls, rows: int, length: int, kv_heads: int, head_width: int, dtype: Any) -> "KeyValueCache":
+    def empty(
+        cls, rows: int, length: int, kv_heads: int, head_width: int, dtype: Any, *, rolls: bool = False
+    ) -> "KeyValueCache":
         """Return a cache for `length` tokens of each of the B rows."""
         buffer = jnp.zeros((rows, kv_heads, head_width, length), dtype)
-        return cls(buffer, buffer)
+        return cls(buffer, buffer, rolls)
 
     @property
     def key(self) -> jax.Array:
@@ -57,12 +61,35 @@ class KeyValueCache(flax.struct.PyTreeNode):
 
         Tokens with W times as many rows as the cache are those of W beams per sentence.
         """
-        beams = key.shape[0] // self.keys.shape[0]
+        beams, count = key.shape[0] // self.keys.shape[0], key.shape[1]
+        length = self.length // beams
 
         def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.reshape(-1, beams, *new.shape[1:])  # (B, W, N, G, K) -> (B, G, K, N W)
-            new = new.transpose(0, 3, 4, 2, 1).reshape(*buffer.shape[:3], -1).astype(buffer.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(buffer, new, at * beams, axis=3)
+            new = self._entries(new).astype(buffer.dtype)
+            if not self.rolls:
+                return jax.lax.dynamic_update_slice_in_dim(buffer, new, at * beams, axis=3)
+            if count == 1:
+                return jax.lax.dynamic_update_slice_in_dim(buffer, new, at % length * beams, axis=3)
+            # Entry n gets the last new token whose position is n modulo the length, if there is one.
+            last = at + count - 1
+            numbers = count - 1 - (last - jnp.arange(length)) % length
+            new = jnp.take(new.reshape(*new.shape[:3], count, beams), numbers, axis=3, mode="clip")
+            old = buffer.reshape(*buffer.shape[:3], length, beams)
+            return jnp.where((numbers >= 0)[:, None], new, old).reshape(buffer.shape)
 
         # Without a barrier XLA's CPU backend would fuse the update into each reader and copy the entire cache.
-        return KeyValueCache(materialize(write(self.keys, key)), materialize(write(self.values, value)))
+        keys, values = materialize(write(self.keys, key)), materialize(write(self.values, value))
+        return KeyValueCache(keys, values, self.rolls)
+
+    def followed_by(self, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the keys and values (B, S + N W, G, K) of the cache and, after them, of new tokens."""
+        return (
+            jnp.concatenate([self.key, jnp.moveaxis(self._entries(key), 3, 1)], axis=1),
+            jnp.concatenate([self.value, jnp.moveaxis(self._entries(value), 3, 1)], axis=1),
+        )
+
+    def _entries(self, new: jax.Array) -> jax.Array:
+        """Reshape new tokens (B W, N, G, K) of W beams to entries (B, G, K, N W)."""
+        rows = self.keys.shape[0]
+        new = new.reshape(rows, -1, *new.shape[1:]).transpose(0, 3, 4, 2, 1)
+        return new.reshape(*new.shape[:3], -1)

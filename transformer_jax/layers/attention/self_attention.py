@@ -122,9 +122,12 @@ class SelfAttention(MultiHeadAttention):
         if context.rotation is not None:
             query, key = rotate(query, context.rotation), rotate(key, context.rotation)
         if cache is not None:
+            # Several new tokens overwrite entries of a rolling cache that the first of them still sees.
+            overwrites = cache.rolls and at is not None and x.shape[1] > 1
+            previous = cache.followed_by(key, value) if overwrites else None
             cache = cache.append(key, value, jnp.zeros((), jnp.int32) if at is None else at)
             if at is not None:
-                key, value = cache.key, cache.value
+                key, value = (cache.key, cache.value) if previous is None else previous
         if self.relative_keys is None:
             output, weights = self(
                 query, key, value,

@@ -12,7 +12,7 @@ from flax import nnx
 
 from transformer_jax.layers.attention.dispatch import prepare_mask
 from transformer_jax.layers.attention.self_attention import AttentionContext, FusedSelfAttention
-from transformer_jax.layers.attention.visibility import Visibility, causal, real_from, same_segment
+from transformer_jax.layers.attention.visibility import Visibility, causal, real_from, same_segment, window
 from transformer_jax.layers.blocks import CausalBlock
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dropout import dropout
@@ -160,7 +160,7 @@ class CausalDecoder(nnx.Module):
         T = tokens.shape[1]
         check_length(self.config, T, "a text")
         embed_key, stack_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        positions, visible = jnp.arange(T), causal(T, T)
+        positions, visible = jnp.arange(T), self._visible(T)
         if segments is not None:
             positions, visible = segment_positions(segments), visible & same_segment(segments, segments)
         context = jax.tree.map(materialize, self._uncached_context(positions, visible))
@@ -176,6 +176,13 @@ class CausalDecoder(nnx.Module):
             x = self._embed(tokens, jnp.zeros_like(tokens[:, :1]), positions, embed_key)
             x, weights = run_stack(run_block, self.blocks, x, stack_key, self.compute)
         return (x, weights.swapaxes(0, 1)) if return_weights else x
+
+    def _visible(self, length: int) -> Visibility:
+        """Return the mask of T tokens that attend to the previous ones, or to those in the config's window."""
+        keys, step = getattr(self.config, "window", None), getattr(self.config, "dilation", 1)
+        if keys is None:
+            return causal(length, length)
+        return window(length, length, before=(keys - 1) * step, dilation=step)
 
     def _uncached_context(self, positions: jax.Array, visible: Visibility) -> AttentionContext:
         """Build the context of tokens at positions (T,) or (B, T) that attend only to each other."""
@@ -249,15 +256,23 @@ class CausalDecoder(nnx.Module):
           max_length: Maximum number of tokens of a row, with those before its text.
           first: See `DecoderCache`.
           memory: (B, S, D) states of an encoder, for a decoder with cross-attention.
+
+        Raises:
+          ValueError: The window has a dilation, with which a cache would have to keep more tokens than it sees.
         """
         config, projected = self.config, None
+        if getattr(config, "dilation", 1) > 1:
+            raise ValueError(
+                f"dilation={config.dilation}: a model with a dilated window has no cache and does not generate"
+            )
         if memory is not None:
             # Materialized in the layout that the steps read, see `Transformer.start`.
             blocks = unstack(self.blocks)
             projected = tuple(jax.tree.map(materialize, block.project_memory(memory)) for block in blocks)
         return CausalCache.empty(
             config.layers, rows, max_length, config.kv_heads, head_width(config), jnp.dtype(config.dtype),
-            first=first, tokens=jnp.zeros((rows, max_length), jnp.int32), memory=projected,
+            window=getattr(config, "window", None), first=first,
+            tokens=jnp.zeros((rows, max_length), jnp.int32), memory=projected,
         )  # fmt: skip
 
     def step_function(self, *, return_weights: bool = False) -> StepFunction:
@@ -279,7 +294,7 @@ class CausalDecoder(nnx.Module):
             extended, previous = extended.with_tokens(tokens, cache.length)
             at: jax.Array | None = cache.length
             if prompt:
-                at, visible = None, causal(N, N)
+                at, visible = None, self._visible(N)
                 if cache.first is not None:
                     visible = visible & real_from(cache.first, N)
                 context = self._uncached_context(positions, visible)

@@ -12,7 +12,7 @@ from transformer_jax.layers.feed_forward import GatedFeedForward
 from transformer_jax.layers.norms import rms_norm
 from transformer_jax.layers.positions.rotary import RotaryScaling
 from transformer_jax.layers.positions.schemes import RotaryPositions
-from transformer_jax.models.config_checks import head_width, parse_rotary_scaling
+from transformer_jax.models.config_checks import check_minimum, head_width, parse_rotary_scaling
 from transformer_jax.models.decoders.causal_decoder import CausalDecoder, DecoderConfig
 
 # The long contexts of the third generation: "llama3" lowers the rotary frequencies from 8,192 tokens on.
@@ -57,6 +57,10 @@ _SIZES: dict[str, dict[str, Any]] = {
         vocab_size=128_256, width=3072, layers=28, heads=24, kv_heads=8, feed_forward=8_192, tie=True,
         max_length=131_072, rotary_theta=500_000.0, rotary_scaling=_LONG_SMALL,
     ),
+    "mistral-7B": dict(
+        vocab_size=32_000, width=4096, layers=32, heads=32, kv_heads=8, feed_forward=14_336, max_length=32_768,
+        window=4_096,
+    ),
 }  # fmt: skip
 
 
@@ -72,6 +76,9 @@ class LlamaConfig(DecoderConfig):
       attention_bias: Add biases to the attention projections; the papers have none.
       feed_forward_bias: Add biases to the feed-forward layers; the papers have none.
       tie: Compute logits with the embedding table, as in the small models of the third generation.
+      window: Number of keys that a token sees, its own included, as in Mistral (Jiang et al. 2023); None means
+        all previous ones.
+      dilation: Distance between the keys in the window (Beltagy et al. 2020, section 3.1), for training only.
     """
 
     max_length: int = 2048
@@ -80,12 +87,19 @@ class LlamaConfig(DecoderConfig):
     rotary_scaling: RotaryScaling | None = None
     attention_bias: bool = False
     feed_forward_bias: bool = False
+    window: int | None = None
+    dilation: int = 1
 
     preset_fields: ClassVar = _SIZES
 
     def __post_init__(self):
         super().__post_init__()
         parse_rotary_scaling(self)
+        check_minimum(self, 1, "dilation")
+        if self.window is not None:
+            check_minimum(self, 1, "window")
+        elif self.dilation > 1:
+            raise ValueError(f"dilation={self.dilation} needs a window")
 
 
 class Llama(CausalDecoder):
