@@ -481,7 +481,7 @@ def test_pretraining_continues_with_the_model_of_its_start(runs, data, tmp_path)
         (("--context", 10), "--context 10 is too short for next sentences: two texts need 11 tokens"),
         (("--token-types", 1), "--next-sentence needs two --token-types"),
         (("--model", "roberta"), "holds a bert, not a roberta: leave --model out"),
-        (("--model", "electra"), "holds a model of BertConfig: this task takes electra"),
+        (("--model", "electra"), "holds a Bert: this needs a model of electra"),
     ):
         assert message in error_line(pretrain, *start, *text, *flags, "--run-dir", tmp_path / "other")
 

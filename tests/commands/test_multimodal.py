@@ -120,6 +120,11 @@ def test_a_captioner_starts_from_the_image_encoder_of_a_clip(clip, data, tmp_pat
         (contrast, ("--accumulation", 2), "--accumulation 2"),
         (caption, ("--images", "a.png"), "name the trained run with --run-dir"),
         (caption, ("--plot-attention", "a.png"), "--plot-attention and --html need --images"),
+        (
+            caption,
+            ("--images", "a.png", "--run-dir", "x", "--plot-attention", "absent/words.png"),
+            "--plot-attention 'absent/words.png': no file can be written there",
+        ),
         (caption, ("--encoder", "absent"), "absent/config.json: no such file"),
         (caption, ("--freeze-encoder",), "--freeze-encoder needs a trained --encoder"),
         (caption, ("--images", "a.png", "--run-dir", "absent"), "absent"),
@@ -136,7 +141,7 @@ def test_data_that_does_not_fit(data, tmp_path):
     text = table.read_text()
     for changed, message in (
         (text.replace("3.png\t", "absent.png\t", 1), "no image 'absent.png' in"),
-        (text + "3.png\t \n", "the caption of 3.png is empty"),
+        (text + "3.png\t \n", "the caption of 3.png has no letters or digits"),
         (text.replace("caption", "words", 1), "no column caption"),
     ):
         (tmp_path / "table.tsv").write_text(changed)
@@ -156,6 +161,13 @@ def test_other_models_and_images_are_refused(clip, captioner, data, tmp_path):
     message = error_line(contrast, "--run-dir", captioner[0], "--images", file, *labels)
     assert "holds a Captioner, not a model of images and texts" in message
     assert "two or more labels" in error_line(contrast, "--run-dir", clip[0], "--images", file, "--labels", "a")
+    for command, flag, folder, kind in (
+        (caption, "start-from", clip[0], "Clip: this needs a model of captioner"),
+        (contrast, "start-from", captioner[0], "Captioner: this needs a model of clip, siglip"),
+        (caption, "decoder", clip[0], "Clip: this needs a model of gpt"),
+    ):
+        line = error_line(command, "--data", *data, f"--{flag}", folder, "--run-dir", tmp_path / "new")
+        assert f"--{flag.removesuffix('-from')} {folder} holds a {kind}" in line
     (tmp_path / "broken.png").write_bytes(b"no image")
     for command, folder, flags in ((caption, captioner[0], ()), (contrast, clip[0], labels)):
         for name in ("broken.png", "absent.png"):
@@ -167,5 +179,5 @@ def test_long_captions_are_truncated_and_counted(data, tmp_path):
     table = tmp_path / "long.tsv"
     table.write_text(data[0].read_text() + "3.png\t" + "a red circle " * 40 + "\n")
     completed = succeed(contrast, *CLIP, "--data", table, data[1], "--run-dir", tmp_path / "run")
-    assert "1 captions of" in completed.stderr
+    assert "1 of 55 captions for training are truncated" in completed.stderr
     assert "are truncated to 32 tokens" in completed.stderr

@@ -62,8 +62,8 @@ def test_captions_belong_to_their_images(tmp_path, suffix, kind):
 @pytest.mark.parametrize(
     ("rows", "header", "message"),
     [
-        ([("a.png", " ")], ("image", "caption"), "line 2: the caption of a.png is empty"),
-        ([("a.png", "...")], ("image", "caption"), "line 2: the caption of a.png is empty"),
+        ([("a.png", " ")], ("image", "caption"), "line 2: the caption of a.png has no letters or digits"),
+        ([("a.png", "...")], ("image", "caption"), "line 2: the caption of a.png has no letters or digits"),
         ([("d.png", "a dog")], ("image", "caption"), "line 2: no image 'd.png' in"),
         ([("a.png", "a dog")], ("image", "words"), "no column caption"),
         ([], ("image", "caption"), "a header and no rows"),

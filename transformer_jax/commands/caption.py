@@ -48,9 +48,11 @@ def _check(flags: Arguments) -> None:
         raise UserError("`plot_attention` and `html` need `images`")
     if flags.images and flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
-    if flags.html is not None:
-        from transformer_jax.plotting.page import check_writable
+    from transformer_jax.plotting.page import check_writable
 
+    if flags.plot_attention is not None:
+        check_writable(flags.plot_attention, "plot_attention")
+    if flags.html is not None:
         check_writable(flags.html)
 
 

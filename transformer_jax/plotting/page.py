@@ -18,15 +18,19 @@ _ONE = 65_535  # 1.0 as a 16-bit integer
 _MAX_WEIGHTS = 20_000_000  # 53 MB of text, which browsers still open
 
 
-def check_writable(path: str | pathlib.Path) -> None:
-    """Check that a page can be written to a path.
+def check_writable(path: str | pathlib.Path, name: str = "html") -> None:
+    """Check that a page or a picture can be written to a path.
+
+    Args:
+      path: The path.
+      name: Name of the argument with the path, for the message.
 
     Raises:
       UserError: The path is a folder, or its parent is not a writable folder.
     """
     path = str(path)
     if not path or pathlib.Path(path).is_dir() or not os.access(pathlib.Path(path).parent, os.W_OK):
-        raise UserError(f"`html` {path!r}: no file can be written there; name one in a folder that exists")
+        raise UserError(f"`{name}` {path!r}: no file can be written there; name one in a folder that exists")
 
 
 def check_size(weights: int, remedy: str) -> None:

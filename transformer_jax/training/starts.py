@@ -160,12 +160,13 @@ def _encoder(model: Any) -> Any:
     return encoder if isinstance(encoder, TextEncoder | ViT) else None
 
 
-def started_config(folder: str, kind: str) -> tuple[str, Any]:
+def started_config(folder: str, kind: str, argument: str = "start") -> tuple[str, Any]:
     """Return (model name, model config) of a start folder without reading its weights.
 
     Args:
       folder: A run folder or a published folder.
       kind: Kind of the new model, a key of `MODELS`. A folder of another kind may hold the same config.
+      argument: Name of the argument with the folder, for messages.
 
     Raises:
       UserError: The folder does not exist, or its model is not of this kind.
@@ -190,14 +191,14 @@ def started_config(folder: str, kind: str) -> tuple[str, Any]:
     else:
         raise UserError(f"{path / 'config.json'}: no such file; is {path} the folder of a run, or of weights?")
     known = {entry.config: name for name, entry in MODELS[kind].items()}
-    if type(config) not in known:
-        # A model with a task head holds the config of its encoder.
-        config = getattr(config, "encoder", config)
-    if type(config) not in known:
+    # A model with a task head holds the config of its encoder.
+    used = config if type(config) in known else getattr(config, "encoder", config)
+    if type(used) not in known:
+        name = type(config).__name__.removesuffix("Config")
         raise UserError(
-            f"`start` {folder} holds a model of {type(config).__name__}: this task takes "
-            f"{', '.join(MODELS[kind])}"
+            f"`{argument}` {folder} holds a {name}: this needs a model of {', '.join(MODELS[kind])}"
         )
+    config = used
     return known[type(config)], config
 
 

@@ -160,6 +160,8 @@ def test_classes_are_named_by_words(trained):
     for labels, templates, message in (
         (["one"], ["{}"], "two or more labels"),
         ("red", ["{}"], "two or more labels"),
+        (["red", " "], ["{}"], "label 2 is empty"),
+        (["red", "blue", "red"], ["{}"], "label 'red' is listed twice"),
         (["a", "b"], ["a photo"], "each needs {} in the place of the label"),
         (["a", "b"], "{}", "each needs {}"),
     ):

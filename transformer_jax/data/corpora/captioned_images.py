@@ -98,7 +98,7 @@ def read_captioned(table: str, images: str) -> CaptionedImages:
     captions: dict[int, list[str]] = {}
     for location, name, caption in rows:
         if not any(character.isalnum() for character in caption):
-            raise UserError(f"{location}: the caption of {name} is empty")
+            raise UserError(f"{location}: the caption of {name} has no letters or digits")
         if name not in numbers:
             raise UserError(f"{location}: no image {name!r} in {images}")
         captions.setdefault(numbers[name], []).append(" ".join(caption.split()))

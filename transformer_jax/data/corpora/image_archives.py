@@ -261,7 +261,9 @@ def read_tar(path: pathlib.Path, expected: Expected) -> ImageSet:
                 ranges.append(stored[member.name][0])
                 contents.append(stored[member.name][1])
     except DAMAGED as error:
-        raise UserError(f"{path}: not a readable archive ({error})") from None
+        # The other lines of tarfile's message list what each kind of compression lacks.
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise UserError(f"{path}: not a readable archive ({reason})") from None
     source: Source = _TarMembers(path, ranges) if plain else contents
     return _label_by_folder(str(path), names, source, folders, expected)
 

@@ -87,14 +87,20 @@ def decode(content: bytes, name: str) -> tuple[np.ndarray, str]:
                 raise Image.DecompressionBombError
             return as_rgb(image)
     except _DAMAGED as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{name}: not a readable image ({reason}); the file is truncated or damaged") from None
+        raise UserError(f"{name}: not a readable image ({_reason(error)})") from None
     except Image.DecompressionBombError:
         # Pillow refuses twice `MAX_IMAGE_PIXELS`, which only a program can raise.
         limit = min(PIXELS.value, 2 * (Image.MAX_IMAGE_PIXELS or PIXELS.value))
         raise UserError(
             f"{name}: more pixels than the limit of {limit:,}; set {PIXELS.variable} to raise it"
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of a decoder's error in one line."""
+    if isinstance(error, UnidentifiedImageError):
+        return "its format is unknown"  # the message would name an object in memory
+    return f"{' '.join(str(error).split())}; the file is truncated or damaged"
 
 
 def conversion_of(content: bytes | str | os.PathLike[str]) -> str:
@@ -182,7 +188,9 @@ def image_array(image: Any, name: str = "the image") -> np.ndarray:
         try:
             return as_rgb(image)[0]
         except _DAMAGED as error:
-            raise UserError(f"{name}: not a readable image ({error})") from None
+            raise UserError(f"{name}: not a readable image ({_reason(error)})") from None
+    if isinstance(image, list | tuple):
+        raise UserError(f"{name} is a {type(image).__name__}: give one image")
     array = np.asarray(image)
     if array.dtype != np.uint8:
         raise UserError(f"{name} is an array of {array.dtype}: convert it to uint8, from 0 to 255")

@@ -258,7 +258,7 @@ def prepared_builder(
             importlib.import_module(f"tensorflow_datasets.{module}")
     except ImportError as error:
         raise UserError(
-            f"`corpus` tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"
+            f"tfds:{name} needs tensorflow-datasets ({error}): pip install 'transformer_jax[tfds]'"
         ) from None
     from tensorflow_datasets.core.registered import DatasetNotFoundError
 

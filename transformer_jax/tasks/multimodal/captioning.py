@@ -106,7 +106,7 @@ def pairs(
     config = captioned_data.preset_config(KIND, model, preset)
     starts: tuple[Start, ...] = ()
     if decoder:
-        name, gpt = started_config(decoder, "decoder")
+        name, gpt = started_config(decoder, "decoder", "decoder")
         if name != "gpt":
             raise UserError(f"`decoder` {decoder} holds a {name}: a captioner's decoder is a gpt")
         config = dataclasses.replace(

@@ -211,7 +211,9 @@ class ContrastiveTask(CaptionedTask):
             return model.embed_images(normalize_images(pixels, images.mean, images.std))
 
         self._runner = ImageRunner(vectors, mesh=mesh)
-        self._encoded = self.of_splits(lambda split: captioned_data.encode_captions(split, processor, note))
+        self._encoded = self.of_splits(
+            lambda split: captioned_data.encode_captions(split, processor, note, split="scores")
+        )
 
     def scores(self, model: Any, split: str) -> dict[str, float]:
         """Return the retrieval scores of "valid" or "test"."""
@@ -324,6 +326,11 @@ class TrainedClip(TrainedImageEncoder):
         """
         if isinstance(labels, str) or len(labels) < 2:
             raise UserError("give a list of two or more labels")
+        for number, label in enumerate(labels):
+            if not label.strip():
+                raise UserError(f"label {number + 1} is empty")
+            if label in labels[:number]:
+                raise UserError(f"label {label!r} is listed twice")
         if isinstance(templates, str) or not templates or not all("{}" in template for template in templates):
             raise UserError(f"templates {templates!r}: each needs {{}} in the place of the label")
         texts = [template.replace("{}", label) for label in labels for template in templates]

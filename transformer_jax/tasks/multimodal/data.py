@@ -174,7 +174,7 @@ def started_recipe(
     if not encoder and all(s.into for s in starts):
         return config
     if encoder:
-        _, vision = started_config(encoder, "image_encoder")
+        _, vision = started_config(encoder, "image_encoder", "encoder")
         changes = {name: getattr(vision, name) for name in field_names(vision) - {"classes", "dtype", "pooler"}}
         starts = (Start(encoder, into=into), *starts)
         folder = encoder
@@ -271,7 +271,7 @@ class CaptionedTask:
         self.model_config = dataclasses.replace(config.model, vocab_size=processor.vocab_size)
         self.files: Files = {}
         self.fingerprint = fingerprint([split.fingerprint() for split in splits])
-        encoded = encode_captions(train, processor, note, to_generate=to_generate)
+        encoded = encode_captions(train, processor, note, split="training", to_generate=to_generate)
         views = CaptionedViews(
             encoded.tokens, encoded.lengths, [len(texts) for texts in train.captions], captions=captions,
             size=processor.images.size, augmentation=image_data.augmentation_of(task),
@@ -307,15 +307,24 @@ def encode_captions(
     processor: ImageTextProcessor,
     note: Callable[[str], None],
     *,
+    split: str,
     to_generate: bool = False,
 ) -> PaddedTexts:
-    """Encode all captions, those of one image next to each other, and note how many are truncated."""
+    """Encode all captions of a split, those of one image next to each other, and note how many are truncated.
+
+    Args:
+      captioned: The images with their captions.
+      processor: The processor.
+      note: Receives the note.
+      split: Name of the split in the note.
+      to_generate: See `ImageTextProcessor.encode`.
+    """
     encoded = processor.encode(
         [text for texts in captioned.captions for text in texts], to_generate=to_generate
     )
     if encoded.truncated:
         note(
-            f"{encoded.truncated:,} captions of {captioned.images.path} are truncated to "
+            f"{encoded.truncated:,} of {len(encoded.tokens):,} captions for {split} are truncated to "
             f"{processor.max_length} tokens"
         )
     return encoded
