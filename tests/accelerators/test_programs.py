@@ -23,7 +23,7 @@ from transformer_jax.distributed.program_report import reported, shard_bytes
 from transformer_jax.distributed.targets import CHIPS, chip_of_kind, missing_compiler, target_mesh, topology_of
 from transformer_jax.errors import UserError
 from transformer_jax.layers.attention.dispatch import dot_product_attention
-from transformer_jax.layers.attention.visibility import causal, real, same_segment
+from transformer_jax.layers.attention.visibility import causal, real, same_segment, window
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.training.chip_plan import compile_decoding, describe_report, meshes_for_decoding
 from transformer_jax.training.plan import abstract_step, compile_step
@@ -124,6 +124,12 @@ def config(name):
             "image_classification", "images", preset="mini", image_size=64, patch_size=4, pooling="mean",
             width=128, heads=4, feed_forward=256, layers=2, stochastic_depth=0.1, classes=10, batch_size=16,
             dtype="bfloat16",
+        )  # fmt: skip
+    if name == "longformer":
+        return configure(
+            "sequence_classification", "fine_tune", model="longformer", preset="mini", max_length=1_024,
+            width=128, heads=2, feed_forward=256, layers=2, window=256, classes=3, batch_size=4,
+            dtype="bfloat16", attention_dropout=0.0, vocab_size=300,
         )  # fmt: skip
     image_text: dict[str, Any] = dict(
         preset="mini", image_size=64, patch_size=4, pooling="mean", width=128, heads=4, feed_forward=256,
@@ -432,6 +438,55 @@ def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask, T):
     pairs = f"bf16[{B // 2},1,{T},{T}]"
     assert (pairs in program.as_text()) == (mask == "documents")
     assert not any(pairs in line.partition(" custom-call(")[0] for line in calls), "no gradient of the array"
+
+
+WINDOWS = {
+    "causal": dict(before=255),
+    "symmetric": dict(before=128, after=128),
+    "global": dict(before=128, after=128, global_keys=True),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("mesh", ["data=2", "sequence=2"])
+def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topology, mesh):
+    """Forward and backward, with padding; over `sequence` devices exchange only borders."""
+    B, axes = 4, mesh
+    if topology != "h100:2":
+        axes = {"data=2": "data=4", "sequence=2": "data=2,sequence=2"}[mesh]
+
+    def compiled(T):
+        x = jax.ShapeDtypeStruct((B, T, 4, 64), jnp.bfloat16)
+        lengths = jax.ShapeDtypeStruct((B,), jnp.int32)
+
+        def total(query, key, value, lengths):
+            options = dict(WINDOWS[name])
+            if options.pop("global_keys", False):
+                options["global_keys"] = jnp.zeros((B, 1), jnp.int32)
+            mask = window(T, T, **options) & real(lengths, T)
+            return dot_product_attention(query, key, value, mask=mask).astype(jnp.float32).sum()
+
+        with on_mesh(target_mesh(topology_of(topology), axes)):
+            return jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, lengths).compile()
+
+    short, long = compiled(2_048), compiled(8_192)
+    assert ("__cudnn$fmha" if topology == "h100:2" else "splash") in short.as_text()
+    sizes = [program.memory_analysis().temp_size_in_bytes for program in (short, long)]
+    assert sizes[1] <= 4.1 * sizes[0] + 2**16
+    assert ("collective-permute" in short.as_text()) == ("sequence" in axes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_step_of_a_longformer(topology):
+    """A document of 1,024 tokens, a window of 256 and a global first token."""
+    report = step("longformer", topology, "data=2" if topology == "h100:2" else "data=4")
+    assert report.fits
+    assert KERNEL[topology] in report.attention
+    assert BARRIER not in report.program.as_text()
+    assert report.program.memory_analysis().temp_size_in_bytes < 2**30
 
 
 @pytest.mark.long
