@@ -471,10 +471,11 @@ def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topolog
         with on_mesh(target_mesh(topology_of(topology), axes)):
             return jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, lengths).compile()
 
-    short, long = compiled(2_048), compiled(8_192)
+    short, long = compiled(32_768), compiled(65_536)
     assert ("__cudnn$fmha" if topology == "h100:2" else "splash") in short.as_text()
     sizes = [program.memory_analysis().temp_size_in_bytes for program in (short, long)]
-    assert sizes[1] <= 4.1 * sizes[0] + 2**16
+    # Twice as much, besides what fits into a TPU's VMEM; all pairs would need four times as much.
+    assert sizes[1] <= 3 * sizes[0]
     assert ("collective-permute" in short.as_text()) == ("sequence" in axes)
 
 
