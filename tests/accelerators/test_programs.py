@@ -449,7 +449,7 @@ WINDOWS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", others_soak(list(WINDOWS), "causal", "global"))
 @pytest.mark.parametrize("mesh", ["data=2", "sequence=2"])
 def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topology, mesh):
     """Forward and backward, with padding; over `sequence` devices exchange only borders."""

@@ -60,6 +60,7 @@ class Use(NamedTuple):
       fields: Fields of the run's config that answers read, whose flags are therefore allowed.
       page_input: Function from a run and an item to the model and the text that a page shows.
       reads_empty: Whether a line may be empty.
+      draw: Function of a run and the first item that writes a picture, or None.
     """
 
     run_type: Any
@@ -70,6 +71,7 @@ class Use(NamedTuple):
     fields: tuple[str, ...] = ()
     page_input: Callable[[Any, Any], tuple[Any, Any]] = lambda run, item: (run.model, item)
     reads_empty: bool = False
+    draw: Callable[[Any, Any], None] | None = None
 
 
 def check(flags: Any, text: str | None, name: str = "text") -> None:
@@ -183,6 +185,8 @@ def use(parsed: Parsed, usage: Use, folder: str, text: str | None) -> None:
         if flags.html is not None:
             model, page_text = usage.page_input(run, batch[0])
             write_page(model, run.processor, page_text, flags.html, title=title_of(batch[0]))
+        if usage.draw is not None and number == 0:
+            usage.draw(run, batch[0])
         for answer in answers:
             line = json.dumps(answer, ensure_ascii=False) if flags.json else usage.line(answer)
             print(one_line(line), flush=True)

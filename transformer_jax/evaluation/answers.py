@@ -34,7 +34,12 @@ class Span(NamedTuple):
 
 
 def question_windows(
-    tokenizer: EncoderTokenizer, questions: Sequence[tuple[str, str]], *, max_length: int, stride: int
+    tokenizer: EncoderTokenizer,
+    questions: Sequence[tuple[str, str]],
+    *,
+    max_length: int,
+    stride: int,
+    global_tokens: int | None = None,
 ) -> list[list[EncodedText]]:
     """Encode each question with windows of its context (Devlin et al. 2019, section 4.2, and their code).
 
@@ -43,18 +48,24 @@ def question_windows(
       questions: (question, context).
       max_length: Maximum tokens of a window, including the question.
       stride: Tokens that consecutive windows share.
+      global_tokens: Maximum tokens of a question with its begin token, for a longformer; None means no limit.
 
     Returns:
       The windows of each question.
 
     Raises:
-      UserError: A question leaves no room for its context.
+      UserError: A question leaves no room for its context, or has more tokens than `global_tokens`.
     """
     for question, ids in zip(questions, tokenizer.encode([q for q, _ in questions]), strict=True):
         if len(ids) + 4 + stride >= max_length:
             raise UserError(
                 f"a question of {len(ids)} tokens leaves no room for its text in {max_length}: "
                 f"{question[0][:60]!r}"
+            )
+        if global_tokens is not None and len(ids) + 1 > global_tokens:
+            raise UserError(
+                f"a question of {len(ids)} tokens and its begin token are more than the {global_tokens} global "
+                f"tokens of the model: {question[0][:60]!r}"
             )
     return tokenizer.windows(questions, max_length=max_length, stride=stride)
 

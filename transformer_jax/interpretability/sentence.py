@@ -125,7 +125,8 @@ def attention_of_encoder(
     ]
 
     def read(tokens: jax.Array, return_weights: bool = True) -> Any:
-        return body.hidden_states(tokens, types=types, return_weights=return_weights)
+        marks = {} if body is model else model.marks(tokens)
+        return body.hidden_states(tokens, types=types, return_weights=return_weights, **marks)
 
     weights = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
     return {name: AttentionMap(values, tokens, tokens) for name, values in weights.items()}

@@ -61,6 +61,7 @@ class TaskSettings(msgspec.Struct):
     """Task settings without a field in `transformers`, which our folders store in `config.json`."""
 
     pairs: bool | None = None
+    passages: bool | None = None
     stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
     max_answer_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     unanswerable: bool | None = None

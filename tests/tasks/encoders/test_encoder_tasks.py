@@ -43,6 +43,7 @@ CASES = {
     "bert": ("masked_language_modeling", dict(model="bert")),
     "roberta": ("masked_language_modeling", dict(model="roberta", tokenizer="bpe", vocab_size=270)),
     "distilbert": ("masked_language_modeling", dict(model="distilbert", whole_word_masking=True)),
+    "longformer": ("masked_language_modeling", dict(model="longformer", window=8)),
     "electra": ("replaced_token_detection", dict(model="electra", embedding_width=12, generator_size=0.5)),
     "label": ("sequence_classification", dict(model="bert")),
     "pair": ("sequence_classification", dict(model="roberta")),
@@ -55,7 +56,7 @@ CASES = {
     "questions": ("question_answering", dict(model="bert", max_length=40, stride=8)),
     "vectors": ("sentence_embedding", dict(model="bert")),
 }
-PRETRAINING = ("bert", "roberta", "distilbert", "electra")
+PRETRAINING = ("bert", "roberta", "distilbert", "longformer", "electra")
 
 
 @pytest.fixture(scope="module")
@@ -478,7 +479,13 @@ def test_an_encoder_is_fine_tuned_with_another_head(data, trained, tmp_path):
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize(
     ("case", "head"),
-    [("bert", "questions"), ("roberta", "label"), ("distilbert", "tags"), ("electra", "questions")],
+    [
+        ("bert", "questions"),
+        ("roberta", "label"),
+        ("distilbert", "tags"),
+        ("electra", "questions"),
+        ("longformer", "questions"),
+    ],
 )
 def test_every_encoder_starts_from_a_run_and_from_a_folder(case, head, published, data, trained, tmp_path):
     """ELECTRA passes on its discriminator."""

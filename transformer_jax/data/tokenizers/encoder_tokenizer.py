@@ -65,6 +65,7 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
 
     target: Literal["label", "labels", "score"] | None = None
     pairs: bool | None = None
+    passages: bool | None = None
     stride: Annotated[int, msgspec.Meta(ge=0)] | None = None
     max_answer_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     unanswerable: bool | None = None

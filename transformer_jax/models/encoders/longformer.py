@@ -124,9 +124,9 @@ def leaves_of_encoder(
 ) -> dict[str, np.ndarray]:
     """Return the parameters of a Longformer that is built from a BERT or RoBERTa.
 
-    As in the paper (section 5), positions are copied until the table is full, and the projections of global
-    tokens start as copies of the others. BERT's pooler becomes the dense layer of Longformer's classifier,
-    which computes the same.
+    As in the paper (section 5), positions are copied until the table is full, except that of the begin token,
+    and the projections of global tokens start as copies of the others. BERT's pooler becomes the dense layer of
+    Longformer's classifier, which computes the same.
 
     Args:
       leaves: Parameters by name of the BERT or RoBERTa, alone or with a head.
@@ -144,7 +144,9 @@ def leaves_of_encoder(
         values = np.asarray(leaf)
         if name.endswith("embeddings/positions/table/embedding"):
             first, rows = old.position_offset, new.max_length
-            copies = np.resize(values[first:], (rows, values.shape[1]))
+            # Only the begin token had the first position, whose copies would attract attention anywhere.
+            later = np.resize(values[first + 1 :], (rows, values.shape[1]))
+            copies = np.concatenate([values[first : first + 1], later])[:rows]
             before = np.zeros((new.position_offset, values.shape[1]), values.dtype)
             before[:first] = values[:first]
             values = np.concatenate([before, copies])
@@ -178,10 +180,9 @@ class LongformerClassifier(SequenceClassifier):
 
     body = Longformer
 
-    def __call__(self, tokens: jax.Array, *, global_tokens: jax.Array | None = None, **inputs: Any):
-        """Compute the logits of the classes; see `EncoderWithHead.__call__` and `Longformer.hidden_states`."""
-        global_tokens = first_tokens(tokens) if global_tokens is None else global_tokens
-        return super().__call__(tokens, global_tokens=global_tokens, **inputs)
+    def marks(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        """Return the first token of each text as its global token."""
+        return {"global_tokens": first_tokens(tokens)}
 
 
 class LongformerTagger(TokenClassifier):
@@ -195,9 +196,7 @@ class LongformerReader(SpanPredictor):
 
     body = Longformer
 
-    def __call__(self, tokens: jax.Array, *, global_tokens: jax.Array | None = None, **inputs: Any):
-        """Compute the logits of spans; see `EncoderWithHead.__call__` and `Longformer.hidden_states`."""
-        if global_tokens is None:
-            count = min(self.config.global_tokens, tokens.shape[1])
-            global_tokens = question_tokens(tokens, self.config.separator_id, count)
-        return super().__call__(tokens, global_tokens=global_tokens, **inputs)
+    def marks(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        """Return the tokens of each question as global tokens."""
+        count = min(self.config.global_tokens, tokens.shape[1])
+        return {"global_tokens": question_tokens(tokens, self.config.separator_id, count)}

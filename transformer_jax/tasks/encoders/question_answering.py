@@ -112,6 +112,7 @@ class QuestionAnswering(FineTuned):
             [(question.question, question.context) for question in data],
             max_length=self.model_config.max_length,
             stride=task.stride,
+            global_tokens=getattr(self.model_config, "global_tokens", None),
         )
         check_tokens([windows[0] for windows in window_lists], lambda n: f"question {data[n].id}")
         examples = [

@@ -335,7 +335,10 @@ class TrainedReader(TrainedEncoder):
                 f"`max_answer_length` {max_answer_length} must be at least 1, and `stride` {stride} from 0 to "
                 f"{limit // 2}, half of the model's limit"
             )
-        window_lists = question_windows(self.processor, questions, max_length=limit, stride=stride)
+        global_tokens = getattr(self.model.config, "global_tokens", None)
+        window_lists = question_windows(
+            self.processor, questions, max_length=limit, stride=stride, global_tokens=global_tokens
+        )
         check_tokens([windows[0] for windows in window_lists], lambda n: f"question {n + 1}")
         examples = [Example(w.ids, w.types, {}) for windows in window_lists for w in windows]
         logits = iter(self.run("answer", predicted, examples))
