@@ -53,6 +53,7 @@ PLACES = {
     ("encoder", "roberta"): Place("RoBERTa", "Liu et al. 2019", 4, 3, (BERT,)),
     ("encoder", "distilbert"): Place("DistilBERT", "Sanh et al. 2019", 4, 4, (BERT,)),
     ("encoder", "electra"): Place("ELECTRA", "Clark et al. 2020", 4, 5, (BERT,)),
+    ("encoder", "longformer"): Place("Longformer", "Beltagy et al. 2020", 5, 2, (("encoder", "roberta"),)),
     VIT: Place("Vision Transformer", "Dosovitskiy et al. 2021", 4, 6, (BERT,)),
     ("self_distillation", "vit"): Place("DINO", "Caron et al. 2021", 5, 5, (VIT,)),
     ("masked_autoencoder", "vit"): Place("Masked autoencoder", "He et al. 2022", 5, 6, (VIT,)),

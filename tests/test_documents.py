@@ -78,6 +78,7 @@ def files(tmp_path_factory):
     (folder / "more_texts").mkdir()
     shutil.copy(folder / "book.txt", folder / "more_texts" / "second.txt")
     (folder / "notes.txt").write_text("how to undo a change\na dog runs\nthe price of tea\n")
+    (folder / "document.txt").write_text(" ".join(sentences[:4]) + "\n")
     test_encoder_tasks.write_data(folder)
     for name, file in (("text.txt", "corpus.txt"), ("label.tsv", "reviews.tsv"), ("vectors.tsv", "pairs.tsv")):
         (folder / name).rename(folder / file)
@@ -111,7 +112,7 @@ def save_published(folder):
 
 def run_command_line(line):
     """Run a line of a shell block in this process."""
-    line = line.replace("--preset 124M", "--preset micro").replace("1024", "64")
+    line = line.replace("--preset 124M", "--preset micro").replace("1024", "64").replace("2048", "64")
     words = shlex.split(line, comments=True)
     stdin = ""
     if "<" in words:

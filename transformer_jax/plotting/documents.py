@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import pathlib
 import textwrap
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from transformer_jax.interpretability.documents import DocumentAttention
 from transformer_jax.plotting.figures import finish
 from transformer_jax.plotting.labels import text_style
 
@@ -18,15 +18,13 @@ _COLUMNS = 160
 _PASSAGES, _WIDTH = 5, 110
 
 
-def plot_document(
-    attention: DocumentAttention, path: str | pathlib.Path | None = None, *, title: str = ""
-) -> Figure:
+def plot_document(attention: Any, path: str | pathlib.Path | None = None, *, title: str = "") -> Figure:
     """Draw where the first token of a document attends: a row for each layer, and the strongest passages.
 
     A color is the ratio to equal attention to all tokens, averaged over heads and over the tokens of a column.
 
     Args:
-      attention: See `attention_of_document`.
+      attention: `interpretability.documents.DocumentAttention`.
       path: File to write; its extension selects the format.
       title: Title of the figure.
     """
