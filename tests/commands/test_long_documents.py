@@ -95,6 +95,12 @@ def test_texts_above_the_positions_of_a_start(table, bert, tmp_path):
     assert "has positions for 40 tokens" in line or "41" in line
 
 
+def test_a_mesh_with_parts_shorter_than_a_window(table, bert):
+    flags = ("--model", "longformer", "--window", 64, "--max-length", 64, "--batch-size", 8)
+    line = error_line(classify, *flags, "--start-from", bert, "--train", table, "--mesh", "sequence=8")
+    assert "into parts of 8, fewer than the 32 that a window reaches on one side" in line
+
+
 def test_questions_above_the_global_tokens(bert):
     from transformer_jax.evaluation.answers import question_windows
 

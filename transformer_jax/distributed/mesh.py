@@ -183,6 +183,26 @@ def check_rows(rows: int, mesh: Mesh | AbstractMesh | None, flag: str, *, whole:
         )
 
 
+def check_reach(model_config: Any, length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
+    """Check that a device's part of the longest rows holds the tokens that a window reaches on one side.
+
+    Args:
+      model_config: Config of the model; its `reach` is 0 or absent without a window.
+      length: Tokens of the longest rows.
+      mesh: The run's mesh.
+      flag: Name of the setting that determines the length, for the error message.
+
+    Raises:
+      UserError: It does not.
+    """
+    parts, reach = mesh.shape.get(SEQUENCE, 1), getattr(model_config, "reach", 0)
+    if parts > 1 and length // parts < reach:
+        raise UserError(
+            f"`sequence` of `mesh` divides rows of {length} tokens into parts of {length // parts}, fewer than "
+            f"the {reach} that a window reaches on one side: use fewer devices for it, or raise {flag}"
+        )
+
+
 def check_tokens(length: int, mesh: Mesh | AbstractMesh, flag: str) -> None:
     """Check that the mesh axis `sequence` divides rows of `length` tokens.
 

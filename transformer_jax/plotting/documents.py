@@ -32,12 +32,12 @@ def plot_document(attention: Any, path: str | pathlib.Path | None = None, *, tit
     columns = min(_COLUMNS, length)
     edges = np.linspace(0, length, columns + 1).round().astype(int)
     by_layer = attention.weights.mean(axis=1) * length
-    map_ = np.stack([by_layer[:, a:b].mean(axis=1) for a, b in itertools.pairwise(edges)], axis=1)
+    ratios = np.stack([by_layer[:, a:b].mean(axis=1) for a, b in itertools.pairwise(edges)], axis=1)
     passages = attention.passages(_PASSAGES)
     figure = Figure(figsize=(9, 1.6 + 0.22 * layers + 0.24 * len(passages)), layout="constrained")
     axes, text_axes = figure.subplots(2, 1, height_ratios=[1.0 + 0.22 * layers, 0.2 + 0.24 * len(passages)])
     image = axes.imshow(
-        np.log2(np.maximum(map_, 2.0**-4)), aspect="auto", cmap="RdBu_r", vmin=-4, vmax=4,
+        np.log2(np.maximum(ratios, 2.0**-4)), aspect="auto", cmap="RdBu_r", vmin=-4, vmax=4,
         extent=(0, length, layers + 0.5, 0.5), interpolation="none",
     )  # fmt: skip
     axes.set(xlabel="token", ylabel="layer", yticks=range(1, layers + 1))

@@ -80,15 +80,15 @@ def _family(
     def config(hf_config: Mapping[str, Any]) -> longformer.LongformerConfig:
         # `transformers` has BERT's default for the types, which published files replace by 1.
         fields = common_fields(hf_config, classes=classes)
-        own = convert(hf_config, _Fields, CONFIG)
+        special = convert(hf_config, _Fields, CONFIG)
         # The first position of a text follows that of the padding.
-        fields["max_length"] = own.max_position_embeddings - own.pad_token_id - 1
+        fields["max_length"] = special.max_position_embeddings - special.pad_token_id - 1
         return longformer.LongformerConfig(
             **fields,
-            padding_id=own.pad_token_id,
-            separator_id=own.sep_token_id,
-            window=_window(own),
-            global_tokens=own.global_tokens,
+            padding_id=special.pad_token_id,
+            separator_id=special.sep_token_id,
+            window=_window(special),
+            global_tokens=special.global_tokens,
             pooler=pooler,
         )
 

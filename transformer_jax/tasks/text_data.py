@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformer_jax.data.corpora import texts
-from transformer_jax.distributed.mesh import check_rows, check_tokens
+from transformer_jax.distributed.mesh import check_reach, check_rows, check_tokens
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import FREE, RunConfig, check_accumulation, check_at_least
 
@@ -92,3 +92,4 @@ def check_mesh(config: RunConfig, mesh: Any) -> None:
     task: TextDataConfig = config.task
     check_rows(task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
     check_tokens(task.context, mesh, "`context`")
+    check_reach(config.model, task.context, mesh, "`context`")

@@ -14,7 +14,12 @@ from transformer_jax.layers.attention import visibility
 from transformer_jax.layers.attention.borders import attention_with_borders
 from transformer_jax.layers.attention.dispatch import dot_product_attention, form_of_attention
 from transformer_jax.layers.attention.masks import window_mask
-from transformer_jax.layers.attention.windowed import window_of, windowed_attention, windowed_weights
+from transformer_jax.layers.attention.windowed import (
+    local_attention,
+    window_of,
+    windowed_attention,
+    windowed_weights,
+)
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
 
 B, T, H, K, W = 2, 29, 6, 5, 7
@@ -156,10 +161,15 @@ def test_devices_exchange_only_borders(rng):
     assert "all-gather" not in program
 
 
-def test_parts_shorter_than_a_window_are_refused(rng):
-    mask = visibility.window(LONG, LONG, before=5)
-    with on_mesh(make_mesh("sequence=8")), pytest.raises(ValueError, match=r"fewer than the 5 that a window"):
-        dot_product_attention(*arrays(rng, 3, LONG), mask=mask, scale=0.3)
+def test_parts_shorter_than_a_window_travel_around_the_ring(rng):
+    mask, inputs = visibility.window(LONG, LONG, before=5), arrays(rng, 3, LONG)
+    expected = plain(mask, scale=0.3)(*inputs)
+    with on_mesh(make_mesh("sequence=8")):
+        output = jax.jit(functools.partial(dot_product_attention, mask=mask, scale=0.3))(*inputs)
+        np.testing.assert_allclose(output, expected, atol=3e-6)
+        local = functools.partial(attention_with_borders, size=8, local=local_attention)
+        with pytest.raises(ValueError, match="fewer than the 5 that a window"):
+            windowed_attention(*inputs, mask=mask, scale=0.3, local=local)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -50,8 +50,11 @@ def form_of_attention(implementation: Attention, queries: int, keys: int, mask: 
     # The plain form would gather the weights of a sequence that is sharded over devices.
     sharded = queries > 1 and ring_size(queries, keys) > 1
     window = window_of(_relations(mask)) if queries > 1 else None
-    if window is not None and (sharded or window.span + QUERIES < keys):
-        return "windowed"
+    if window is not None:
+        # Parts that are shorter than a window, of short texts, travel around the ring instead.
+        fits = queries // ring_size(queries, keys) >= window.reach
+        if (sharded and fits and queries == keys) or (not sharded and window.span + QUERIES < keys):
+            return "windowed"
     if implementation == "chunked":
         return "chunked"
     maximum = _MAX_PLAIN if platform() == "cpu" else _MAX_PLAIN_ON_ACCELERATORS

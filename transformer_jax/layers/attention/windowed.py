@@ -44,6 +44,11 @@ class Window(NamedTuple):
     global_keys: jax.Array | None = None
 
     @property
+    def reach(self) -> int:
+        """Number of tokens that a window reaches on one side at most."""
+        return max(-self.lowest, self.highest)
+
+    @property
     def span(self) -> int:
         """Number of tokens from the first to the last key of a window."""
         return self.highest - self.lowest + 1

@@ -101,6 +101,11 @@ class LlamaConfig(DecoderConfig):
         elif self.dilation > 1:
             raise ValueError(f"dilation={self.dilation} needs a window")
 
+    @property
+    def reach(self) -> int:
+        """Number of previous tokens that a window reaches, 0 without a window."""
+        return 0 if self.window is None else (self.window - 1) * self.dilation
+
 
 class Llama(CausalDecoder):
     """Llama: pre-norm blocks with RMS normalization (Zhang & Sennrich 2019), SwiGLU and rotary positions.

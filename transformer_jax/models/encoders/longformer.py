@@ -58,6 +58,11 @@ class LongformerConfig(RobertaConfig):
         check_minimum(self, 1, "global_tokens")
         check_minimum(self, 0, "separator_id", "padding_id")
 
+    @property
+    def reach(self) -> int:
+        """Number of tokens that a window reaches on one side."""
+        return half_window(self.window)
+
     @classmethod
     def of_encoder(cls, config: BertConfig | RobertaConfig, **changes: Any) -> LongformerConfig:
         """Return the config of a Longformer that is built from a BERT or RoBERTa.

@@ -16,7 +16,7 @@ from transformer_jax.data.corpora.held_out import held_out, sample_rows
 from transformer_jax.data.corpora.tables import Table, fingerprint
 from transformer_jax.data.corpora.text_groups import equal_rows, group_numbers
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
-from transformer_jax.distributed.mesh import check_rows, rows_here
+from transformer_jax.distributed.mesh import check_reach, check_rows, rows_here
 from transformer_jax.distributed.processes import on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.encoder_batches import EncoderRunner
@@ -170,12 +170,13 @@ def check(config: RunConfig, model_config: Any, *, classifies: bool = False) -> 
 
 
 def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Check that the mesh divides the rows of a batch.
+    """Check that the mesh divides the rows of a batch, and long rows into parts of a window.
 
     Raises:
-      UserError: The mesh does not divide them.
+      UserError: The mesh does not.
     """
     check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
+    check_reach(config.model, config.model.max_length, mesh, "`max_length`")
 
 
 def abstract_batch(
