@@ -36,6 +36,7 @@ from transformer_jax.layers.attention.visibility import half_window, window
 from transformer_jax.layers.attention.windowed import windowed_attention
 from transformer_jax.layers.recurrent import make_cell, run_cell, zero_state
 from transformer_jax.plotting.cost import plot_cost
+from transformer_jax.plotting.page import check_writable
 
 HEADS, WIDTH = 8, 64
 FORMS = ("plain", "chunked", "windowed", "recurrent")
@@ -175,6 +176,8 @@ def measure_all(arguments: Arguments) -> dict[str, dict[int, Measurement]]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark and print the results."""
     arguments = tyro.cli(Arguments, description=__doc__, args=argv)
+    if arguments.plot is not None:
+        check_writable(arguments.plot, "plot")
     report: Mapping[str, Mapping[int, Measurement]] = measure_all(arguments)
     if arguments.plot is not None:
         plot_cost(report, arguments.plot)

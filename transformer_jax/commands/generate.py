@@ -185,6 +185,8 @@ def show_plan(arguments: Arguments) -> None:
     config, parameters = _config(arguments.weights, arguments.run_dir, arguments.dtype)
     has_draft = arguments.draft_weights is not None or arguments.draft_run_dir is not None
     limit, step_tokens = config.max_length, 1
+    if getattr(config, "dilation", 1) > 1:
+        raise UserError(f"a model with a dilated window ({config.dilation}) has no cache and does not generate")
     if has_draft:
         draft, draft_parameters = _config(arguments.draft_weights, arguments.draft_run_dir, arguments.dtype)
         check_draft(config, draft)

@@ -159,12 +159,15 @@ def dot_product_attention(
         form = form_of_attention(implementation, T, S, None if bias is not None else mask)
         kernel = kernel_for(implementation, T)
         relations = _relations(mask)
-        windowed = form == "windowed" and not (kernel and _reads_window(kernel, relations, T, S))
-        if windowed:
-            return _attend_windows(
-                query, key, value, relations, kernel, ring, scale=scale, weight_dropout=weight_dropout,
-                dropout_key=dropout_key if has_dropout else None,
-            )  # fmt: skip
+        if form == "windowed":
+            reads_window = kernel is not None and _reads_window(kernel, relations, T, S)
+            if not reads_window or refusal(
+                str(kernel), query, key, value, mask, bias, has_dropout=has_dropout, ring=ring
+            ):
+                return _attend_windows(
+                    query, key, value, relations, kernel, ring, scale=scale, weight_dropout=weight_dropout,
+                    dropout_key=dropout_key if has_dropout else None,
+                )  # fmt: skip
         if kernel is not None:
             reason = refusal(kernel, query, key, value, mask, bias, has_dropout=has_dropout, ring=ring)
             if reason is None:

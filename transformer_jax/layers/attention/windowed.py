@@ -452,6 +452,15 @@ def replace_rows(x: jax.Array, indices: jax.Array, rows: jax.Array) -> jax.Array
     return jax.vmap(lambda x, n, new: x.at[n].set(new.astype(x.dtype), mode="drop"))(x, indices, rows)
 
 
+def without_repeats(indices: jax.Array | None) -> jax.Array | None:
+    """Return indices (B, g) in which -1 replaces repeated ones, so that no key is counted twice."""
+    if indices is None:
+        return None
+    earlier = jnp.tril(jnp.ones((indices.shape[1],) * 2, bool), -1)
+    repeated = ((indices[:, :, None] == indices[:, None, :]) & earlier).any(axis=2)
+    return jnp.where(repeated, -1, indices)
+
+
 def windowed_attention(
     query: jax.Array,
     key: jax.Array,
@@ -488,6 +497,7 @@ def windowed_attention(
     window = window_of(mask)
     if window is None:
         raise ValueError("the mask has no window with limits on both sides")
+    window = window._replace(global_keys=without_repeats(window.global_keys))
     words = None if dropout_key is None else random_words(dropout_key)
     shape = query.shape[0], query.shape[2], query.shape[1], key.shape[1]
     pair = None

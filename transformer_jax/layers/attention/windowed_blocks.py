@@ -99,7 +99,7 @@ def blocks_in_rows(
     form = None
     if kernel is not None and words is None:
         band = exact.lowest - blocks.lowest, exact.highest - blocks.lowest
-        form = _kernel_mask(mask, band, queries, keys, shape[3], indices, count, B)
+        form = _kernel_mask(mask, band, queries, keys, shape[2:], indices, count, B)
     if form is not None and kernel is not None and refusal(kernel, query, key, value, form, None) is None:
         output = kernel_attention(kernel, query, key, value, mask=form, scale=scale, interpret=interpret)
     else:
@@ -123,7 +123,7 @@ def _kernel_mask(
     band: tuple[int, int],
     queries: jax.Array,
     keys: jax.Array,
-    length: int,
+    lengths: tuple[int, ...],
     global_keys: jax.Array | None,
     count: int,
     rows: int,
@@ -135,7 +135,7 @@ def _kernel_mask(
       band: Lowest and highest visible value of column - row in a block.
       queries: (n, t) indices of the blocks' queries.
       keys: (n, s) indices of the blocks' keys.
-      length: S.
+      lengths: (T, S).
       global_keys: (B, g) indices of global keys, or None.
       count: g.
       rows: B.
@@ -145,7 +145,7 @@ def _kernel_mask(
         return None
     query_segments, key_segments = jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), jnp.int32)
     if others.relations:
-        form = KernelMask.from_visibility(others, mask.relations[0].query.shape[1], length)
+        form = KernelMask.from_visibility(others, *lengths)
         if form is None or form.query_segments is None or form.key_segments is None:
             return None
         query_segments, key_segments = form.query_segments, form.key_segments
@@ -153,7 +153,7 @@ def _kernel_mask(
     in_block = jnp.broadcast_to(in_block, (rows, queries.size)).reshape(-1, queries.shape[1])
     local = take(key_segments, keys.reshape(-1), 1)
     local = jnp.broadcast_to(local, (rows, keys.size)).reshape(rows, *keys.shape)
-    hidden = (keys < 0) | (keys >= length)
+    hidden = (keys < 0) | (keys >= lengths[1])
     if global_keys is not None:
         flat = jnp.broadcast_to(keys.reshape(1, -1), (rows, keys.size))
         hidden = hidden | is_among(flat, global_keys).reshape(rows, *keys.shape)

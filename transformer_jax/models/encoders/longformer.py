@@ -115,6 +115,8 @@ class Longformer(Roberta):
         visible = visible_tokens(T, mask, segments)
         half = half_window(config.window)
         near = window(T, T, before=half, after=half, global_keys=global_tokens)
+        if global_tokens is None and arguments.get("return_weights") == "global":
+            raise ValueError("there are no global tokens whose weights could be returned")
         seen = None
         if global_tokens is not None and visible is not None:
             seen = rows_of(visible, global_tokens)

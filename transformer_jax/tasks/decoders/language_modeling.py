@@ -263,7 +263,8 @@ class LanguageModeling:
 
     def _sample(self, model: Any) -> str:
         """Generate a sample, or return "" if samples are disabled."""
-        if self._sample_tokens < 1:
+        # A model with a dilated window has no cache to generate with.
+        if self._sample_tokens < 1 or getattr(model.config, "dilation", 1) > 1:
             return ""
         generate = TextGenerator(model, self.processor)
         texts = generate([self._prompt], max_new_tokens=self._sample_tokens, seed=self._config.seed)
