@@ -19,7 +19,7 @@ class DecoderCache(flax.struct.PyTreeNode):
       first: (B,) position of each sentence's first token. Prompts of unequal length end at the same position,
         so that one step writes the next token of every row. None if all sentences start at position 0.
       window: Number of keys that a token sees, its own included, if only as many positions are kept: position p
-        is then in place p modulo T. None keeps all positions.
+        is then in entry p modulo T. None keeps all positions.
     """
 
     target: tuple[KeyValueCache, ...]
@@ -77,7 +77,7 @@ class DecoderCache(flax.struct.PyTreeNode):
             raise ValueError(f"a cache of the last {self.window} positions cannot go back to fewer")
         return self.replace(length=length)
 
-    def _places(self, count: int) -> tuple[jax.Array, jax.Array]:
+    def _entry_positions(self, count: int) -> tuple[jax.Array, jax.Array]:
         """Return the positions (E,) of the entries that `count` new tokens see, and those (T,) kept afterwards.
 
         Positions of empty entries are negative, or not yet reached.
@@ -103,7 +103,7 @@ class DecoderCache(flax.struct.PyTreeNode):
           (E W,) or (B, E W)).
         """
         W = self.history.shape[1]
-        new, entries = self.length + jnp.arange(count), jnp.repeat(self._places(count)[0], W)
+        new, entries = self.length + jnp.arange(count), jnp.repeat(self._entry_positions(count)[0], W)
         if self.first is None:
             return new, entries
         # Entries before a sentence's first token are masked; 0 keeps them in the range of a position table.
@@ -119,7 +119,7 @@ class DecoderCache(flax.struct.PyTreeNode):
         """
         B, W, T = self.history.shape
         beams = jnp.arange(W)
-        positions, kept = self._places(count)
+        positions, kept = self._entry_positions(count)
         history = jnp.where((kept >= 0) & (kept < self.length), self.history, beams[:, None])
         seen = history
         if len(positions) > T:

@@ -11,6 +11,7 @@ import pytest
 from tests.oracles.attention import attention as oracle
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.layers.attention import visibility
+from transformer_jax.layers.attention.banded_weights import windowed_weights
 from transformer_jax.layers.attention.borders import attention_with_borders
 from transformer_jax.layers.attention.dispatch import dot_product_attention, form_of_attention
 from transformer_jax.layers.attention.masks import window_mask
@@ -18,7 +19,6 @@ from transformer_jax.layers.attention.windowed import (
     local_attention,
     window_of,
     windowed_attention,
-    windowed_weights,
 )
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from transformer_jax.distributed.mesh import platform
+from transformer_jax.layers.attention.banded_weights import windowed_weights
 from transformer_jax.layers.attention.borders import attention_with_borders
 from transformer_jax.layers.attention.chunked import chunked_attention
 from transformer_jax.layers.attention.kernel_mask import KernelMask
@@ -28,7 +29,6 @@ from transformer_jax.layers.attention.windowed import (
     local_attention,
     window_of,
     windowed_attention,
-    windowed_weights,
 )
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
 from transformer_jax.layers.compute_options import Attention

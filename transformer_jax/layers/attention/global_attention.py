@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from transformer_jax.layers.attention.cache import KeyValueCache
 from transformer_jax.layers.attention.plain import masked_softmax
 from transformer_jax.layers.attention.self_attention import SelfAttention
 from transformer_jax.layers.attention.visibility import gather_rows
@@ -64,22 +65,25 @@ class LongformerAttention(SelfAttention):
         x: jax.Array,
         context: Any,
         *,
+        cache: KeyValueCache | None = None,
+        at: jax.Array | None = None,
         return_weights: Any = False,
         dropout_key: jax.Array | None = None,
-        **cache: Any,
     ):
         """Attend from tokens (B, T, D) to each other.
 
         Args:
           x: The tokens.
           context: See `GlobalContext`.
+          cache: None, because an encoder has no cache.
+          at: None, because an encoder has no cache.
           return_weights: Also return the attention weights; "global" returns those of the global tokens only.
           dropout_key: Random key; dropout on the weights is on if it is passed.
-          **cache: Not supported.
 
         Returns:
           (output (B, T, D), (weights (B, H, T, T) or (B, H, g, T) float32, or None, None)).
         """
+        assert cache is None, "an encoder has no cache"
         local_key, global_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         rows, T = x.shape[:2]
         dense = bool(return_weights) and return_weights != "global"
@@ -111,9 +115,9 @@ class LongformerAttention(SelfAttention):
         few = g * H <= x.shape[2]
         if few:
             kernel = self.global_key.kernel[...].astype(query.dtype)
-            logits = float32_product(
-                "bghd,btd->bhgt", jnp.einsum("bghk,dhk->bghd", query, kernel), x
-            )  # the bias of the keys would add the same number to all logits of a query
+            # The bias of the keys would add the same number to all logits of a query.
+            by_input = jnp.einsum("bghk,dhk->bghd", query, kernel)
+            logits = float32_product("bghd,btd->bhgt", by_input, x)
         else:
             logits = float32_product("bghk,bthk->bhgt", query, self.global_key(x))
         weights = masked_softmax(logits, context.visible)

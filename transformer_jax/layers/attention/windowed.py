@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.layers.attention.plain import masked_softmax, plain_attention
+from transformer_jax.layers.attention.plain import plain_attention
 from transformer_jax.layers.attention.visibility import Visibility, gather_rows, is_among, rows_of
 from transformer_jax.layers.custom_transpose import with_transpose
 from transformer_jax.layers.dropout import flat_indices, keep_mask, random_words
@@ -133,7 +133,7 @@ class Blocks(NamedTuple):
         length = self.size * self.per_sequence
         x = jnp.pad(x, [(0, 0), (0, self.dilation * length - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
         x = x.reshape(x.shape[0], self.per_sequence, self.size, self.dilation, *x.shape[2:])
-        x = jnp.moveaxis(x, (3, 1), (0, 1))  # (dilation, count, B, size, ...)
+        x = jnp.moveaxis(x, (3, 1), (0, 1))  # (dilation, per_sequence, B, size, ...)
         return x.reshape(self.dilation * self.per_sequence, *x.shape[2:])
 
     def join_queries(self, x: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ class Blocks(NamedTuple):
 
     @property
     def starts(self) -> jax.Array:
-        """(n,) index of each block's first key in the result of `split_keys`."""
+        """Index (n,) of each block's first key in the result of `split_keys`."""
         blocks = jnp.arange(self.per_sequence) * self.size + self.lowest + self.before
         return (jnp.arange(self.dilation)[:, None] * self.length + blocks).reshape(-1)
 
@@ -264,7 +264,7 @@ def global_part(mask: Visibility, global_keys: jax.Array) -> Visibility:
     )
 
 
-class _Tensors(NamedTuple):
+class BlockTensors(NamedTuple):
     """The differentiable arguments, or their tangents or cotangents.
 
     Attributes:
@@ -291,7 +291,7 @@ class _Tensors(NamedTuple):
         return join(self.key, self.global_key), join(self.value, self.global_value)
 
 
-def _logits(query: jax.Array, key: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+def block_logits(query: jax.Array, key: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (logits (B, G, R, t, s) float32, the lowest number at masked pairs; the mask with their axes)."""
     mask = mask[:, None, None]
     logits = float32_product("bgrtk,bgsk->bgrts", query, key)
@@ -300,26 +300,26 @@ def _logits(query: jax.Array, key: jax.Array, mask: jax.Array) -> tuple[jax.Arra
 
 def _weighted_sums(static, mask, queries, keys, log_denominator, query, key, value):
     """Return (P V (B, G, R, t, V), sum of P (B, G, R, t)) for P = exp(logits - log_denominator)."""
-    logits, visible = _logits(query, key, mask.of_block(queries, keys, static.shape[3]))
+    logits, visible = block_logits(query, key, mask.of_block(queries, keys, static.shape[3]))
     weights = jnp.where(visible, jnp.exp(logits - log_denominator[..., None]), 0.0)
     mixing = mask.drop(static.rate, static.shape, weights, queries, keys).astype(value.dtype)
     return float32_product("bgrts,bgsv->bgrtv", mixing, value), weights.sum(axis=-1)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(static: _Static, tensors: _Tensors, mask: BlockMask) -> jax.Array:
+def _attend(static: _Static, tensors: BlockTensors, mask: BlockMask) -> jax.Array:
     """Return the output (n, B, G, R, t, V) in the query's dtype."""
     return _forward(static, tensors, mask)[0]
 
 
-def _forward(static: _Static, tensors: _Tensors, mask: BlockMask):
+def _forward(static: _Static, tensors: BlockTensors, mask: BlockMask):
     """Return (output, residuals for the derivatives)."""
     blocks = static.blocks
 
     def run_block(block):
         query, start, queries, keys = block
         key, value = tensors.block(start, blocks.key_size)
-        logits, visible = _logits(query, key, mask.of_block(queries, keys, static.shape[3]))
+        logits, visible = block_logits(query, key, mask.of_block(queries, keys, static.shape[3]))
         maximum = logits.max(axis=-1)
         weights = jnp.where(visible, jnp.exp(logits - maximum[..., None]), 0.0)
         total = weights.sum(axis=-1)
@@ -335,7 +335,7 @@ def _forward(static: _Static, tensors: _Tensors, mask: BlockMask):
     return output, (tensors, mask, output, log_denominator)
 
 
-def _backward(static: _Static, residuals, gradient: jax.Array) -> _Tensors:
+def _backward(static: _Static, residuals, gradient: jax.Array) -> BlockTensors:
     """Return the cotangents of the tensors; see `chunked` for the formula."""
     tensors, mask, output, log_denominator = residuals
     blocks = static.blocks
@@ -363,10 +363,10 @@ def _backward(static: _Static, residuals, gradient: jax.Array) -> _Tensors:
     )  # fmt: skip
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in tensors[1:])
     sums, d_query = jax.lax.scan(run_block, zeros, inputs)
-    return _Tensors(d_query, *(x.astype(like.dtype) for x, like in zip(sums, tensors[1:], strict=True)))
+    return BlockTensors(d_query, *(x.astype(like.dtype) for x, like in zip(sums, tensors[1:], strict=True)))
 
 
-def _tangent(static: _Static, residuals, tangents: _Tensors) -> jax.Array:
+def _tangent(static: _Static, residuals, tangents: BlockTensors) -> jax.Array:
     """Return the tangent of the output, the transpose of `_backward`."""
     tensors, mask, output, log_denominator = residuals
     size = static.blocks.key_size
@@ -435,7 +435,7 @@ def local_attention(
     keys, values = (jnp.swapaxes(blocks.split_keys(x, extended=extended), 1, 2) for x in (key, value))
     if global_pair is None:
         global_pair = key[:, :0], value[:, :0]
-    tensors = _Tensors(
+    tensors = BlockTensors(
         jnp.moveaxis(blocks.split_queries(query), 2, 4), keys, values,
         *(jnp.swapaxes(x, 1, 2) for x in global_pair),
     )  # fmt: skip
@@ -524,90 +524,3 @@ def windowed_attention(
         None if words is None else drop,
     )  # fmt: skip
     return replace_rows(output, indices, rows)
-
-
-class BandedWeights(NamedTuple):
-    """The weights of an attention within windows, in memory linear in the length.
-
-    Attributes:
-      local: (B, H, T, W) float32, the weights of the W keys in the window of each query, except global keys.
-      to_globals: (B, H, T, g) float32, the weights of the global keys, or None.
-      from_globals: (B, H, g, S) float32, the weights of the global queries, or None.
-      window: The window.
-      keys: S.
-    """
-
-    local: jax.Array
-    to_globals: jax.Array | None
-    from_globals: jax.Array | None
-    window: Window
-    keys: int
-
-    def dense(self) -> jax.Array:
-        """Return the complete weights (B, H, T, S)."""
-        B, _, T, W = self.local.shape
-        blocks = Blocks.of(self.window, T, T)
-        columns = jnp.arange(T)[:, None] + self.window.dilation * (blocks.lowest + jnp.arange(W))
-        columns = jnp.where((columns >= 0) & (columns < self.keys), columns, self.keys)
-
-        def scatter(weights: jax.Array, columns: jax.Array) -> jax.Array:
-            return jnp.zeros((T, self.keys)).at[jnp.arange(T)[:, None], columns].add(weights, mode="drop")
-
-        over_heads = jax.vmap(scatter, in_axes=(0, None))
-        dense = jax.vmap(over_heads, in_axes=(0, None))(self.local, columns)
-        if (indices := self.window.global_keys) is not None and self.to_globals is not None:
-            columns = jnp.where(indices < 0, self.keys, indices)[:, None]
-            columns = jnp.broadcast_to(columns, (B, T, indices.shape[1]))
-            dense = dense + jax.vmap(over_heads)(self.to_globals, columns)
-        if (indices := self.window.global_queries) is not None and self.from_globals is not None:
-            rows = jnp.swapaxes(self.from_globals, 1, 2)
-            dense = jnp.swapaxes(replace_rows(jnp.swapaxes(dense, 1, 2), indices, rows), 1, 2)
-        return dense
-
-
-def windowed_weights(query: jax.Array, key: jax.Array, *, mask: Visibility, scale: float) -> BandedWeights:
-    """Compute the attention weights of `windowed_attention` without dropout.
-
-    Args:
-      query: (B, T, H, K).
-      key: (B, S, G, K).
-      mask: A mask with a window.
-      scale: Factor of the logits.
-    """
-    window = window_of(mask)
-    assert window is not None
-    (B, T, H, K), G, S = query.shape, key.shape[2], key.shape[1]
-    blocks = Blocks.of(window, T, QUERIES)
-    by_group = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)
-    queries = jnp.moveaxis(blocks.split_queries(by_group), 2, 4)
-    keys = jnp.swapaxes(blocks.split_keys(key, extended=False), 1, 2)
-    indices, part = window.global_keys, None
-    of_globals = key[:, :0]
-    if indices is not None:
-        of_globals, part = gather_rows(key, indices), global_part(mask, indices)
-    of_globals = jnp.swapaxes(of_globals, 1, 2)
-    masks = BlockMask(mask, part, indices, None, jnp.zeros((), jnp.int32))
-    tensors = _Tensors(queries, keys, keys, of_globals, of_globals)
-    width = blocks.key_size - blocks.size + 1
-    columns = jnp.arange(blocks.size)[:, None] + jnp.arange(width)
-
-    def run_block(block):
-        query, start, numbers, key_numbers = block
-        block_key, _ = tensors.block(start, blocks.key_size)
-        logits, visible = _logits(query, block_key, masks.of_block(numbers, key_numbers, S))
-        weights = masked_softmax(logits, visible)
-        local = jnp.take_along_axis(weights, jnp.broadcast_to(columns, (*weights.shape[:-1], width)), axis=-1)
-        return local, weights[..., blocks.key_size :]
-
-    local, to_globals = jax.lax.map(run_block, (queries, blocks.starts, *blocks.indices()))
-
-    def joined(x: jax.Array) -> jax.Array:
-        x = blocks.join_queries(jnp.moveaxis(x, 4, 2))
-        return jnp.moveaxis(x.reshape(B, T, H, -1), 1, 2)
-
-    from_globals = None
-    if (rows := window.global_queries) is not None:
-        _, from_globals = plain_attention(gather_rows(query, rows), key, key, rows_of(mask, rows), None, scale)
-    return BandedWeights(
-        joined(local), None if indices is None else joined(to_globals), from_globals, window, S
-    )

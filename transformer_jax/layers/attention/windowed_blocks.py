@@ -140,12 +140,12 @@ def _kernel_mask(
       count: g.
       rows: B.
     """
-    others = Visibility(tuple(r for r in mask.relations if r.kind != "places"))
-    if len(mask.relations) - len(others.relations) != 1:
+    besides_window = Visibility(tuple(r for r in mask.relations if r.kind != "places"))
+    if len(mask.relations) - len(besides_window.relations) != 1:
         return None
     query_segments, key_segments = jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), jnp.int32)
-    if others.relations:
-        form = KernelMask.from_visibility(others, *lengths)
+    if besides_window.relations:
+        form = KernelMask.from_visibility(besides_window, *lengths)
         if form is None or form.query_segments is None or form.key_segments is None:
             return None
         query_segments, key_segments = form.query_segments, form.key_segments
