@@ -50,6 +50,7 @@ _LLAMAS = {
     "Llama 2 70B, 1 x 4,096": ("2-70B", "h100:8x8", 1, 4_096, None),
     "Llama 3 70B, 1 x 8,192": ("3-70B", "h100:8x8", 1, 8_192, "blocks"),
     "Llama 3.1 8B, 1 x 8,192": ("3.1-8B", "h100:8", 1, 8_192, None),
+    "Mistral 7B, 1 x 8,192": ("mistral-7B", "h100:8", 1, 8_192, None),
 }
 
 
@@ -112,13 +113,18 @@ def recurrent_translator(model: str, preset: str) -> RunConfig:
     )  # fmt: skip
 
 
-def encoder(model: str, preset: str, rows: int) -> RunConfig:
-    """Build the config of a text encoder's pretraining with 512 tokens per row."""
+def encoder(model: str, preset: str, rows: int, context: int = 512, vocab_size: int = 30_522) -> RunConfig:
+    """Build the config of a text encoder's pretraining with `context` tokens per row."""
     task = "replaced_token_detection" if model == "electra" else "masked_language_modeling"
     return configure(
-        task, "text", model=model, preset=preset, batch_size=rows, context=512, vocab_size=30_522,
+        task, "text", model=model, preset=preset, batch_size=rows, context=context, vocab_size=vocab_size,
         dtype="bfloat16",
     )  # fmt: skip
+
+
+def longformer(preset: str, rows: int) -> RunConfig:
+    """Build the config of a Longformer's pretraining with 4,096 tokens per row."""
+    return encoder("longformer", preset, rows, 4_096, 50_265)
 
 
 def vision(task: str, recipe: str, preset: str, rows: int, **values: Any) -> RunConfig:
@@ -168,6 +174,8 @@ def rows() -> list[Row]:
             for name, presets in _ENCODERS.items()
             for preset in presets
         ),
+        Row("Longformer base, 4 x 4,096 a device", "h100:8", lambda: longformer("base", 32)),
+        Row("Longformer large, 2 x 4,096 a device", "h100:8", lambda: longformer("large", 16)),
         *(
             Row(
                 f"{name}, 128 x 224 x 224 a device",
@@ -231,6 +239,7 @@ def rows() -> list[Row]:
         Row("GPT-2 1558M, 4 x 1,024 a device", "h100:8", lambda: gpt("1558M", 32), "fsdp=8"),
         Row("Transformer base on a TPU, 25,000 tokens a side", "v5e:2x4", lambda: translator("base")),
         Row("BERT base, 32 x 512 a chip", "v5e:2x4", lambda: encoder("bert", "base", 256)),
+        Row("Longformer base, 2 x 4,096 a chip", "v5e:2x4", lambda: longformer("base", 16)),
         Row("ELECTRA small, 32 x 512 a chip", "v5e:2x4", lambda: encoder("electra", "small", 256)),
         Row(
             "ViT-B/16, 64 x 224 x 224 a chip",

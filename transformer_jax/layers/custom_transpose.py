@@ -51,6 +51,19 @@ def with_transpose(function: Callable, transpose: Callable, residuals: Any, line
     return jax.tree.unflatten(output_tree, leaves)
 
 
+def in_one_piece(function: Callable, *arguments: Any) -> Any:
+    """Compute function(*arguments) as one operation of the program that derivatives are taken of.
+
+    JAX splits a scan whose gradient is taken, and computes what does not depend on its carry before the loop,
+    for all steps together. A scan for which that takes too much memory is wrapped in this function.
+
+    Args:
+      function: Function of pytrees of arrays that closes over no traced values.
+      *arguments: Its arguments.
+    """
+    return with_transpose(lambda residuals, _: function(*residuals), lambda *_: (), arguments, ())
+
+
 def _evaluate(*arguments: Any, forward: ClosedJaxpr, backward: Leaves, count: int) -> list[jax.Array]:
     return jaxpr_as_fun(forward)(*arguments)
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.attention.visibility import Visibility, take
-from transformer_jax.layers.custom_transpose import with_transpose
+from transformer_jax.layers.custom_transpose import in_one_piece, with_transpose
 from transformer_jax.layers.dropout import flat_indices, keep_mask, random_words
 from transformer_jax.layers.float32_product import float32_product
 from transformer_jax.layers.named_points import KERNEL_RESULTS, named
@@ -312,8 +312,8 @@ def _attend(static: _Static, inputs: _Inputs) -> jax.Array:
     return _forward(static, inputs)[0]
 
 
-def _forward(static: _Static, inputs: _Inputs):
-    """Return (output, residuals for the derivatives)."""
+def _forward(static: _Static, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
+    """Return (output (B, T, G, R, V), logarithm of the softmax's denominator (B, G, R, T))."""
     chunks = _Chunks(static, inputs)
     width = inputs.value.shape[3]
 
@@ -345,9 +345,7 @@ def _forward(static: _Static, inputs: _Inputs):
     T = inputs.query.shape[1]
     output = _join(jax.vmap(RunningSoftmax.output)(states), T).astype(inputs.query.dtype)
     log_denominator = _join(jax.vmap(RunningSoftmax.log_denominator)(states), T, axis=3)  # (B, G, R, T)
-    # Named, so that rematerialization keeps these results instead of the products of every pair of chunks.
-    output, log_denominator = named(output, KERNEL_RESULTS), named(log_denominator, KERNEL_RESULTS)
-    return output, (inputs, output, log_denominator)
+    return output, log_denominator
 
 
 def _backward(static: _Static, residuals, gradient: jax.Array) -> _Tangents:
@@ -464,7 +462,11 @@ def _attend_jvp(
     static: _Static, primals: tuple[_Inputs], tangents: tuple[_Inputs]
 ) -> tuple[jax.Array, jax.Array]:
     (inputs,), (d_inputs,) = primals, tangents
-    output, residuals = _forward(static, inputs)
+    # Without a mask, JAX would compute the logits of every pair of chunks before the loops.
+    results = in_one_piece(functools.partial(_forward, static), inputs)
+    # Named, so that rematerialization keeps these results instead of the products of every pair of chunks.
+    output, log_denominator = (named(x, KERNEL_RESULTS) for x in results)
+    residuals = inputs, output, log_denominator
     moving = _Tangents(d_inputs.query, d_inputs.key, d_inputs.value, d_inputs.floats)
     tangent, backward = functools.partial(_tangent, static), functools.partial(_backward, static)
     return output, with_transpose(tangent, backward, residuals, moving)
