@@ -59,6 +59,9 @@ PLACES = {
     ("masked_autoencoder", "vit"): Place("Masked autoencoder", "He et al. 2022", 5, 6, (VIT,)),
     ("image_text_encoder", "clip"): Place("CLIP, SigLIP", "Radford 2021, Zhai 2023", 5, 4, (VIT,)),
     ("captioner", "captioner"): Place("Captioner", "Xu et al. 2015, with a ViT", 5, 3, (VIT,)),
+    ("speech_recognizer", "whisper"): Place(
+        "Whisper", "Radford et al. 2022", 3, 0, (("translator", "transformer"),)
+    ),
 }  # fmt: skip
 YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–23")
 
@@ -74,6 +77,7 @@ COLORS = (
         ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
     )
     | dict.fromkeys(("image_text_encoder", "captioner"), ("#ede9fe", "#7c3aed", "#2e1065"))
+    | {"speech_recognizer": ("#ccfbf1", "#0d9488", "#042f2e")}
 )
 LABELS = {
     "translator": "translators",
@@ -81,6 +85,7 @@ LABELS = {
     "encoder": "text encoders",
     "image_encoder": "vision models",
     "captioner": "text with images",
+    "speech_recognizer": "speech",
 }
 GREY = "#7d8590"
 

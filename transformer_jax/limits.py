@@ -80,6 +80,8 @@ SAMPLES = Limit("SAMPLES", 10_000)
 PIXELS = Limit("PIXELS", 100_000_000)
 # Bytes of an image file: an archive of a few kilobytes can claim a terabyte.
 IMAGE_BYTES = Limit("IMAGE_BYTES", 2**30)
+# Samples of a sound file.
+SAMPLES_OF_SOUND = Limit("SAMPLES_OF_SOUND", 2_000_000_000)
 # Processes that decode images.
 WORKERS = Limit("WORKERS", 1_024)
 # Bytes of a JSON file; the largest published ones are tokenizers of 35 MB.

@@ -139,6 +139,11 @@ def config(name):
         return configure("contrastive", "drawn", model=name, batch_size=ROWS, **image_text)
     if name == "captioner":
         return configure("captioning", "drawn", batch_size=16, decoder_width=128, **image_text)
+    if name == "whisper":
+        return configure(
+            "speech_recognition", "digits", batch_size=16, width=128, encoder_layers=2, decoder_layers=2,
+            feed_forward=256, max_frames=1_024, kernel=3, max_length=128, dtype="bfloat16",
+        )  # fmt: skip
     name, _, context = name.partition(" ")
     return configure(
         "language_modeling", "text", model=name, context=int(context or 128), batch_size=16, vocab_size=300,
@@ -269,9 +274,11 @@ def test_a_training_step(name, topology, mesh):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", others_soak(["clip", "siglip", "captioner"], "clip", "captioner"))
-def test_models_of_images_and_texts(name, topology):
-    """Patches use a kernel, and the chunked loss holds no array of the batch squared."""
+@pytest.mark.parametrize(
+    "name", others_soak(["clip", "siglip", "captioner", "whisper"], "clip", "captioner", "whisper")
+)
+def test_models_of_images_sounds_and_texts(name, topology):
+    """Patches and frames use a kernel, and the chunked loss holds no array of the batch squared."""
     devices = 2 if topology == "h100:2" else 4
 
     def compiled(parts):
@@ -285,7 +292,7 @@ def test_models_of_images_and_texts(name, topology):
     assert BARRIER not in text
     # Scalars such as the temperature may be copied.
     assert [copy for copy in copies_of_state(text) if not copy[0].startswith("f32[1]")] == []
-    if name == "captioner":
+    if name in ("captioner", "whisper"):
         return
 
     def largest_similarities(text):

@@ -54,6 +54,7 @@ PLANNED = {
     "classify": "sequence_classification", "tag": "token_classification", "answer": "question_answering",
     "embed": "sentence_embedding", "classify-images": "image_classification",
     "self-distill": "self_distillation", "contrast": "contrastive", "caption": "captioning",
+    "transcribe": "speech_recognition",
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_sources_that_are_not_a_table_and_images(tmp_path):
         open_captioned(["one.tsv"], split="train")
     with pytest.raises(UserError, match=r"images.npz: the images of an .npz file have no names"):
         read_captioned(str(write_table(tmp_path)), str(tmp_path / "images.npz"))
-    with pytest.raises(UserError, match="no such folder or archive of images"):
+    with pytest.raises(UserError, match="no such folder or archive"):
         read_captioned(str(write_table(tmp_path)), str(tmp_path / "absent"))
 
 

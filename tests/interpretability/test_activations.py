@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.oracles.attention import attention as oracle
 from transformer_jax.interpretability.ablation import ablate_head, patch
 from transformer_jax.interpretability.activations import activations, exact, replaced
@@ -65,7 +65,7 @@ def test_every_model_returns_its_named_values_and_the_same_output(name, models):
         assert seen["decoder/states"].shape[-2:] == (T, model.config.hidden)
 
 
-@pytest.mark.parametrize("name", others_long(["transformer", "luong", "bahdanau", "gpt"], "transformer"))
+@pytest.mark.parametrize("name", others_soak(["transformer", "luong", "bahdanau", "gpt"], "transformer"))
 def test_weights_equal_those_that_the_model_returns(name):
     models = TRANSLATORS if name in TRANSLATORS else DECODERS
     model, tokens = make(name, models), inputs(models)

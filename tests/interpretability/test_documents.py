@@ -43,5 +43,11 @@ def test_passages_are_the_strongest_that_do_not_overlap(tmp_path):
     assert [text for _, _, text in passages] == ["w6 w7x", "w18 w19 w20"]
     np.testing.assert_allclose([share for share, _, _ in passages], [0.31, 0.27], atol=1e-6)
     assert len(attention.passages(50, words=3)) < 15
+    bytes_of_words = DocumentAttention(
+        ["<s>", "The", "\u0120do", "g", "</s>"], np.ones((1, 1, 5), np.float32), np.arange(5) == 3
+    )
+    assert bytes_of_words.passages(1)[0][2] == "The dog"
+    empty = DocumentAttention(["<s>", "</s>"], np.ones((1, 1, 2), np.float32), np.zeros(2, bool))
+    assert empty.passages(3) == []
     plot_document(attention, tmp_path / "document.png", title="a title " * 40)
     assert (tmp_path / "document.png").stat().st_size > 5_000

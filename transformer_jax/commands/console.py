@@ -27,6 +27,7 @@ COMMANDS = {
         "train image and text vectors on pairs, retrieve, and classify by labels in words",
     ),
     "caption": ("caption", "train a captioner on images with captions, and caption images"),
+    "transcribe": ("transcribe", "train a speech recognizer on recordings, and transcribe"),
     "check-device": ("check_device", "check and time an attached accelerator, next to PyTorch"),
     "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
@@ -62,6 +63,7 @@ def print_completion(shell: str) -> None:
         language_model,
         pretrain,
         self_distill,
+        transcribe,
         translate,
     )
     from transformer_jax.commands.parsing import REGISTRY, default_arguments
@@ -80,6 +82,7 @@ def print_completion(shell: str) -> None:
         "self-distill": default_arguments(TASKS["self_distillation"], self_distill.Arguments),
         "contrast": default_arguments(TASKS["contrastive"], contrast.Arguments),
         "caption": default_arguments(TASKS["captioning"], caption.Arguments),
+        "transcribe": default_arguments(TASKS["speech_recognition"], transcribe.Arguments),
     }
     subcommands = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]

@@ -107,7 +107,8 @@ def beam_search(
         logits = output.logits[:, -1].reshape(B, W, -1)
         # Each open beam can finish in one way, so at least W of 2W candidates remain open.
         count = min(2 * W, W * logits.shape[-1])
-        totals, parents, new_tokens = top_k_continuations(logits, open_beams.scores, count)
+        log_sum = None if output.log_sum is None else output.log_sum[:, -1].reshape(B, W)
+        totals, parents, new_tokens = top_k_continuations(logits, open_beams.scores, count, log_sum)
 
         history, weights = _select((open_beams.tokens, open_beams.weights), parents)
         history = jax.lax.dynamic_update_slice_in_dim(history, new_tokens[..., None], position, axis=2)

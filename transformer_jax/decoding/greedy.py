@@ -49,7 +49,8 @@ def greedy_search(
         logits = output.logits[:, -1]
         value, index = top_k(logits, 1)
         best = index[:, 0].astype(jnp.int32)
-        score = score + jnp.where(done, 0.0, -log_sum_exp(logits - value, 0.0)[:, 0])
+        log_sum = log_sum_exp(logits, value)[:, 0] if output.log_sum is None else output.log_sum[:, -1]
+        score = score + jnp.where(done, 0.0, value[:, 0] - log_sum)
         best = jnp.where(done, end, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], position, axis=1)
         if weights is not None and output.weights is not None:

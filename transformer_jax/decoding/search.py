@@ -10,6 +10,7 @@ import jax
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.token_rules import TokenRules, with_rules
 from transformer_jax.distributed.mesh import replicated
 from transformer_jax.errors import UserError
 from transformer_jax.limits import SAMPLES
@@ -48,6 +49,7 @@ def search_sequences(
     beam_size: int,
     alpha: float,
     return_weights: bool = False,
+    rules: TokenRules | None = None,
 ) -> Hypotheses:
     """Search for the best sequence of each row of a cache; beam size 1 is greedy search.
 
@@ -61,8 +63,10 @@ def search_sequences(
       beam_size: See `beam_search`.
       alpha: See `beam_search`.
       return_weights: See `beam_search`.
+      rules: Tokens that the search may not choose; None for no rules.
     """
     step = model.step_function(return_weights=return_weights)
+    step = step if rules is None else with_rules(step, rules)
     options: dict[str, Any] = dict(
         batch=batch, begin=begin, end=end, max_length=max_length, return_weights=return_weights
     )

@@ -48,7 +48,9 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values.reshape(*batch, k), indices.reshape(*batch, k)
 
 
-def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def top_k_continuations(
+    logits: jax.Array, scores: jax.Array, k: int, log_sum: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the k largest of score + log softmax(logits) over all beams and tokens of a sentence.
 
     The chunks of all beams are searched together, see `top_k`. Score and normalizer are one number per beam,
@@ -58,6 +60,7 @@ def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[j
       logits: (B, W, V).
       scores: (B, W) score of each beam.
       k: Number of continuations, at most W V.
+      log_sum: (B, W) normalizer of the logits, see `StepOutput`; None computes it.
 
     Returns:
       The sums (B, k) in descending order, their beams (B, k) int32 and tokens (B, k) int32; the first comes
@@ -72,7 +75,10 @@ def top_k_continuations(logits: jax.Array, scores: jax.Array, k: int) -> tuple[j
     maxima = chunked.max(axis=-1)
     # Differences to the maximum are exact where logits are close to it, even if they are large.
     maximum = maxima.max(axis=-1)
-    offsets = scores - log_sum_exp(logits - maximum[..., None], 0.0)[..., 0]
+    if log_sum is None:
+        offsets = scores - log_sum_exp(logits - maximum[..., None], 0.0)[..., 0]
+    else:
+        offsets = scores - (log_sum - maximum)
     differences = (maxima - maximum[..., None]) + offsets[..., None]
     _, kept = jax.lax.top_k(differences.reshape(B, W * chunks), min(k, W * chunks))
     kept = jnp.sort(kept, axis=-1)

@@ -79,7 +79,7 @@ RULES = (
     Rule(r"(embeddings/|transform_)norm/(scale|bias)", ("width",)),
     Rule(r"vocab_bias", ("vocab",)),
     Rule(r"unembedding/table/embedding", ("vocab", "width"), decays=True),
-    Rule(r"((source|target)_positions|positions/table)/embedding", ("positions", "width")),
+    Rule(r"((source|target)_positions|positions(/table)?)/embedding", ("positions", "width")),
     Rule(r"smear", ("width",)),
     Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
@@ -91,6 +91,8 @@ RULES = (
     Rule(r"patches/projection/kernel", ("pixels", "width"), True, ("pixels",), ("width",)),
     Rule(r"patches/projection/bias", ("width",)),
     Rule(r"patches/convolutions/\d+/kernel", ("height", "breadth", "inputs", "outputs"), decays=True),
+    Rule(r"convolutions/\d+/kernel", ("taps", "inputs", "outputs"), decays=True),
+    Rule(r"convolutions/\d+/bias", ("outputs",)),
     Rule(r"(class|mask|distillation)_token|registers", ("tokens", "width")),
     Rule(r"((encoder|decoder|input)_|pooling/)?norm/(scale|bias)", ("width",)),
     Rule(r"pooling/query", ("tokens", "width")),
@@ -101,11 +103,11 @@ RULES = (
     Rule(r"logit_(scale|bias)", ("scalars",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
     _unstacked(
-        r"(first_state|key|query|readout|baseline|(distillation_)?head|((image|text)_)?projection|pooler|pooling|transform"
+        r"(first_state|key|query|readout|baseline|((distillation|ctc)_)?head|((image|text)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/kernel"
     ),
     Rule(
-        r"(first_state|key|readout|baseline|(distillation_)?head|((image|text)_)?projection|pooler|pooling|transform"
+        r"(first_state|key|readout|baseline|((distillation|ctc)_)?head|((image|text)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/bias",
         ("outputs",),
     ),

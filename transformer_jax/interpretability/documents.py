@@ -34,16 +34,20 @@ class DocumentAttention(NamedTuple):
 
         Returns:
           (share of the attention, index of the first token, text) of each passage, in decreasing order. They do
-          not overlap and leave out the special tokens at both ends.
+          not overlap and leave out the special tokens at both ends; an empty document has none.
         """
         mean = self.weights.mean(axis=(0, 1))[1:-1]
         size = min(words, len(mean))
+        if not size:
+            return []
         sums = np.convolve(mean, np.ones(size), mode="valid")
         result: list[tuple[float, int, str]] = []
         while len(result) < count and np.isfinite(sums).any():
             start = int(np.argmax(sums))
             part = slice(start + 1, start + 1 + size)
-            pieces = zip(self.tokens[part], self.continues[part], strict=True)
+            # The markers of a space in byte-level BPE and in SentencePiece.
+            tokens = (token.lstrip("\u0120\u2581") for token in self.tokens[part])
+            pieces = zip(tokens, self.continues[part], strict=True)
             text = "".join(token.removeprefix("##") if joined else f" {token}" for token, joined in pieces)
             result.append((float(sums[start]), start + 1, text.strip()))
             sums[max(0, start - size + 1) : start + size] = -np.inf

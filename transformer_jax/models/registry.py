@@ -54,6 +54,7 @@ from transformer_jax.models.encoders.roberta import (
 from transformer_jax.models.multimodal.captioner import Captioner, CaptionerConfig
 from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
+from transformer_jax.models.speech.whisper import Whisper, WhisperConfig
 from transformer_jax.models.translators.bahdanau import Bahdanau, BahdanauConfig
 from transformer_jax.models.translators.hard_attention import HardAttention, HardAttentionConfig
 from transformer_jax.models.translators.luong import Luong, LuongConfig
@@ -135,6 +136,7 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
         "siglip": ModelEntry(ClipConfig, Clip, {"similarity": "sigmoid"}),
     },
     "captioner": {"captioner": ModelEntry(CaptionerConfig, Captioner)},
+    "speech_recognizer": {"whisper": ModelEntry(WhisperConfig, Whisper)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 

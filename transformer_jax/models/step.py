@@ -12,10 +12,13 @@ class StepOutput(flax.struct.PyTreeNode):
     Attributes:
       logits: (B, N, V) float32, for the token after each new token.
       weights: Attention weights, (B, L, H, N, S) float32, or None if the step does not return them.
+      log_sum: (B, N) float32 logarithm of the sum of exp(logits) before rules excluded some tokens, whose
+        probability then counts in a search; None if none were excluded.
     """
 
     logits: jax.Array
     weights: jax.Array | None = None
+    log_sum: jax.Array | None = None
 
 
 class Cache(Protocol):

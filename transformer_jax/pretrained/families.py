@@ -23,13 +23,14 @@ from transformer_jax.pretrained.roberta import ROBERTA
 from transformer_jax.pretrained.timm_vit import TIMM, TIMM_ENCODER, has_classes
 from transformer_jax.pretrained.vision_decoder import VISION_DECODER
 from transformer_jax.pretrained.vit import DEIT, DINOV2, DINOV2_REGISTERS, VIT
+from transformer_jax.pretrained.whisper import WHISPER
 
 # Architectures by model type; the first is the default for files that name none.
 FAMILIES: dict[str, tuple[Family, ...]] = {
     families[0].model_type: families
     for families in (
         (GPT2,), (LLAMA,), (MISTRAL,), BERT, ROBERTA, ELECTRA, DISTILBERT, LONGFORMER, VIT, DEIT, DINOV2,
-        DINOV2_REGISTERS, (CLIP,), (SIGLIP,), (VISION_DECODER,),
+        DINOV2_REGISTERS, (CLIP,), (SIGLIP,), (VISION_DECODER,), (WHISPER,),
     )
 }  # fmt: skip
 

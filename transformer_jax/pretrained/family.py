@@ -24,8 +24,9 @@ class Tensor:
       in_config: Field of our config that must be true for the tensor to exist.
       unprefixed: Whether the name lacks the family's prefix.
       layout: The tensor's axes: "" for the same matrix; "tokens" for a leading axis of size 1; "squeezed"
-        without axes of size 1; "patches" for torch's convolution (D, channels, size, size); "axes" for the axes
-        of our parameter, as in JAX's files, with patches (size, size, channels, D).
+        without axes of size 1; "patches" for torch's convolution (D, channels, size, size); "signal" for that
+        of a signal (D, channels, size); "axes" for the axes of our parameter, as in JAX's files, with patches
+        (size, size, channels, D).
       layers: Field of our config with the number of layers of the stack.
     """
 
@@ -34,7 +35,7 @@ class Tensor:
     transposed: bool = False
     in_config: str | None = None
     unprefixed: bool = False
-    layout: Literal["", "tokens", "squeezed", "patches", "axes"] = ""
+    layout: Literal["", "tokens", "squeezed", "patches", "signal", "axes"] = ""
     layers: str = "layers"
 
     def moved(self, theirs: str, ours: str, **changes: Any) -> Tensor:

@@ -21,6 +21,7 @@ from flax import nnx
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile
 from transformer_jax.distributed.mesh import check_model
 from transformer_jax.distributed.sharding import parameter_sharding
 from transformer_jax.errors import UserError
@@ -249,6 +250,8 @@ def _stored_shape(tensor: Tensor, config: Any, parameters: dict[str, Any]) -> tu
         return (1, *first)
     if tensor.layout == "squeezed":
         return tuple(size for size in first if size != 1)
+    if tensor.layout == "signal":
+        return first[::-1]
     if tensor.layout and tensor.ours[0].endswith("patches/projection/kernel"):
         image = (config.patch_size, config.patch_size, config.channels, config.width)
         return image if tensor.layout == "axes" else (image[3], image[2], *image[:2])
@@ -262,11 +265,13 @@ def _stored_shape(tensor: Tensor, config: Any, parameters: dict[str, Any]) -> tu
 
 
 def _published_layout(tensor: Tensor, value: np.ndarray, config: Any) -> np.ndarray:
-    """Convert a vision model's parameter to the layout of the published tensor."""
+    """Convert a parameter with a layout of its own to that of the published tensor."""
     if tensor.layout == "tokens":
         return value[None]
     if tensor.layout == "squeezed":
         return value.squeeze()
+    if tensor.layout == "signal":
+        return value.reshape(len(value), -1, config.width).transpose(2, 1, 0)
     size = config.patch_size
     return value.reshape(size, size, config.channels, config.width).transpose(3, 2, 0, 1)
 
@@ -334,6 +339,8 @@ def _read_shard(
         tensor = files.read(location.names[layer])
         if location.layout == "patches":
             tensor = tensor.transpose(2, 3, 1, 0)  # (height, width, channels, D), as in our patches
+        elif location.layout == "signal":
+            tensor = tensor.transpose(2, 1, 0)
         tensor = tensor.T if location.transposed else tensor
         if tensor.ndim:
             tensor = tensor[..., location.columns]
@@ -355,7 +362,7 @@ def _read_tokenizer(folder: pathlib.Path, family: Family, config: dict[str, Any]
         )
     if isinstance(processor, ImageProcessor):
         return processor
-    tokenizer = processor.tokenizer if isinstance(processor, ImageTextProcessor) else processor
+    tokenizer: Any = processor if isinstance(processor, TokenizerFile) else processor.tokenizer
     try:
         tokenizer.check_fits(model_config.vocab_size)
     except UserError as error:
@@ -403,7 +410,7 @@ def save(
     config, parameters = model.config, named_leaves(model)
     fields, tokenizer_config = tokenizer.published()
     settings, extra_files = family.settings(tokenizer, config)
-    if not isinstance(tokenizer, ImageTextProcessor):
+    if isinstance(tokenizer, TokenizerFile):
         tokenizer_config |= extra_files.pop("tokenizer_config.json", {})
     hf_config = {
         "architectures": [family.architecture],
@@ -441,7 +448,7 @@ def save(
         for _ in write_tensors(folder, tensors, largest_file=largest_file):
             pass
         settings_file = "preprocessor_config.json"
-        if not isinstance(tokenizer, ImageProcessor | ImageTextProcessor):
+        if isinstance(tokenizer, TokenizerFile):
             settings_file = "tokenizer_config.json"
             tokenizer.save(folder / "tokenizer.json")
         files = {**extra_files, settings_file: tokenizer_config, CONFIG: hf_config}

@@ -22,6 +22,7 @@ from transformer_jax.tasks.encoders import (
 )
 from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
 from transformer_jax.tasks.multimodal import captioning, contrastive
+from transformer_jax.tasks.speech import speech_recognition
 from transformer_jax.tasks.translators import translation
 from transformer_jax.tasks.vision import image_classification, masked_autoencoding, self_distillation
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
@@ -45,6 +46,7 @@ _TASK_FILES = (
     masked_autoencoding,
     contrastive,
     captioning,
+    speech_recognition,
 )
 TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
@@ -104,7 +106,8 @@ def load(
       An object with `model`, `processor` (also `tokenizer` for text), `config`, `weights`, and methods for its
       task: `translate` and `align` for a translator; `generate` for a language model; `embed`, and `fill`,
       `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model, with
-      `embed_texts` and `similarity` for one of images and texts; `caption` and `align` for a captioner.
+      `embed_texts` and `similarity` for one of images and texts; `caption` and `align` for a captioner;
+      `transcribe` and `align` for a speech recognizer.
 
     Raises:
       UserError: The folder is neither a run nor a published folder, or the checkpoint is missing or damaged.

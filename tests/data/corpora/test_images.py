@@ -322,7 +322,7 @@ def test_unusable_folders_and_archives_are_refused(folder, tmp_path):
         with pytest.raises(UserError, match=message):
             open_images(str(path))
 
-    refused(tmp_path / "nothing", "no such folder or archive of images")
+    refused(tmp_path / "nothing", "no such folder or archive")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no images; their names must end in")
     (folder / "train" / "fish").mkdir()

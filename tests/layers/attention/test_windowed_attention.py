@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.oracles.attention import attention as oracle
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.layers.attention import visibility
@@ -66,8 +67,16 @@ def plain(mask, **options):
     return functools.partial(dot_product_attention, mask=mask.dense(), implementation="plain", **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("groups", "size"), [(6, 4), (2, 128)])
+@pytest.mark.parametrize(
+    ("name", "groups", "size"),
+    others_soak(
+        [(name, *sizes) for sizes in ((6, 4), (2, 128)) for name in NAMES],
+        *((name, 2, 4 if name == "packed" else 128) for name in NAMES),
+        ("packed", 2, 128),
+        ("global", 6, 4),
+        ("dilated and global", 6, 4),
+    ),
+)
 def test_equals_the_plain_form_with_gradients(rng, name, groups, size):
     mask, inputs = masks()[name], arrays(rng, groups)
     windowed = functools.partial(windowed_attention, mask=mask, scale=0.3, size=size)
@@ -123,8 +132,20 @@ LONG = 32
 LONG_SEGMENTS = jnp.pad(SEGMENTS, [(0, 0), (0, 3)])
 
 
-@pytest.mark.parametrize("mesh", ["sequence=8", "sequence=4,data=2"])
-@pytest.mark.parametrize("name", ["symmetric", "causal", "packed", "padded", "global"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    others_soak(
+        [
+            (name, mesh)
+            for mesh in ("sequence=8", "sequence=4,data=2")
+            for name in ("symmetric", "causal", "packed", "padded", "global")
+        ],
+        ("packed", "sequence=8"),
+        ("causal", "sequence=8"),
+        ("padded", "sequence=4,data=2"),
+        ("global", "sequence=4,data=2"),
+    ),
+)
 def test_eight_devices_equal_one(rng, mesh, name):
     mask, inputs = masks(LONG, segments=LONG_SEGMENTS)[name], arrays(rng, 3, LONG)
     expected = values_and_gradients(plain(mask, scale=0.3), *inputs)
@@ -136,7 +157,7 @@ def test_eight_devices_equal_one(rng, mesh, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["symmetric", "causal", "packed", "global"])
+@pytest.mark.parametrize("name", others_soak(["symmetric", "causal", "packed", "global"], "causal", "packed"))
 def test_blocks_in_rows_over_eight_devices(rng, name):
     """The form for accelerators, in which each device pads its borders to the size of a block."""
     mask, inputs = masks(LONG, segments=LONG_SEGMENTS)[name], arrays(rng, 3, LONG)

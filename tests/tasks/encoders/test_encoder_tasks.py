@@ -204,7 +204,7 @@ def test_eight_devices_learn_the_same(case, mesh, data, trained, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(trained(case)[0]), rtol=2e-3)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_soak(CASES, "bert", "electra", "label", "questions", "vectors"))
 def test_it_is_planned(case, data):
     lines = dict(plan.describe(tasks.TASKS[CASES[case][0]], config_of(case, data), "data=2,tensor=2"))
     assert lines["work"].endswith("in total")
@@ -430,7 +430,7 @@ def test_a_row_has_no_more_texts_than_places(length):
 
 
 @pytest.mark.parametrize(
-    "case", others_long(["bert", "electra", "label", "tags", "questions", "vectors"], "vectors")
+    "case", others_soak(["bert", "electra", "label", "tags", "questions", "vectors"], "label", "vectors")
 )
 def test_it_is_inspected(case, trained):
     run = tasks.load(trained(case)[0])
@@ -643,7 +643,7 @@ def test_the_best_checkpoint_is_kept(data, tmp_path, monkeypatch):
         np.testing.assert_array_equal(leaf, seen[1][name], err_msg=name)
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "bert", "electra", "label"))
+@pytest.mark.parametrize("case", others_soak(CASES, "bert", "electra", "label"))
 def test_a_batch_of_padding_alone(case, data):
     """Every loss and gradient is a number, and no gradient is more than 0."""
     config = config_of(case, data)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cases import others_long
+from tests.cases import others_long, others_soak
 from transformer_jax import tasks
 from transformer_jax.data.corpora.scenes import scenes
 from transformer_jax.errors import UserError
@@ -87,7 +87,7 @@ def test_it_is_trained(case, trained):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_soak(CASES, "captioner"))
 def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
     folder, results = trained(case)
 
@@ -108,7 +108,7 @@ def test_it_is_resumed_bit_for_bit(case, trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_soak(CASES, "clip", "captioner"))
 def test_eight_devices_learn_the_same(case, trained, tmp_path):
     """The contrastive loss compares the pairs of all devices."""
     train(config_of(case), tmp_path / "run", mesh="data=2,fsdp=2,tensor=2")

@@ -94,7 +94,7 @@ def read_captioned(table: str, images: str) -> CaptionedImages:
     """
     rows = _read_rows(table)
     files = open_image_files(images)
-    numbers = _numbers_by_name(files.names)
+    numbers = numbers_by_name(files.names)
     captions: dict[int, list[str]] = {}
     for location, name, caption in rows:
         if not any(character.isalnum() for character in caption):
@@ -140,7 +140,7 @@ def _read_rows(path: str) -> list[tuple[str, str, str]]:
     return [(table.location(row), *pair) for row, pair in enumerate(pairs)]
 
 
-def _numbers_by_name(names: Sequence[str]) -> dict[str, int]:
+def numbers_by_name(names: Sequence[str]) -> dict[str, int]:
     """Return the numbers of images by path, and by file name if only one image has it."""
     base_names = [pathlib.PurePosixPath(name).name for name in names]
     counts = collections.Counter(base_names)

@@ -8,7 +8,7 @@ import posixpath
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,11 +97,15 @@ class Expected(NamedTuple):
       classes: Classes of the training dataset, which another dataset must share; () accepts any classes.
       labeled: True if the dataset must have classes.
       has_classes: False for images without classes, whatever their folders are called.
+      is_member: Function from a file name to whether the file belongs to the dataset.
+      missing: What a dataset without such files lacks, for the error message.
     """
 
     classes: Sequence[str]
     labeled: bool
     has_classes: bool = True
+    is_member: Callable[[str], bool] = is_image_name
+    missing: str = "no images; their names must end in .jpg, .png, .webp ..."
 
 
 def _check_splits(root: str, parents: Iterable[str]) -> None:
@@ -155,7 +159,7 @@ def _label_by_folder(
       expected: Requirements on the classes.
     """
     if not names:
-        raise UserError(f"{root}: no images; their names must end in .jpg, .png, .webp ...")
+        raise UserError(f"{root}: {expected.missing}")
     for name in names:
         try:
             name.encode()
@@ -205,7 +209,7 @@ def read_folder(folder: pathlib.Path, expected: Expected) -> ImageSet:
       UserError: See `open_images`.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = [path for path in files if is_image_name(path.relative_to(folder).as_posix())]
+    files = [path for path in files if expected.is_member(path.relative_to(folder).as_posix())]
     names = [path.relative_to(folder).as_posix() for path in files]
     folders = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()]
     return _label_by_folder(str(folder), names, _Files(files), folders, expected)
@@ -239,17 +243,17 @@ def read_tar(path: pathlib.Path, expected: Expected) -> ImageSet:
                     check_inflated(member.offset_data + member.size, size, str(path))
                 if member.isdir():
                     folders.add(member.name.rstrip("/"))
-                if member.issym() and is_image_name(member.name):
+                if member.issym() and expected.is_member(member.name):
                     raise UserError(
                         f"{path}: {member.name} is a link to {member.linkname}: create the archive with "
                         "tar --dereference"
                     )
-                if not (member.isfile() or member.islnk()) or not is_image_name(member.name):
+                if not (member.isfile() or member.islnk()) or not expected.is_member(member.name):
                     continue
                 if member.islnk():  # a second name of a previous file
                     if member.linkname not in stored:
                         raise UserError(
-                            f"{path}: {member.name} links to {member.linkname}, which is not a previous image"
+                            f"{path}: {member.name} links to {member.linkname}, which is not a previous file"
                         )
                     stored[member.name] = stored[member.linkname]
                 else:
@@ -291,9 +295,9 @@ def read_zip(path: pathlib.Path, expected: Expected) -> ImageSet:
     member_names = [member.filename for member in members]
     _check_inside(str(path), member_names)
     for member in members:
-        if is_image_name(member.filename):
+        if expected.is_member(member.filename):
             check_size(member.file_size, f"{path}/{member.filename}")
-    names = [name for name in member_names if is_image_name(name)]
+    names = [name for name in member_names if expected.is_member(name)]
     folders = [name.rstrip("/") for name in member_names if name.endswith("/")]
     return _label_by_folder(str(path), names, _ZipMembers(path, names), folders, expected)
 

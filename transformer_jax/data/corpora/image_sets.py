@@ -87,7 +87,7 @@ class ImageSet:
     def select(self, numbers: np.ndarray) -> ImageSet:
         """Return a dataset of these images, in this order."""
         names = [self.names[n] for n in numbers]
-        return ImageSet(self.path, names, self.labels[numbers], self.classes, _Subset(self.source, numbers))
+        return ImageSet(self.path, names, self.labels[numbers], self.classes, Subset(self.source, numbers))
 
     def with_classes(self, classes: Sequence[str]) -> ImageSet:
         """Return the dataset with its labels numbered by another list of classes.
@@ -120,7 +120,7 @@ def _array_conversion(image: np.ndarray) -> str:
     return _CONVERSIONS.get(image.shape[2] if image.ndim == 3 else 1, "")
 
 
-class _Subset:
+class Subset:
     """Some images of a source."""
 
     def __init__(self, source: Source, numbers: np.ndarray):

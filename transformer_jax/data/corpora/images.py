@@ -87,14 +87,23 @@ def open_image_files(path: str) -> ImageSet:
     """
     if pathlib.Path(path).suffix == ".npz":
         raise UserError(f"{path}: the images of an .npz file have no names: use a folder or an archive")
-    return _read(pathlib.Path(path), "", Expected((), labeled=False, has_classes=False))
+    return read_files(pathlib.Path(path), Expected((), labeled=False, has_classes=False))
+
+
+def read_files(file: pathlib.Path, expected: Expected) -> ImageSet:
+    """Read the files of a folder or archive as one dataset; its `source` is the sequence of their bytes.
+
+    Raises:
+      UserError: The path cannot be read or has no such files, or a name leads out of an archive.
+    """
+    return _read(file, "", expected)
 
 
 def _read(file: pathlib.Path, split: str, expected: Expected) -> ImageSet:
     if file.is_dir():
         return read_folder(file, expected)
     if not file.is_file():
-        raise UserError(f"{file}: no such folder or archive of images")
+        raise UserError(f"{file}: no such folder or archive")
     if file.suffix == ".npz":
         return read_npz(file, split, expected)
     return (read_zip if zipfile.is_zipfile(file) else read_tar)(file, expected)

@@ -26,6 +26,7 @@ _DEFAULT_CLASSES = {
     "longformer": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "clip": "CLIPTokenizer",
+    "whisper": "WhisperTokenizer",
 }
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Texts on which two ways of splitting are compared.
@@ -274,20 +275,17 @@ _LLAMA = _Class(
     "BPE", "", _LLAMA_TOKENS, _llama_splitting, _llama_decoder,
     options={"fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
 )  # fmt: skip
+_GPT2 = _Class(
+    "BPE", "vocab.json", _END_OF_TEXT, _byte_level_splitting, _byte_level_decoder, options=_BYTE_LEVEL_OPTIONS
+)
 _CLASSES = {
     "BertTokenizer": _BERT,
     "DistilBertTokenizer": _BERT,
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
     "LongformerTokenizer": _ROBERTA,
-    "GPT2Tokenizer": _Class(
-        "BPE",
-        "vocab.json",
-        _END_OF_TEXT,
-        _byte_level_splitting,
-        _byte_level_decoder,
-        options=_BYTE_LEVEL_OPTIONS,
-    ),
+    "GPT2Tokenizer": _GPT2,
+    "WhisperTokenizer": _GPT2,
     "CLIPTokenizer": _Class(
         "BPE",
         "vocab.json",

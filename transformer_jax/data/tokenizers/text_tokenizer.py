@@ -218,6 +218,10 @@ class TextTokenizer(TokenizerFile):
         """
         return [[*self._begin, *ids] for ids in self.encode(texts)]
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token, or None if the vocabulary lacks it."""
+        return self._tokenizer.token_to_id(token)
+
     def special_names(self) -> dict[int, str]:
         """Return the special tokens by id."""
         added = self._tokenizer.get_added_tokens_decoder()

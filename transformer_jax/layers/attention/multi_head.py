@@ -24,6 +24,7 @@ class MultiHeadAttention(nnx.Module):
       kv_heads: G, a divisor of H.
       head_width: K; None means D / H, for which H must divide D.
       use_bias: Add biases to the four projections; the paper has none.
+      key_bias: False for no bias of the keys, on which the weights do not depend.
       kernel_init: Initializer of the projections.
       output_init: Initializer of the output projection; None uses `kernel_init`.
       dtype: Compute dtype; parameters are float32.
@@ -43,6 +44,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         head_width: int | None = None,
         use_bias: bool,
+        key_bias: bool = True,
         kernel_init: nnx.initializers.Initializer,
         output_init: nnx.initializers.Initializer | None = None,
         dtype: str,
@@ -56,19 +58,23 @@ class MultiHeadAttention(nnx.Module):
             )
         head_width = width // heads if head_width is None else head_width
         options: dict[str, Any] = dict(
-            use_bias=use_bias,
             dtype=jnp.dtype(dtype),
             dot_general=dense_dot_general,
             rngs=rngs,
         )
 
-        def projection(heads: int) -> nnx.LinearGeneral:
-            return nnx.LinearGeneral(width, (heads, head_width), kernel_init=kernel_init, **options)
+        def projection(heads: int, use_bias: bool = use_bias) -> nnx.LinearGeneral:
+            return nnx.LinearGeneral(
+                width, (heads, head_width), use_bias=use_bias, kernel_init=kernel_init, **options
+            )
 
-        self.query, self.key, self.value = (projection(n) for n in (heads, kv_heads, kv_heads))
+        self.query = projection(heads)
+        self.key = projection(kv_heads, use_bias and key_bias)
+        self.value = projection(kv_heads)
         self.output = nnx.LinearGeneral(
-            (heads, head_width), width, axis=(-2, -1), kernel_init=output_init or kernel_init, **options
-        )
+            (heads, head_width), width, axis=(-2, -1), use_bias=use_bias,
+            kernel_init=output_init or kernel_init, **options,
+        )  # fmt: skip
         self.implementation, self.weight_dropout = implementation, weight_dropout
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -173,8 +173,10 @@ class FusedSelfAttention(SelfAttention):
         self.heads, self.kv_heads = (projection.out_features[0] for projection in projections[:2])
         self.dtype = attention.query.dtype
         self.kernel = nnx.Param(jnp.concatenate([p.kernel[...] for p in projections], axis=1))
-        biases = [p.bias[...] for p in projections if p.bias is not None]
-        self.bias = nnx.Param(jnp.concatenate(biases)) if biases else None
+        has_biases = attention.query.bias is not None
+        # Keys may have no bias, which is then zero.
+        biases = [jnp.zeros(p.out_features) if p.bias is None else p.bias[...] for p in projections]
+        self.bias = nnx.Param(jnp.concatenate(biases)) if has_biases else None
         self.output, self.implementation = attention.output, attention.implementation
         self.weight_dropout = attention.weight_dropout
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm

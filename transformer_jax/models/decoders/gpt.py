@@ -70,6 +70,7 @@ class GPT(CausalDecoder):
       rngs: Source of the initial values.
       compute: Options for computing the model.
       has_cross_attention: Let each block attend to the states of an encoder, see `hidden_states`.
+      key_bias: See `MultiHeadAttention`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class GPT(CausalDecoder):
         rngs: nnx.Rngs,
         compute: ComputeOptions = ComputeOptions(),
         has_cross_attention: bool = False,
+        key_bias: bool = True,
     ):
         std = 0.02
         dense: dict[str, Any] = dict(
@@ -87,14 +89,14 @@ class GPT(CausalDecoder):
             output_init=nnx.initializers.normal(std / (2 * config.layers) ** 0.5),
             dtype=config.dtype,
         )
+        attention: dict[str, Any] = dense | dict(key_bias=key_bias, implementation=compute.attention)
 
         def cross_attention(rngs: nnx.Rngs) -> dict[str, Any]:
             if not has_cross_attention:
                 return {}
             return {
                 "cross_attention": MultiHeadAttention(
-                    config.width, config.heads, config.kv_heads, implementation=compute.attention, rngs=rngs,
-                    **dense,
+                    config.width, config.heads, config.kv_heads, rngs=rngs, **attention
                 ),
                 "cross_attention_norm": layer_norm(config, rngs, use_bias=config.use_bias),
             }  # fmt: skip
@@ -106,9 +108,8 @@ class GPT(CausalDecoder):
                     config.heads,
                     config.kv_heads,
                     shaw_limit=config.positions.limit if isinstance(config.positions, Shaw) else None,
-                    implementation=compute.attention,
                     rngs=rngs,
-                    **dense,
+                    **attention,
                 ),
                 feed_forward=FeedForward(
                     config.width, config.feed_forward, activation=config.activation, rngs=rngs, **dense

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,9 @@ from flax import nnx
 
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.layers.dense import dense_dot_general
-from transformer_jax.layers.embedding import count_without_padding
 from transformer_jax.models.config_checks import check_minimum, check_rates
-from transformer_jax.models.decoders.causal_cache import CausalCache
 from transformer_jax.models.decoders.gpt import GPT, GPTConfig
-from transformer_jax.models.input_checks import check_length
-from transformer_jax.models.step import StepFunction
+from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.vision.dino import encoder_config
 from transformer_jax.models.vision.vit import ViT, ViTConfig
 
@@ -100,12 +97,11 @@ class CaptionerConfig(ViTConfig):
         )  # fmt: skip
 
 
-class Captioner(nnx.Module):
+class Captioner(EncoderDecoder):
     """A ViT, and a GPT-2 whose blocks also attend to the ViT's states, projected if the widths differ."""
 
     children: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    # The decoder attends to the image, so that it has weights to return.
-    attends = True
+    output = "a caption"
 
     def __init__(self, config: CaptionerConfig, *, rngs: nnx.Rngs, compute: ComputeOptions = ComputeOptions()):
         self.config, self.compute = config, compute
@@ -120,90 +116,13 @@ class Captioner(nnx.Module):
         )  # fmt: skip
         self.decoder = GPT(config.decoder, rngs=rngs, compute=compute, has_cross_attention=True)
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of parameters, without the padding of the vocabulary."""
-        return count_without_padding(self, self.decoder.embedding, self.decoder.unembedding)
+    def encode(self, inputs: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Compute the states (B, S, D) of images (B, height, width, channels) in the decoder's width.
 
-    def for_inference(self) -> Self:
-        """Return a copy for a program that is called many times; see `unstack_encoder`."""
-        copy = nnx.merge(*nnx.split(self))
-        copy.encoder = copy.encoder.for_inference()
-        copy.decoder = copy.decoder.for_decoding()
-        return copy
+        The images are float and normalized. S counts the class token and registers before the patches.
 
-    def encode(self, images: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Compute the states (B, S, D) of images (B, height, width, channels) in the decoder's width."""
-        states = self.encoder.hidden_states(images, dropout_key=dropout_key)
+        Raises:
+          ValueError: The images do not fit, see `ViT.embed_images`.
+        """
+        states = self.encoder.hidden_states(inputs, dropout_key=dropout_key)
         return states if self.projection is None else self.projection(states)
-
-    def hidden_states(
-        self,
-        images: jax.Array,
-        tokens: jax.Array,
-        *,
-        dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
-    ):
-        """Compute the residual stream after the decoder's last block, the input of `logits`.
-
-        Arguments and errors are those of `__call__`.
-
-        Returns:
-          x (N, T, D), or (x, weights (N, L, H, T, S) float32).
-        """
-        encoder_key, decoder_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        memory = self.encode(images, dropout_key=encoder_key)
-        return self.decoder.hidden_states(
-            tokens, memory=memory, dropout_key=decoder_key, return_weights=return_weights
-        )
-
-    def logits(self, x: jax.Array, table: jax.Array | None = None) -> jax.Array:
-        """Compute the logits (N, T, V) float32 from the residual stream; see `CausalDecoder.logits`."""
-        return self.decoder.logits(x, table)
-
-    def __call__(
-        self,
-        images: jax.Array,
-        tokens: jax.Array,
-        *,
-        dropout_key: jax.Array | None = None,
-        return_weights: bool = False,
-    ):
-        """Compute the logits of the token after each token of captions.
-
-        Args:
-          images: (B, height, width, channels) float, normalized.
-          tokens: (N, T) token ids that start with the begin token. N may be a multiple of B, for several
-            captions of each image in adjacent rows.
-          dropout_key: Turns dropout on.
-          return_weights: Also return the weights with which each token attends to the image.
-
-        Returns:
-          logits (N, T, V) float32, or (logits, weights (N, L, H, T, S) float32); S counts the class token and
-          registers before the patches.
-
-        Raises:
-          ValueError: The images do not fit, see `ViT.embed_images`; or there are no tokens, or more than
-            `max_length`.
-        """
-        output = self.hidden_states(images, tokens, dropout_key=dropout_key, return_weights=return_weights)
-        x, weights = output if return_weights else (output, None)
-        return (self.logits(x), weights) if return_weights else self.logits(x)
-
-    def start(self, images: jax.Array, *, max_length: int) -> CausalCache:
-        """Encode the images and create the cache for decoding.
-
-        Args:
-          images: (B, height, width, channels) float, normalized.
-          max_length: Maximum number of tokens of a caption.
-
-        Raises:
-          ValueError: The images do not fit, or `max_length` exceeds the model's.
-        """
-        check_length(self.config, max_length, "a caption")
-        return self.decoder.start(len(images), max_length=max_length, memory=self.encode(images))
-
-    def step_function(self, *, return_weights: bool = False) -> StepFunction:
-        """Return the step function for decoding; see `CausalDecoder.step_function`."""
-        return self.decoder.step_function(return_weights=return_weights)

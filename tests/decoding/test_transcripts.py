@@ -1,0 +1,64 @@
+"""Rules of timestamps, windows of long recordings, and the times of words."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.decoding.token_rules import TokenRules
+from transformer_jax.decoding.transcripts import SpeechAttention, window_end
+
+# Text tokens 0 to 9, the end 10, control tokens 11 to 13, timestamps 14 to 19.
+RULES = TokenRules(
+    prompt=2,
+    end=10,
+    suppressed=(3,),
+    first_suppressed=(4,),
+    first_timestamp=14,
+    no_timestamps=13,
+    last_initial=2,
+)
+
+
+def allowed(*tokens):
+    padded = jnp.zeros((1, 8), jnp.int32).at[0, : len(tokens) + 2].set(jnp.array([11, 12, *tokens]))
+    return set(np.flatnonzero(RULES.allowed(padded, jnp.int32(len(tokens) + 2), 20)[0]).tolist())
+
+
+def test_transcripts_start_with_an_early_timestamp():
+    assert allowed() == {14, 15, 16}
+
+
+def test_timestamps_come_in_pairs_and_do_not_decrease():
+    text = set(range(10)) - {3}
+    assert allowed(15) == text | {10, 11, 12}  # text follows the first timestamp
+    assert allowed(15, 5) == text | {10, 11, 12} | {16, 17, 18, 19}
+    assert allowed(15, 5, 17) == {10, 11, 12} | {17, 18, 19}  # the pair of the second, or the end
+    assert allowed(15, 5, 17, 17) == text | {10, 11, 12}
+    assert allowed(15, 5, 17, 17, 6) == text | {10, 11, 12} | {18, 19}
+
+
+def test_timestamps_are_chosen_if_they_are_more_probable_together():
+    tokens = jnp.zeros((2, 8), jnp.int32).at[:, :4].set(jnp.array([11, 12, 14, 5]))
+    logits = jnp.zeros((2, 20)).at[0, 6].set(1.0).at[1, 6].set(4.0)
+    masked = np.asarray(RULES.apply(logits, tokens, jnp.int32(4)))
+    assert masked[0].argmax() >= 14  # five timestamps of 0 outweigh one token of 1
+    assert masked[1].argmax() == 6
+
+
+def test_windows_end_in_the_quietest_place():
+    rng = np.random.default_rng(0)
+    sound = rng.normal(size=64_000).astype(np.float32)
+    sound[27_000:30_000] *= 0.01
+    assert 27_500 < window_end(sound, 0, 32_000) < 29_500
+    assert window_end(sound, 40_000, 32_000) == 64_000
+    assert window_end(sound[:31_999], 0, 32_000) == 31_999
+
+
+def test_words_take_the_states_that_they_attend_to():
+    weights = np.full((1, 2, 3, 12), 0.01, np.float32)
+    for token, states in enumerate((slice(0, 3), slice(3, 8), slice(8, 12))):
+        weights[0, :, token, states] = 1.0
+    attention = SpeechAttention("ab c", [" a", "b", " c"], weights, np.zeros((24, 4)), 0.02)
+    np.testing.assert_allclose([s[1:] for s in attention.spans()], [(0, 0.06), (0.06, 0.16), (0.16, 0.24)])
+    words = attention.by_word()
+    assert words.tokens == ["ab", "c"]
+    np.testing.assert_allclose([s[1:] for s in words.spans()], [(0, 0.16), (0.16, 0.24)])

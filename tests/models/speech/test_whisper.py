@@ -1,0 +1,157 @@
+"""Whisper: cached steps, beams, causality, every field, shardings, and the CTC head."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformer_jax.distributed.mesh import make_mesh, on_mesh
+from transformer_jax.distributed.sharding import model_shardings, rule_of
+from transformer_jax.layers.compute_options import ComputeOptions
+from transformer_jax.models.speech.whisper import Whisper, WhisperConfig
+from transformer_jax.parameter_names import named_leaves
+
+CONFIG = WhisperConfig(
+    vocab_size=53, width=24, encoder_layers=2, decoder_layers=3, heads=2, feed_forward=20, mel_bins=7,
+    max_frames=44, max_length=11, ctc=True,
+)  # fmt: skip
+CHANGES = {
+    "vocab_size": 60, "width": 32, "encoder_layers": 3, "decoder_layers": 2, "heads": 4, "feed_forward": 36,
+    "mel_bins": 9, "max_frames": 46, "kernel": 5, "strides": (2, 2), "max_length": 13, "ctc": False,
+    "norm_epsilon": 0.1, "dtype": "bfloat16", "vocab_multiple": 64,
+}  # fmt: skip
+B, T, FRAMES = 3, 9, 42
+
+
+@functools.cache
+def model_of(compute=ComputeOptions(), **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return jax.jit(lambda: Whisper(config, rngs=nnx.Rngs(0), compute=compute))()
+
+
+def inputs(bins=7):
+    rng = np.random.default_rng(1)
+    spectrograms = jnp.asarray(rng.normal(size=(B, FRAMES, bins)), jnp.float32)
+    return spectrograms, jnp.asarray(rng.integers(0, 53, (B, T)), jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames="return_weights")
+def forward(model, spectrograms, tokens, **arguments):
+    return model(spectrograms, tokens, **arguments)
+
+
+@jax.jit
+def step(model, cache, tokens):
+    return model.step_function(return_weights=True)(cache, tokens)
+
+
+def test_shapes():
+    for dtype in ("float32", "bfloat16"):
+        model = model_of(dtype=dtype)
+        logits, weights = forward(model, *inputs(), return_weights=True)
+        assert (logits.shape, logits.dtype) == ((B, T, 53), jnp.float32)
+        assert weights.shape == (B, 3, 2, T, 21)
+        states = model.encode(inputs()[0])
+        assert (model.ctc_logits(states).shape, model.ctc_logits(states).dtype) == ((B, 21, 54), jnp.float32)
+
+
+def test_no_leak_from_the_future_and_every_token_hears_the_recording():
+    spectrograms, tokens = inputs()
+    before = forward(model_of(), spectrograms, tokens)
+    after = forward(model_of(), spectrograms, tokens.at[:, 4:].set((tokens[:, 4:] + 1) % 53))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert (before[:, 4:] != after[:, 4:]).any()
+    other = forward(model_of(), spectrograms.at[1].add(1.0), tokens)
+    np.testing.assert_array_equal(before[0], other[0])
+    assert (before[1] != other[1]).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("form", ["trained", "inference"])
+def test_cached_steps_equal_the_full_pass(form):
+    model = model_of() if form == "trained" else model_of().for_inference()
+    spectrograms, tokens = inputs()
+    logits, weights = forward(model_of(), spectrograms, tokens, return_weights=True)
+    cache = jax.jit(lambda m, x: m.start(x, max_length=T + 2))(model, spectrograms)
+    parts = []
+    for piece in (tokens[:, :1], tokens[:, 1:2], tokens[:, 2:]):
+        output, cache = step(model, cache, piece)
+        parts.append(output)
+    np.testing.assert_allclose(jnp.concatenate([p.logits for p in parts], 1), logits, atol=2e-5)
+    np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_every_field_matters(field):
+    value = CHANGES[field]
+    model, changed = model_of(), model_of(**{field: value})
+    arguments = inputs(value if field == "mel_bins" else 7)
+    shapes = [{n: x.shape for n, x in named_leaves(m).items()} for m in (model, changed)]
+    logits = forward(changed, *arguments)
+    if field != "vocab_size" and shapes[0] == shapes[1]:
+        assert (forward(model, *arguments) != logits).any()
+
+
+def test_every_field_is_tested():
+    assert CHANGES.keys() | {"dropout"} == {field.name for field in dataclasses.fields(WhisperConfig)}
+
+
+def test_dropout_is_on_only_with_a_key():
+    model = model_of(dropout=0.5)
+    plain = forward(model, *inputs())
+    np.testing.assert_array_equal(plain, forward(model_of(), *inputs()))
+    first, second = (forward(model, *inputs(), dropout_key=jax.random.key(seed)) for seed in (0, 1))
+    assert (first != second).any()
+    assert (first != plain).any()
+
+
+def test_scan_and_unrolled_forms_have_the_same_gradients():
+    def loss(model):
+        spectrograms, tokens = inputs()
+        logits = model(spectrograms, tokens, dropout_key=jax.random.key(2))
+        return jnp.square(logits).mean() + jnp.square(model.ctc_logits(model.encode(spectrograms))).mean()
+
+    gradients = [
+        jax.jit(jax.grad(loss))(model_of(compute, dropout=0.3))
+        for compute in (ComputeOptions(unroll=1), ComputeOptions(unroll=8), ComputeOptions(remat="blocks"))
+    ]
+    expected, *others = map(named_leaves, gradients)
+    for gradient in others:
+        for name, leaf in expected.items():
+            np.testing.assert_allclose(gradient[name], leaf, atol=2e-5, err_msg=name)
+
+
+def test_parameters_match_one_rule_and_are_sharded():
+    model = model_of()
+    for name, leaf in named_leaves(model).items():
+        assert len(rule_of(name, model).axes) == leaf.ndim, name
+    spectrograms, tokens = inputs()
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    with on_mesh(mesh):
+        sharded = jax.device_put(model, model_shardings(model, mesh))
+        rows = [jnp.concatenate([x, x[:1]]) for x in (spectrograms, tokens)]
+        logits = forward(sharded, *rows)
+    np.testing.assert_allclose(logits[:B], forward(model, spectrograms, tokens), atol=2e-5)
+
+
+def test_recordings_that_do_not_fit():
+    spectrograms, tokens = inputs()
+    with pytest.raises(ValueError, match=r"must be \(B, frames, 7\)"):
+        model_of()(spectrograms[..., :5], tokens)
+    with pytest.raises(ValueError, match="a spectrogram has 84 frames; the model takes 2 to 44"):
+        model_of()(jnp.tile(spectrograms, (1, 2, 1)), tokens)
+    with pytest.raises(ValueError, match="a transcript of 12 tokens is longer"):
+        model_of().start(spectrograms, max_length=12)
+    with pytest.raises(ValueError, match="no CTC head"):
+        model_of(ctc=False).ctc_logits(spectrograms)
+    for field, value, message in (
+        ("kernel", 4, "kernel=4 must be an odd number"),
+        ("strides", (1,), "must be two numbers"),
+        ("heads", 5, "width 24 must be a multiple of heads 5|24 must be a multiple of heads 5"),
+        ("max_frames", 1, "max_frames=1 must be at least 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(CONFIG, **{field: value})

@@ -1,0 +1,84 @@
+"""Reading of sound: WAV, FLAC, MP3 and OGG files as mono samples at 16 kHz."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.data.corpora.image_files import is_hidden
+from transformer_jax.errors import UserError
+from transformer_jax.limits import SAMPLES_OF_SOUND
+
+SAMPLE_RATE = 16_000
+ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif")
+# What `resample` and files without sound need.
+_EXTRA = "reading sound needs the extra speech: pip install 'transformer_jax[speech]'"
+
+
+def is_audio_name(name: str) -> bool:
+    """Return whether a file name has the ending of a sound file and is not hidden."""
+    *folders, last = name.split("/")
+    if any(is_hidden(folder) for folder in folders) or last.startswith("."):
+        return False
+    return last.lower().endswith(ENDINGS)
+
+
+def resample(samples: np.ndarray, rate: float, new_rate: float = SAMPLE_RATE) -> np.ndarray:
+    """Return samples (n,) at another rate, by the soxr library.
+
+    Raises:
+      UserError: The library is not installed.
+    """
+    if rate == new_rate:
+        return samples
+    try:
+        import soxr
+    except ImportError:
+        raise UserError(_EXTRA) from None
+    return np.asarray(soxr.resample(samples, rate, new_rate), np.float32)
+
+
+def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[np.ndarray, str]:
+    """Read a sound file.
+
+    Args:
+      source: Path of the file, or its content.
+      name: Name of a content, for error messages.
+
+    Returns:
+      (samples (n,) float32 in [-1, 1] at 16 kHz, what was converted: "stereo", "8,000 Hz", both, or "").
+
+    Raises:
+      UserError: The file is missing, empty, truncated or no sound file, or longer than `SAMPLES_OF_SOUND`; or
+        the library is not installed.
+    """
+    try:
+        import soundfile
+    except ImportError:
+        raise UserError(_EXTRA) from None
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
+    name = name or (str(source) if not isinstance(source, bytes) else "the recording")
+    if not isinstance(source, bytes) and not pathlib.Path(source).is_file():
+        raise UserError(f"{name}: no such sound file")
+    try:
+        with soundfile.SoundFile(file) as opened:
+            rate, frames, channels = opened.samplerate, opened.frames, opened.channels
+            SAMPLES_OF_SOUND.check(frames, f"{name}: the number of samples")
+            samples = opened.read(dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"{name}: not a readable sound file ({reason})") from None
+    if len(samples) < frames:
+        raise UserError(f"{name}: the file is truncated: {len(samples):,} of {frames:,} samples can be read")
+    if not len(samples):
+        raise UserError(f"{name}: the recording is empty")
+    if not np.isfinite(samples).all():
+        raise UserError(f"{name}: the recording has NaN or infinite samples")
+    conversions = ["stereo"] if channels > 1 else []
+    if rate != SAMPLE_RATE:
+        conversions.append(f"{rate:,} Hz")
+    return resample(samples.mean(axis=1), rate), " and ".join(conversions)

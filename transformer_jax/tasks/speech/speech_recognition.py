@@ -1,0 +1,565 @@
+"""Speech recognition: an encoder-decoder on spectrograms, with a second loss on the encoder alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from transformer_jax.data.batches.image_batches import ImageBatches
+from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, SpokenViews, joined
+from transformer_jax.data.corpora.audio_files import SAMPLE_RATE, read_audio
+from transformer_jax.data.corpora.recordings import Recordings, open_recordings
+from transformer_jax.data.corpora.synthetic_speech import spoken_digits
+from transformer_jax.data.corpora.tables import fingerprint
+from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor
+from transformer_jax.decoding.transcripts import SpeechAttention, Transcriber, Transcript
+from transformer_jax.distributed.mesh import place_batch, rows_here
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation.transcripts import transcript_scores
+from transformer_jax.layers.log_mel import log_mel
+from transformer_jax.layers.losses import cross_entropy_in_parts
+from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.vision.data import check_mesh
+from transformer_jax.tasks.vision.pretraining import pretraining_optimization
+from transformer_jax.training.config import (
+    FREE,
+    Optimization,
+    RunConfig,
+    Start,
+    check_accumulation,
+    check_at_least,
+    check_below_one,
+    choose,
+)
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.starts import started_config
+from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
+from transformer_jax.training.totals import Totals
+
+KIND = "speech_recognizer"
+_SPLITS = ("train", "test")
+# Number of validation recordings to transcribe during training; the loss uses all.
+_TRANSCRIBED_WHILE_TRAINING = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechRecognitionConfig:
+    """The recordings of a speech recognizer's run, their augmentation, its losses and its search.
+
+    Raises:
+      UserError: A value is out of range, or values contradict each other.
+    """
+
+    data: tuple[str, ...] = ()
+    """Recordings to train on: a table (TSV, CSV or JSONL with the columns file, transcript and maybe speaker),
+    a table and a folder or archive of sound files, or tfds:NAME. Defaults to synthesized digits."""
+    valid: tuple[str, ...] = ()
+    """Recordings to validate on, as in `data`; defaults to `valid_speaker`, or to the share `held_out` of
+    `data`. A tfds: set is read from its test split."""
+    test: tuple[str, ...] = ()
+    """Recordings to score the trained model on; defaults to the test split of a tfds: set, or to the validation
+    recordings."""
+    splits: tuple[str, str] = _SPLITS
+    """Training and test split of a tfds: set."""
+    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
+    """Folder of TFDS data sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    held_out: float = 0.1
+    """Share of the recordings to hold out for validation, unless `valid` or `valid_speaker` is set."""
+    valid_speaker: str = ""
+    """Speaker whose recordings are held out for validation."""
+    join: int = 1
+    """Maximum number of recordings of one speaker that are joined to an example, in training and scoring."""
+    batch_size: int = 32
+    """Examples per batch, B."""
+    speed: float = 0.0
+    """Largest random change of the speed: 0.1 draws factors of 0.9 to 1.1."""
+    pitch: float = 0.0
+    """Largest random change of the pitch and the formants."""
+    noise: float = 0.0
+    """Largest loudness of random noise, relative to the speech."""
+    masks: int = 0
+    """Number of random bands of the spectrogram that are hidden, in frequency and in time."""
+    ctc_weight: float = 0.5
+    """Weight of the encoder's own loss, for a model with `ctc`; the other loss has the rest."""
+    label_smoothing: float = 0.0
+    """Probability to spread over the vocabulary."""
+    language: str = ""
+    """Code of the language of the recordings, for a start with several languages."""
+    workers: int = dataclasses.field(default=0, metadata=FREE)
+    """Processes that change recordings; 0 uses a thread."""
+    search: Literal["ctc", "attention"] = dataclasses.field(default="ctc", metadata=FREE)
+    """Read transcripts from the encoder's own head, for a model with `ctc`, or search them with the decoder."""
+    beam_size: int = dataclasses.field(default=1, metadata=FREE)
+    """Number of beams of the decoder's search after training; 1 is greedy search."""
+    length_penalty: float = dataclasses.field(default=0.0, metadata=FREE)
+    """Exponent of the length penalty of beams; larger values prefer longer transcripts."""
+
+    def __post_init__(self) -> None:
+        if (self.valid or self.test or self.valid_speaker) and not self.data:
+            raise UserError("`valid`, `test` and `valid_speaker` need `data`")
+        if self.valid and self.valid_speaker:
+            raise UserError("`valid` and `valid_speaker` contradict each other: leave one out")
+        is_tfds = self.data[:1] and self.data[0].startswith("tfds:")
+        if not is_tfds and (self.data_dir is not None or self.splits != _SPLITS):
+            raise UserError("`data_dir` and `splits` need a `data` tfds:NAME")
+        if not 0 < self.held_out < 1:
+            raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
+        check_at_least(
+            self, join=1, batch_size=1, speed=0, pitch=0, noise=0, masks=0, ctc_weight=0, label_smoothing=0,
+            workers=0, beam_size=1,
+        )  # fmt: skip
+        check_below_one(self, "speed", "pitch", "label_smoothing", "ctc_weight")
+        choose("search", self.search, ("ctc", "attention"))
+        if self.search == "ctc" and self.beam_size > 1:
+            raise UserError(
+                "`beam_size` is for `search` attention: the encoder's own head is read without beams"
+            )
+
+
+def _config_of(
+    task: SpeechRecognitionConfig, model: str, preset: str, steps: int, learning_rate: float, recipe: str
+) -> RunConfig:
+    choose("model", model, tuple(MODELS[KIND]))
+    choose("preset", preset, MODELS[KIND][model].presets)
+    return RunConfig(
+        task=task, model=MODELS[KIND][model].preset(preset),
+        optimization=_optimization(steps, learning_rate), recipe=recipe, preset=preset,
+    )  # fmt: skip
+
+
+def _optimization(steps: int, learning_rate: float) -> Optimization:
+    return pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
+
+
+def digits(*, model: str = "whisper", preset: str = "mini", steps: int = 320) -> RunConfig:
+    """Train on synthesized digits, two minutes on a CPU."""
+    return _config_of(SpeechRecognitionConfig(batch_size=16), model, preset, steps, 3e-3, "digits")
+
+
+def recordings(*, model: str = "whisper", preset: str = "mini", steps: int = 2_000) -> RunConfig:
+    """Train on your own recordings with transcripts.
+
+    Args:
+      model: Name of the model.
+      preset: Name of the model's size.
+      steps: Number of training steps.
+    """
+    task = SpeechRecognitionConfig(batch_size=16, speed=0.15, pitch=0.1, noise=0.1, masks=1)
+    return _config_of(task, model, preset, steps, 3e-3, "recordings")
+
+
+def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
+    """Fine-tune a trained or published speech recognizer on your own recordings.
+
+    Args:
+      start: Folder of the model.
+      steps: Number of training steps.
+
+    Raises:
+      UserError: `start` is empty or holds another model.
+    """
+    if not start:
+        raise UserError("the recipe fine_tune needs a `start`")
+    starts = Start.parse_all(start)
+    _, model = started_config(starts[0].folder, KIND)
+    return RunConfig(
+        task=SpeechRecognitionConfig(batch_size=16, speed=0.1, search="ctc" if model.ctc else "attention"),
+        model=model, optimization=_optimization(steps, 1e-4), recipe="fine_tune", start=starts,
+    )  # fmt: skip
+
+
+def hide_bands(spectrograms: jax.Array, count: int, key: jax.Array) -> jax.Array:
+    """Hide random bands of spectrograms (B, frames, bins) by their mean (SpecAugment, Park et al. 2019).
+
+    Args:
+      spectrograms: The spectrograms.
+      count: Number of bands in each direction; a band covers at most a fifth of the mel bands or a tenth of the
+        frames.
+      key: Random key.
+    """
+    B, frames, bins = spectrograms.shape
+    hidden = jnp.zeros((B, frames, bins), bool)
+    for axis, (size, share) in enumerate(((frames, 10), (bins, 5))):
+        for number in range(count):
+            width_key, start_key = jax.random.split(jax.random.fold_in(key, 2 * number + axis))
+            width = jax.random.randint(width_key, (B, 1), 0, max(size // share, 1) + 1)
+            start = jax.random.randint(start_key, (B, 1), 0, size)
+            index = jnp.arange(size)
+            band = (index >= start) & (index < start + width)
+            hidden |= jnp.expand_dims(band, 2 - axis)
+    return jnp.where(hidden, spectrograms.mean(axis=(1, 2), keepdims=True), spectrograms)
+
+
+class SpeechLoss(Objective):
+    """Cross-entropy of each token of a transcript, and the CTC loss of the encoder (Watanabe et al. 2017).
+
+    Args:
+      config: Config of the task.
+      mel_bins: Number of mel bands.
+    """
+
+    def __init__(self, config: SpeechRecognitionConfig, mel_bins: int):
+        self._config, self._mel_bins = config, mel_bins
+
+    def losses(self, model: Any, batch: dict[str, jax.Array], key: jax.Array | None) -> tuple[jax.Array, ...]:
+        """Return sums over a batch: smoothed loss, negative log-likelihood, CTC loss, and number of tokens.
+
+        Args:
+          model: A speech recognizer.
+          batch: `sounds` (B, n) int16, `tokens` (B, T), transcripts between control tokens and the end token;
+            `lengths` (B,); `prompts` (B,) numbers of control tokens; `weight` (B,).
+          key: Random key of dropout and masks; None disables them.
+        """
+        tokens, lengths = batch["tokens"], batch["lengths"]
+        B, T = tokens.shape
+        spectrograms = log_mel(batch["sounds"].astype(jnp.float32) / 32_768, self._mel_bins)
+        encoder_key = decoder_key = None
+        if key is not None:
+            mask_key, encoder_key, decoder_key = jax.random.split(key, 3)
+            if self._config.masks:
+                spectrograms = hide_bands(spectrograms, self._config.masks, mask_key)
+        memory = model.encode(spectrograms, dropout_key=encoder_key)
+        states = model.decoder.hidden_states(tokens[:, :-1], memory=memory, dropout_key=decoder_key)
+        index = jnp.arange(T)
+        # Control tokens are given, so only what follows them is predicted.
+        predicted = (index < lengths[:, None]) & (index >= batch["prompts"][:, None])
+        weights = predicted[:, 1:] * batch["weight"][:, None]
+        parts = model.compute.loss_parts_of(B, T - 1, model.config.vocab_size)
+        smoothing = self._config.label_smoothing if key is not None else 0.0
+        total, likelihood, weight = cross_entropy_in_parts(
+            model.logits, states, tokens[:, 1:], weights, smoothing, parts=parts
+        )
+        ctc = jnp.zeros(())
+        if model.config.ctc:
+            logits = model.ctc_logits(memory)
+            spoken = predicted & (index < lengths[:, None] - 1)
+            # The labels of a row start with its transcript.
+            order = jnp.argsort(~spoken, axis=1, stable=True)
+            labels, padding = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, ~spoken))
+            rows = optax.ctc_loss(
+                logits, jnp.zeros(logits.shape[:2]), labels, padding.astype(jnp.float32),
+                blank_id=logits.shape[-1] - 1,
+            )  # fmt: skip
+            ctc = (rows * batch["weight"]).sum()
+        return total, likelihood, ctc, weight
+
+    def loss(self, model, extra, batch, key):
+        """Return sums and weights of the loss, the negative log-likelihood and the CTC loss."""
+        total, likelihood, ctc, weight = self.losses(model, batch, key)
+        share = self._config.ctc_weight if model.config.ctc else 0.0
+        sums = {"loss": (1 - share) * total + share * ctc, "nll": likelihood, "ctc": ctc}
+        return sums, dict.fromkeys(sums, weight)
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """Return the objective of a config.
+
+    Raises:
+      UserError: Values contradict each other.
+    """
+    check_accumulation(config.task.batch_size, config.optimization)
+    if config.task.search == "ctc" and not model_config.ctc:
+        raise UserError("`search` ctc needs a model with `ctc`: use `search` attention")
+    return SpeechLoss(config.task, model_config.mel_bins)
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch."""
+    B, model = config.task.batch_size, config.model
+    return {
+        "sounds": jax.ShapeDtypeStruct((B, SAMPLE_RATE // 100 * model.max_frames), jnp.int16),
+        "tokens": jax.ShapeDtypeStruct((B, model.max_length), jnp.int32),
+        "lengths": jax.ShapeDtypeStruct((B,), jnp.int32),
+        "prompts": jax.ShapeDtypeStruct((B,), jnp.int32),
+        "weight": jax.ShapeDtypeStruct((B,), jnp.float32),
+    }
+
+
+def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordings, ...]:
+    """Return the training, validation and test recordings of a run.
+
+    Raises:
+      UserError: See `open_recordings`; or the speaker to validate on is unknown.
+    """
+    task: SpeechRecognitionConfig = config.task
+    if not task.data:
+        return spoken_digits()
+
+    def opened(source: Sequence[str], split: str) -> Recordings:
+        recordings = open_recordings(source, split=split, data_dir=task.data_dir)
+        if recordings.unused > 0:
+            note(f"{recordings.unused:,} sound files of {recordings.path} have no transcript and are left out")
+        for conversion, count in recordings.conversions.items():
+            note(f"{count:,} recordings of {recordings.path} are {conversion}: converted to mono at 16,000 Hz")
+        return recordings
+
+    train = opened(task.data, task.splits[0])
+    if task.valid:
+        valid = opened(task.valid, task.splits[1])
+    elif task.valid_speaker:
+        chosen = np.array([speaker == task.valid_speaker for speaker in train.speakers], bool)
+        if not chosen.any() or chosen.all():
+            known = ", ".join(sorted(set(train.speakers))[:12]) or "none: the table has no column speaker"
+            raise UserError(f"`valid_speaker` {task.valid_speaker!r} is not one of the speakers, {known}")
+        train, valid = train.select(np.flatnonzero(~chosen)), train.select(np.flatnonzero(chosen))
+    else:
+        train, valid = train.hold_out(task.held_out)
+    is_tfds = task.data[0].startswith("tfds:")
+    test = opened(task.test or task.data, task.splits[1]) if task.test or is_tfds else valid
+    return train, valid, test
+
+
+class SpeechRecognition:
+    """A speech recognition task with its recordings loaded, a `training.task.Task`."""
+
+    best: tuple[str, Literal["min", "max"]] = ("valid_word_error_rate", "min")
+    unit = "tokens"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        splits: Sequence[Recordings],
+        processor: SpeechProcessor,
+        loss: SpeechLoss,
+        mesh: Mesh | None,
+        note: Callable[[str], None],
+    ):
+        task: SpeechRecognitionConfig = config.task
+        self._settings, self._mesh, self._note = task, mesh, note
+        self.processor = processor
+        changes = {} if config.start else {"vocab_size": processor.vocab_size}
+        self.model_config = dataclasses.replace(config.model, **changes)
+        self.files: Files = {}
+        self.fingerprint = fingerprint([split.fingerprint() for split in splits])
+        train, valid, test = splits
+        self._prefix = processor.prefix(language=task.language or None)
+        train = self._within_window(train, "training")
+        self._valid = joined(valid, processor, task.join)
+        self._test = self._valid if test is valid else joined(test, processor, task.join)
+        augmentation = SpeechAugmentation(task.speed, task.pitch, task.noise)
+        self._views = SpokenViews(train, processor, self._prefix, join=task.join, augmentation=augmentation)
+        batches = ImageBatches(
+            train.sounds, task.batch_size, config.seed, views=self._row, workers=task.workers
+        )
+        self.batches = batches.share(
+            rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
+        )
+        hours = sum(len(train.sounds[n]) for n in range(len(train))) / SAMPLE_RATE / 3_600
+        epochs = config.optimization.steps / batches.batches_per_epoch
+        self.about = f"{task.batch_size} examples a batch, {epochs:.1f} epochs"
+        note(
+            f"{len(train):,} recordings ({hours:.2f} hours) for training, {len(self._valid):,} examples for "
+            f"validation, {len(self._test):,} for test, vocabulary {processor.vocab_size:,}"
+        )
+        self._losses = jax.jit(lambda model, batch: loss.losses(model, batch, None)[1::2])
+
+    def _row(self, images: Any, number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return self._views(images, number, rng) | {"prompts": np.array(len(self._prefix), np.int32)}
+
+    def _within_window(self, recordings: Recordings, split: str) -> Recordings:
+        """Return the recordings that fit into the model's window, and note how many do not.
+
+        Raises:
+          UserError: None does.
+        """
+        limit = self.processor.samples
+        short = np.array([len(recordings.sounds[n]) <= limit for n in range(len(recordings))], bool)
+        if short.all():
+            return recordings
+        seconds = limit / SAMPLE_RATE
+        if not short.any():
+            raise UserError(
+                f"{recordings.path}: all recordings are longer than the model's {seconds:g} seconds"
+            )
+        self._note(
+            f"{(~short).sum():,} of {len(short):,} {split} recordings are longer than the model's {seconds:g} "
+            "seconds and are left out"
+        )
+        return recordings.select(np.flatnonzero(short))
+
+    def _validation_batches(self) -> Iterator[dict[str, np.ndarray]]:
+        rows, samples = self._settings.batch_size, self.processor.samples
+        encoded = self.processor.encode(self._valid.transcripts, self._prefix)
+        for first in range(0, len(self._valid), rows):
+            numbers = np.arange(first, first + rows)
+            indices = np.minimum(numbers, len(self._valid) - 1)
+            sounds = np.zeros((rows, samples), np.int16)
+            for row, n in zip(sounds, indices, strict=True):
+                sound = self._valid.sounds[int(n)][:samples]
+                row[: len(sound)] = np.clip(np.round(sound * 32_768), -32_768, 32_767)
+            yield {
+                "sounds": sounds,
+                "tokens": encoded.tokens[indices],
+                "lengths": encoded.lengths[indices],
+                "prompts": np.full(rows, len(self._prefix), np.int32),
+                "weight": (numbers < len(self._valid)).astype(np.float32),
+            }
+
+    def _transcribe(
+        self, model: Any, recordings: Recordings, count: int | None = None, **search: Any
+    ) -> list[str]:
+        transcriber = Transcriber(
+            model,
+            self.processor,
+            language=self._settings.language or None,
+            search=self._settings.search,
+            rows=32,
+            **search,
+        )
+        sounds = [recordings.sounds[n] for n in range(len(recordings) if count is None else count)]
+        return [transcript.text for transcript in transcriber(sounds)]
+
+    def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield the loss of the validation recordings, and the error rates of some."""
+        totals = [self._losses(model, place_batch(b, self._mesh)) for b in self._validation_batches()]
+        yield (
+            "valid_loss",
+            sum(float(total) for total, _ in totals) / max(1.0, sum(float(w) for _, w in totals)),
+        )
+        count = min(len(self._valid), _TRANSCRIBED_WHILE_TRAINING)
+        transcripts = self._transcribe(model, self._valid, count)
+        for name, value in transcript_scores(transcripts, self._valid.transcripts[:count]):
+            yield f"valid_{name}", value
+
+    def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Score the kept model's transcripts of the test recordings."""
+        task, test = self._settings, self._test
+        transcripts = self._transcribe(kept_model, test, beam_size=task.beam_size, alpha=task.length_penalty)
+        results: dict[str, Any] = dict(transcript_scores(transcripts, test.transcripts))
+        results |= {
+            "tokens_per_second": totals.weight / max(totals.seconds, 1e-9),
+            "test_recordings": len(test),
+        }
+        lines: list[str] = []
+        for number in range(0, len(test), max(1, len(test) // 4)):
+            lines += ["", f"transcript {transcripts[number]}", f"reference  {test.transcripts[number]}"]
+        lines += [
+            "",
+            f"word error rate {results['word_error_rate']:.2f} %, character error rate "
+            f"{results['character_error_rate']:.2f} %, {len(test):,} recordings",
+        ]
+        return results, lines
+
+
+def prepare(config, objective, *, mesh, stored, starts, note):
+    """Open the recordings, train or read the tokenizer, and make batches; see `TaskEntry.prepare`."""
+    splits = on_first_then_every_process(lambda: open_splits(config, note))
+
+    def make() -> SpeechProcessor:
+        if (processor := processor_of(starts)) is not None:
+            return processor
+        model = config.model
+        return SpeechProcessor.train(
+            splits[0].transcripts, model.vocab_size, mel_bins=model.mel_bins, max_frames=model.max_frames,
+            max_length=model.max_length,
+        )  # fmt: skip
+
+    processor = shared_processor(SpeechProcessor, make, stored)
+    return on_every_process(lambda: SpeechRecognition(config, splits, processor, objective, mesh, note))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRecognizer(Trained):
+    """A speech recognizer from a run or a published folder."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self.processor.tokenizer
+
+    @functools.cached_property
+    def _transcribers(self) -> dict[tuple[Any, ...], Transcriber]:
+        return {}
+
+    def transcriber(self, **options: Any) -> Transcriber:
+        """Return a `Transcriber` for this model.
+
+        Args:
+          **options: See `Transcriber`; the search defaults to the run's.
+        """
+        if self.config is not None:
+            task = self.config.task
+            # Beams, timestamps and attention are the decoder's.
+            needs_decoder = options.get("beam_size", 1) > 1 or options.get("timestamps", False)
+            search = "attention" if needs_decoder else task.search
+            defaults = {"search": search, "beam_size": task.beam_size, "alpha": task.length_penalty}
+            options = defaults | {"language": task.language or None} | options
+        key = tuple(sorted(options.items(), key=lambda item: item[0]))
+        if key not in self._transcribers:
+            self._transcribers[key] = Transcriber(self.model, self.processor, **options)
+        return self._transcribers[key]
+
+    def transcribe(self, files: Sequence[Any], **options: Any) -> list[str]:
+        """Return the text of each recording; see `transcripts`."""
+        return [transcript.text for transcript in self.transcripts(files, **options)]
+
+    def transcripts(self, files: Sequence[Any], **options: Any) -> list[Transcript]:
+        """Return the transcript of each recording, with the times of its parts.
+
+        Args:
+          files: List of paths of sound files, or of samples (n,) at 16 kHz. Recordings longer than the model's
+            window are read in several.
+          **options: See `Transcriber`.
+
+        Raises:
+          UserError: `files` is empty or not a list, or a file cannot be read.
+        """
+        return self.transcriber(**options)([samples_of(file) for file in _checked(files)])
+
+    def align(self, file: Any, **options: Any) -> SpeechAttention:
+        """Return the transcript of the first window of a recording, and where each token attends.
+
+        Args:
+          file: Path of a sound file, or samples (n,) at 16 kHz.
+          **options: See `Transcriber`.
+
+        Raises:
+          UserError: The file cannot be read.
+        """
+        return self.transcriber(**options).align(samples_of(file), language=options.get("language"))
+
+
+def _checked(files: Any) -> Sequence[Any]:
+    if isinstance(files, str | os.PathLike) or getattr(files, "ndim", 2) == 1:
+        raise UserError("give a list of recordings, not one recording")
+    if not len(files):
+        raise UserError("give one or more recordings")
+    return files
+
+
+def samples_of(file: Any) -> np.ndarray:
+    """Return the samples (n,) float32 of a path or an array.
+
+    Raises:
+      UserError: The file cannot be read, or the array is not one recording.
+    """
+    if isinstance(file, str | os.PathLike):
+        return read_audio(file)[0]
+    samples = np.asarray(file, np.float32)
+    if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
+        raise UserError(f"a recording must be finite samples (n,) at 16 kHz, got shape {samples.shape}")
+    return samples
+
+
+ENTRY = TaskEntry(
+    "speech_recognition",
+    SpeechRecognitionConfig,
+    KIND,
+    {"digits": digits, "recordings": recordings, "fine_tune": fine_tune},
+    SpeechProcessor,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedRecognizer,
+    check_mesh=check_mesh,
+)
