@@ -13,7 +13,8 @@ soundfile = pytest.importorskip("soundfile", reason="sound needs the extra speec
 
 SIZES = (
     "--width", 16, "--encoder-layers", 1, "--heads", 2, "--feed-forward", 16, "--mel-bins", 8,
-    "--max-frames", 80, "--kernel", 3, "--batch-size", 4, "--steps", 2, "--save-every", 2, "--evaluate-every", 2,
+    "--max-frames", 80, "--kernel", 3, "--batch-size", 4, "--steps", 2, "--save-every", 2,
+    "--evaluate-every", 2,
 )  # fmt: skip
 
 
