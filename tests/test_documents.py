@@ -19,10 +19,24 @@ from tests.commands.in_process import call
 from tests.conftest import ROOT
 from tests.runs import write_pairs
 from tests.tasks.encoders import test_encoder_tasks
-from transformer_jax import GPT, Bert, BertConfig, GPTConfig, Llama, LlamaConfig, pretrained, tasks
+from transformer_jax import (
+    GPT,
+    Bert,
+    BertConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    Whisper,
+    WhisperConfig,
+    pretrained,
+    tasks,
+)
 from transformer_jax.commands import console
+from transformer_jax.data.corpora.synthetic_speech import spoken_digits
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
+from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor, SpeechSettings
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
+from transformer_jax.tasks.speech import speech_recognition
 from transformer_jax.tasks.translators import translation
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -51,9 +65,10 @@ TINY = {
     "self-distill": IMAGES,
     "contrast": IMAGES,
     "caption": IMAGES,
+    "transcribe": [*STEPS, "--warmup", "1", "--batch-size", "4"],
 }
 # Flags of a command that uses a trained model or plans a run.
-USES = {"--stdin", "--fill", "--images", "--help", "--dry-run", "--weights", "knn"}
+USES = {"--stdin", "--fill", "--images", "--audio", "--help", "--dry-run", "--weights", "knn"}
 
 
 def blocks(page, *languages):
@@ -92,7 +107,32 @@ def files(tmp_path_factory):
     rows = [f"{c}/{n}.png\ta photo of a {c} with {n} spots" for c in ("cat", "dog") for n in range(30)]
     (folder / "captions.tsv").write_text("\n".join(["image\tcaption", *rows]) + "\n")
     save_published(folder)
+    write_recordings(folder)
     return folder
+
+
+def write_recordings(folder):
+    """Write recordings with their table, and a tiny Whisper of two languages."""
+    soundfile = pytest.importorskip("soundfile", reason="sound needs the extra speech")
+    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8_000) / 16_000)
+    (folder / "sounds").mkdir()
+    for path in (*(folder / "sounds" / f"{n}.wav" for n in range(12)), folder / "a.wav", folder / "b.flac"):
+        soundfile.write(path, tone, 16_000)
+    rows = ["file\ttranscript", *(f"{n}.wav\ta tone of {n} beats" for n in range(12))]
+    (folder / "recordings.tsv").write_text("\n".join(rows) + "\n")
+    tokenizer = TextTokenizer.byte_pairs(rows * 3, 280)
+    end, size = tokenizer.ends[0], tokenizer.vocab_size
+    model = WhisperConfig(
+        vocab_size=size + 40, width=16, encoder_layers=1, decoder_layers=1, heads=2, feed_forward=16,
+        max_frames=200, max_length=16,
+    )  # fmt: skip
+    settings = SpeechSettings(
+        mel_bins=80, max_frames=200, max_length=16, start=size, end=end, pad=end,
+        languages={"en": size + 1, "de": size + 2}, tasks={"transcribe": size + 3, "translate": size + 4},
+        no_timestamps=size + 5,
+    )  # fmt: skip
+    processor = SpeechProcessor(tokenizer, settings)
+    pretrained.save(folder / "whisper-tiny", Whisper(model, rngs=nnx.Rngs(0)), processor)
 
 
 def save_published(folder):
@@ -137,6 +177,7 @@ def test_snippets_run_unchanged(page, files, tmp_path, monkeypatch):
     # An untrained translator decodes every sentence to its maximum length.
     monkeypatch.setattr(translation, "_VALIDATION_PHRASES", 10)
     monkeypatch.setattr(translation, "_TEST_PHRASES", 40)
+    monkeypatch.setattr(speech_recognition, "spoken_digits", lambda: spoken_digits(speakers=2))
     train = tasks.train
 
     def train_a_few_steps(config, run_dir, **options):

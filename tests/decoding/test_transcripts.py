@@ -59,6 +59,8 @@ def test_words_take_the_states_that_they_attend_to():
         weights[0, :, token, states] = 1.0
     attention = SpeechAttention("ab c", [" a", "b", " c"], weights, np.zeros((24, 4)), 0.02)
     np.testing.assert_allclose([s[1:] for s in attention.spans()], [(0, 0.06), (0.06, 0.16), (0.16, 0.24)])
+    empty = SpeechAttention("", [], weights[:, :, :0], np.zeros((24, 4)), 0.02)
+    assert empty.by_word().spans() == []
     words = attention.by_word()
     assert words.tokens == ["ab", "c"]
     np.testing.assert_allclose([s[1:] for s in words.spans()], [(0, 0.16), (0.16, 0.24)])

@@ -76,6 +76,8 @@ class SpeechAttention:
 
     def by_word(self) -> SpeechAttention:
         """Return a copy with one entry for each word, whose weights are the mean over its tokens."""
+        if not self.tokens:
+            return self
         starts = [n for n, token in enumerate(self.tokens) if not n or token.startswith((" ", "<"))]
         parts = [slice(a, b) for a, b in itertools.pairwise([*starts, len(self.tokens)])]
         words = ["".join(self.tokens[part]).strip() for part in parts]
@@ -88,6 +90,8 @@ class SpeechAttention:
         The path assigns each state of the encoder to one token, in the order of the tokens, and maximizes the
         sum of the weights, each divided by the sum over all tokens (dynamic time warping, Sakoe & Chiba 1978).
         """
+        if not self.tokens:
+            return []
         weights = self.weights.mean(axis=(0, 1))
         weights = weights / np.maximum(weights.sum(axis=0, keepdims=True), 1e-9)
         count, states = weights.shape

@@ -22,7 +22,7 @@ def plot_speech(attention: Any, *, path: str | pathlib.Path | None = None) -> Fi
     Raises:
       OSError: The file cannot be written.
     """
-    words = attention.by_word() if attention.tokens else attention
+    words = attention.by_word()
     count = max(len(words.tokens), 1)
     figure = Figure(figsize=(9, 3.2 + 0.22 * count), layout="constrained")
     heights = [2.6, 0.6 + 0.22 * count]
@@ -33,7 +33,7 @@ def plot_speech(attention: Any, *, path: str | pathlib.Path | None = None) -> Fi
         attention.spectrogram.T, origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, bins)
     )
     above.set_ylabel("mel band")
-    for word, start, end in words.spans() if words.tokens else ():
+    for word, start, end in words.spans():
         above.axvline(start, color="white", linewidth=0.6, alpha=0.7)
         label = token_label(word)
         above.text((start + end) / 2, bins, label, ha="center", va="bottom", **text_style([label], size=9))

@@ -167,11 +167,12 @@ def say(words: Sequence[str], voice: Voice, rng: np.random.Generator) -> np.ndar
 
 
 @functools.cache
-def spoken_digits(seed: int = 0) -> tuple[Recordings, Recordings, Recordings]:
+def spoken_digits(seed: int = 0, speakers: int = 100) -> tuple[Recordings, Recordings, Recordings]:
     """Synthesize (training, validation, test) recordings of one to five digits; no split shares a speaker.
 
     Args:
       seed: Seed of the speakers and the recordings.
+      speakers: Number of speakers for training; validation and test have a fifth of it each.
     """
     rng = np.random.default_rng(seed)
 
@@ -186,4 +187,5 @@ def spoken_digits(seed: int = 0) -> tuple[Recordings, Recordings, Recordings]:
                 names.append(f"{name} {number}")
         return Recordings(f"synthesized digits, {name}", sounds, texts, names)
 
-    return record(100, 8, "train"), record(20, 5, "valid"), record(20, 10, "test")
+    fifth = max(1, speakers // 5)
+    return record(speakers, 8, "train"), record(fifth, 5, "valid"), record(fifth, 10, "test")
