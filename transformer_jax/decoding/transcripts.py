@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.data.tokenizers.speech_processor import TIMESTAMP_SECONDS, SpeechProcessor
+from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.search import check_search, is_sharded, search_sequences
 from transformer_jax.decoding.token_rules import TokenRules
@@ -23,6 +23,8 @@ from transformer_jax.layers.log_mel import HOP, SAMPLE_RATE, log_mel
 _ROWS = 16
 # Samples over which the power of a recording is averaged, to find a pause at the end of a window.
 _PAUSE = SAMPLE_RATE // 10
+# Seconds that a window with timestamps moves on at least, so that a long recording comes to its end.
+_MIN_PROGRESS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,15 +103,15 @@ class SpeechAttention:
             for state in range(1, states):
                 previous = max(best[token, state - 1], best[token - 1, state - 1])
                 best[token, state] = previous + weights[token, state]
-        owner = np.zeros(states, int)
+        token_of_state = np.zeros(states, int)
         token = count - 1
         for state in range(states - 1, -1, -1):
-            owner[state] = token
+            token_of_state[state] = token
             if token and state and best[token - 1, state - 1] >= best[token, state - 1]:
                 token -= 1
         spans: list[tuple[str, float, float]] = []
         for token, name in enumerate(self.tokens):
-            inside = np.flatnonzero(owner == token)
+            inside = np.flatnonzero(token_of_state == token)
             start = float(inside[0]) if len(inside) else (spans[-1][2] / self.seconds if spans else 0.0)
             end = float(inside[-1] + 1) if len(inside) else start
             spans.append((name, start * self.seconds, end * self.seconds))
@@ -232,14 +234,14 @@ class Transcriber:
                 detected = self.detect_languages([windows[i] for i in missing])
                 for i, language in zip(missing, detected, strict=True):
                     languages[pending[i]] = language
-            found: dict[int, list[int]] = {}
+            tokens_of: dict[int, list[int]] = {}
             for code in sorted({languages[n] for n in pending}, key=str):
                 members = [i for i, n in enumerate(pending) if languages[n] == code]
                 tokens = self.tokens([windows[i] for i in members], language=code)
-                found |= {pending[i]: ids for i, ids in zip(members, tokens, strict=True)}
+                tokens_of |= {pending[i]: ids for i, ids in zip(members, tokens, strict=True)}
             for n in pending:
                 first = starts[n] / SAMPLE_RATE
-                parts, read = self._segments(found[n], (ends[n] - starts[n]) / SAMPLE_RATE)
+                parts, read = self._segments(tokens_of[n], (ends[n] - starts[n]) / SAMPLE_RATE)
                 segments[n] += [Segment(first + p.start, first + p.end, p.text) for p in parts]
                 starts[n] += max(int(read * SAMPLE_RATE), 1)
         return [Transcript(tuple(parts)) for parts in segments]
@@ -262,17 +264,17 @@ class Transcriber:
             return segments, duration
         # Two timestamps at the end: what follows the last segment belongs to the next window.
         ends_in_pair = len(marks) > 1 and marks[-1] == len(tokens) - 1 and marks[-2] == len(tokens) - 2
-        return segments, max(start, TIMESTAMP_SECONDS) if ends_in_pair else duration
+        return segments, start if ends_in_pair and start >= _MIN_PROGRESS else duration
 
     def _batches(self, waveforms: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
         """Return batches (rows, samples) of padded windows, with the number of rows in use."""
         rows = next((r for r in (1, 4) if len(waveforms) <= r), self.rows)
         # Short recordings fill half a window or a quarter of it; few shapes are compiled.
-        longest = max((len(w) for w in waveforms), default=0)
+        max_samples = max((len(w) for w in waveforms), default=0)
         samples = self.processor.samples
         if self.processor.settings.no_timestamps is None:
             sizes = [samples // 4 // HOP * HOP, samples // 2 // HOP * HOP, samples]
-            samples = next(size for size in sizes if longest <= size)
+            samples = next(size for size in sizes if max_samples <= size)
         batches = []
         for first in range(0, len(waveforms), rows):
             part = waveforms[first : first + rows]

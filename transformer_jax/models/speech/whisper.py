@@ -86,7 +86,7 @@ class WhisperConfig(Presets):
     # model cards of large-v3 and large-v3-turbo.
     preset_fields: ClassVar = {
         "mini": dict(
-            vocab_size=300, width=96, encoder_layers=2, decoder_layers=1, heads=4, feed_forward=384,
+            vocab_size=300, width=96, encoder_layers=2, decoder_layers=2, heads=4, feed_forward=384,
             mel_bins=40, max_frames=400, kernel=15, strides=(2, 2), max_length=32, ctc=True,
         ),
         "tiny": _size(4, 384, 6),
