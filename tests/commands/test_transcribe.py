@@ -72,7 +72,7 @@ def test_files_are_transcribed_and_drawn(run, data, tmp_path):
         (("--plot-attention", "a.png"), "--plot-attention and --timestamps need --audio"),
         (("--audio", "--run-dir", "x"), "--audio names no sound file"),
         (("--data", "nothing.tsv"), "nothing.tsv"),
-        (("--beam-size", 4), "--beam-size is for --search attention"),
+        (("--speech-task", "translate"), "--speech-task needs --audio"),
         (("--no-ctc",), "--search ctc needs a model with --ctc"),
         (("--valid-speaker", "b"), "--valid, --test and --valid-speaker need --data"),
         (("--start-from", "nothing"), "nothing"),

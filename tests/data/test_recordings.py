@@ -53,6 +53,9 @@ def test_sounds_that_cannot_be_read(tmp_path):
         read_audio(tmp_path / "empty.wav")
     with pytest.raises(UserError, match=r"a\.wav: the recording is empty"):
         read_audio(encoded(np.zeros(0), 16_000, "WAV"), "a.wav")
+    content = encoded(tone(), 16_000, "WAV")
+    with pytest.raises(UserError, match=r"cut\.wav: the file is truncated"):
+        read_audio(content[: len(content) // 2], "cut.wav")
     content = encoded(np.random.default_rng(0).normal(size=16_000) * 0.1, 16_000)
     with pytest.raises(UserError, match=r"a\.flac: (the file is truncated|not a readable sound file)"):
         read_audio(content[: len(content) // 2], "a.flac")

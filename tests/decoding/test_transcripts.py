@@ -1,10 +1,12 @@
 """Rules of timestamps, windows of long recordings, and the times of words."""
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.decoding.token_rules import TokenRules
-from transformer_jax.decoding.transcripts import SpeechAttention, window_end
+from transformer_jax.decoding.transcripts import SpeechAttention, Transcriber, window_end
 
 # Text tokens 0 to 9, the end 10, control tokens 11 to 13, timestamps 14 to 19.
 RULES = TokenRules(
@@ -64,3 +66,22 @@ def test_words_take_the_states_that_they_attend_to():
     words = attention.by_word()
     assert words.tokens == ["ab", "c"]
     np.testing.assert_allclose([s[1:] for s in words.spans()], [(0, 0.16), (0.16, 0.24)])
+
+
+def test_segments_end_at_timestamps_and_the_next_window_starts_at_the_last_pair():
+    processor = types.SimpleNamespace(
+        seconds=lambda token: None if token < 100 else (token - 100) / 10,
+        decode=lambda tokens: " ".join(str(token) for token in tokens if token < 100),
+    )
+    transcriber = Transcriber.__new__(Transcriber)
+    transcriber.processor = processor
+
+    def segments(*tokens, duration=30.0):
+        parts, read = transcriber._segments(tokens, duration)
+        return [(part.start, part.end, part.text) for part in parts], read
+
+    assert segments(5, 6) == ([(0.0, 30.0, "5 6")], 30.0)
+    assert segments(100, 5, 150) == ([(0.0, 5.0, "5")], 30.0)
+    assert segments(100, 5, 150, 150, 6, 220, 220) == ([(0.0, 5.0, "5"), (5.0, 12.0, "6")], 12.0)
+    assert segments(100, 7, 106, 106) == ([(0.0, 0.6, "7")], 1.0)  # a step of at least a second
+    assert segments(150, 8, 160, duration=2.0) == ([(2.0, 2.0, "8")], 2.0)

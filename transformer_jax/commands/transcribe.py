@@ -61,6 +61,8 @@ def _check(parsed: Parsed) -> None:
         raise UserError("`audio` names no sound file: add one or more files")
     if not flags.audio and (flags.plot_attention is not None or flags.timestamps):
         raise UserError("`plot_attention` and `timestamps` need `audio`")
+    if not flags.audio and "speech_task" in parsed.named:
+        raise UserError("`speech_task` needs `audio`")
     if flags.audio and flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
     if flags.plot_attention is not None:
@@ -98,8 +100,9 @@ def use(parsed: Parsed) -> None:
     if flags.plot_attention is not None:
         from transformer_jax.plotting.speech import plot_speech
 
+        attention = run.align(flags.audio[0], **options)
         try:
-            plot_speech(run.align(flags.audio[0], **options), path=flags.plot_attention)
+            plot_speech(attention, path=flags.plot_attention)
         except (OSError, ValueError) as error:
             raise UserError(f"{flags.plot_attention}: the picture cannot be written ({error})") from None
 

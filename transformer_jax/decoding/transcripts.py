@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -23,7 +23,7 @@ from transformer_jax.layers.log_mel import HOP, SAMPLE_RATE, log_mel
 _ROWS = 16
 # Samples over which the power of a recording is averaged, to find a pause at the end of a window.
 _PAUSE = SAMPLE_RATE // 10
-# Seconds that a window with timestamps moves on at least, so that a long recording comes to its end.
+# Smallest step in seconds between windows with timestamps, so that a long recording comes to its end.
 _MIN_PROGRESS = 1.0
 
 
@@ -133,7 +133,7 @@ def _search(
     if len(prefix) > 1:
         prompt = jnp.broadcast_to(jnp.asarray(prefix[:-1], jnp.int32), (rows, len(prefix) - 1))
         _, cache = model.step_function()(cache, prompt, prompt=True)
-    # A transcript of as many tokens as fit after the control tokens.
+    # The control tokens count towards `max_length`.
     length = max_length - len(prefix)
     return search_sequences(model, cache, batch=rows, begin=prefix[-1], max_length=length, **options)
 
@@ -179,7 +179,7 @@ class Transcriber:
       model: The recognizer.
       processor: The processor that the model was trained with.
       search: "attention" to search with the decoder; "ctc" to take the most probable token of each state of the
-        encoder, repetitions and blanks left out (Graves et al. 2006), for a model with such a head.
+        encoder, repeated tokens merged and blanks dropped (Graves et al. 2006), for a model with such a head.
       beam_size: Number of beams; 1 is greedy search.
       alpha: Exponent of the length penalty, see `beam_search`.
       language: Code of the language; None detects it if the model has several.
@@ -207,6 +207,8 @@ class Transcriber:
         check_search(beam_size, alpha)
         if search == "ctc" and not model.config.ctc:
             raise UserError("`search` ctc: the model has no such head; use `search` attention")
+        if search == "ctc" and timestamps:
+            raise UserError("`timestamps` need `search` attention: the encoder's own head writes none")
         self.model, self.processor, self.rows, self._search = model, processor, rows, search
         self._prepared = model if is_sharded(model) else model.for_inference()
         self._options: dict[str, Any] = dict(beam_size=beam_size, alpha=alpha)
@@ -243,7 +245,7 @@ class Transcriber:
                 first = starts[n] / SAMPLE_RATE
                 parts, read = self._segments(tokens_of[n], (ends[n] - starts[n]) / SAMPLE_RATE)
                 segments[n] += [Segment(first + p.start, first + p.end, p.text) for p in parts]
-                starts[n] += max(int(read * SAMPLE_RATE), 1)
+                starts[n] += max(round(read * SAMPLE_RATE), 1)
         return [Transcript(tuple(parts)) for parts in segments]
 
     def _segments(self, tokens: Sequence[int], duration: float) -> tuple[list[Segment], float]:
@@ -253,7 +255,7 @@ class Transcriber:
         if not marks:
             text = self.processor.decode(tokens)
             return ([Segment(0.0, duration, text)] if text else []), duration
-        segments, start, first = [], times[marks[0]] or 0.0, marks[0] + 1
+        segments, start, first = [], min(times[marks[0]] or 0.0, duration), marks[0] + 1
         for mark in marks[1:]:
             time = min(times[mark] or 0.0, duration)
             if text := self.processor.decode(tokens[first:mark]):
@@ -264,10 +266,10 @@ class Transcriber:
             return segments, duration
         # Two timestamps at the end: what follows the last segment belongs to the next window.
         ends_in_pair = len(marks) > 1 and marks[-1] == len(tokens) - 1 and marks[-2] == len(tokens) - 2
-        return segments, start if ends_in_pair and start >= _MIN_PROGRESS else duration
+        return segments, min(max(start, _MIN_PROGRESS), duration) if ends_in_pair else duration
 
-    def _batches(self, waveforms: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-        """Return batches (rows, samples) of padded windows, with the number of rows in use."""
+    def _batches(self, waveforms: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield batches (rows, samples) of padded windows, with the number of rows in use."""
         rows = next((r for r in (1, 4) if len(waveforms) <= r), self.rows)
         # Short recordings fill half a window or a quarter of it; few shapes are compiled.
         max_samples = max((len(w) for w in waveforms), default=0)
@@ -275,14 +277,12 @@ class Transcriber:
         if self.processor.settings.no_timestamps is None:
             sizes = [samples // 4 // HOP * HOP, samples // 2 // HOP * HOP, samples]
             samples = next(size for size in sizes if max_samples <= size)
-        batches = []
         for first in range(0, len(waveforms), rows):
             part = waveforms[first : first + rows]
             batch = np.zeros((rows, samples), np.float32)
             for row, waveform in zip(batch, part, strict=False):
                 row[: len(waveform)] = waveform
-            batches.append((batch, len(part)))
-        return batches
+            yield batch, len(part)
 
     def detect_languages(self, waveforms: Sequence[np.ndarray]) -> list[str]:
         """Return the code of the most probable language of each window."""
@@ -325,8 +325,8 @@ class Transcriber:
                 result += [[int(t) for t, _ in itertools.groupby(row) if t != blank] for row in best]
             return result
         options = self._arguments(language)
-        pending = [(_search(self._prepared, b, **options), count) for b, count in self._batches(waveforms)]
-        for hypotheses, count in pending:
+        for batch, count in self._batches(waveforms):
+            hypotheses = _search(self._prepared, batch, **options)
             tokens, lengths = (
                 np.asarray(hypotheses.tokens[:count, 0]),
                 np.asarray(hypotheses.lengths[:count, 0]),
@@ -344,6 +344,7 @@ class Transcriber:
         """
         settings = self.processor.settings
         window = waveform[: self.processor.samples]
+        language = self._language if language is None else language
         if language is None and settings.languages:
             (language,) = self.detect_languages([window])
         ((batch, _),) = self._batches([window])

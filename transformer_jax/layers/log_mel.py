@@ -8,7 +8,7 @@ import numpy as np
 
 # Samples per second, of a window, and between windows: 25 ms every 10 ms.
 SAMPLE_RATE, WINDOW, HOP = 16_000, 400, 160
-# Frequencies of a window's Fourier transform.
+# Number of frequencies of a window's Fourier transform.
 _FREQUENCIES = WINDOW // 2 + 1
 # Slaney's mel scale is linear up to 1,000 Hz, at 15 mel, and logarithmic above.
 _LINEAR_MELS, _MELS_PER_HERTZ, _LOG_STEP = 15.0, 3.0 / 200.0, np.log(6.4) / 27.0
@@ -55,7 +55,7 @@ def log_mel(waveforms: jax.Array, bins: int) -> jax.Array:
     """
     padded = jnp.pad(waveforms.astype(jnp.float32), ((0, 0), (WINDOW // 2, WINDOW // 2)), mode="reflect")
     count = waveforms.shape[1] // HOP
-    # A window is the end of one block of `HOP` samples and the two blocks after it.
+    # A window is two blocks of `HOP` samples and the first half of the third.
     blocks = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % HOP))).reshape(len(padded), -1, HOP)
     frames = jnp.concatenate([blocks[:, n : n + count] for n in range(3)], axis=-1)[..., :WINDOW]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)

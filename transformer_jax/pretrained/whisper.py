@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from transformer_jax.pretrained.family import (
 )
 
 _GENERATION = "generation_config.json"
+# Smallest vocabulary of the published models of several languages.
+_MULTILINGUAL = 51_865
 
 
 class _Fields(msgspec.Struct):
@@ -57,6 +60,7 @@ class _Generation(msgspec.Struct):
     decoder_start_token_id: Count | None = None
     eos_token_id: Count | None = None
     pad_token_id: Count | None = None
+    is_multilingual: bool | None = None
     lang_to_id: dict[str, Count] | None = None
     task_to_id: dict[str, Count] | None = None
     no_timestamps_token_id: Count | None = None
@@ -152,7 +156,21 @@ def _read_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> Speec
         return next((value for value in values if value is not None), None)
 
     end = first(generation.eos_token_id, fields.eos_token_id)
-    languages = {name.strip("<|>"): number for name, number in (generation.lang_to_id or {}).items()}
+    # The vocabularies of models of English alone are smaller.
+    multilingual = first(generation.is_multilingual, fields.vocab_size >= _MULTILINGUAL or None)
+    named = generation.lang_to_id or {}
+    tasks = generation.task_to_id or {}
+    if multilingual and not named:  # older folders list them in the tokenizer only
+        special = {name: number for number, name in tokenizer.special_names().items()}
+        named = {name: number for name, number in special.items() if re.fullmatch(r"<\|[a-z]{2,3}\|>", name)}
+        tasks = {
+            name: special[f"<|{name}|>"] for name in ("transcribe", "translate") if f"<|{name}|>" in special
+        }
+        if not named or not tasks:
+            raise UserError(f"{folder}: neither {_GENERATION} nor the tokenizer names the languages and tasks")
+    if multilingual is False:
+        named, tasks = {}, {}
+    languages = {name.strip("<|>"): number for name, number in named.items()}
     suppressed = first(generation.suppress_tokens, fields.suppress_tokens, ())
     settings = SpeechSettings(
         mel_bins=fields.num_mel_bins,
@@ -162,7 +180,7 @@ def _read_processor(folder: pathlib.Path, hf_config: Mapping[str, Any]) -> Speec
         end=end,
         pad=first(generation.pad_token_id, fields.pad_token_id, end),
         languages=languages,
-        tasks=generation.task_to_id or {},
+        tasks=tasks,
         no_timestamps=first(generation.no_timestamps_token_id, tokenizer.id_of("<|notimestamps|>")),
         suppressed=tuple(token for token in suppressed if token >= 0),
         first_suppressed=tuple(first(generation.begin_suppress_tokens, fields.begin_suppress_tokens, ())),

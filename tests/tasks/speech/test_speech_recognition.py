@@ -158,6 +158,8 @@ def test_recordings_are_transcribed(trained, corpus, tmp_path):
     assert attention.weights.shape[:3] == (1, 2, len(attention.tokens))
     plot_speech(attention, path=tmp_path / "words.png")
     assert (tmp_path / "words.png").stat().st_size > 10_000
+    with pytest.raises(UserError, match="samples must be floats"):
+        run.transcribe([np.zeros(100, np.int16)])
     for value, message in (([], "one or more"), ("a.wav", "a list"), ([np.zeros((2, 2))], "finite samples")):
         with pytest.raises(UserError, match=message):
             run.transcribe(value)

@@ -115,10 +115,13 @@ class SpokenViews:
         window = np.zeros(self._processor.samples, np.float32)
         position = int(rng.uniform(*_PAUSES) * SAMPLE_RATE) if self._join > 1 else 0
         for count, number in enumerate(numbers):
-            sound = self._augmentation(self._recordings.sounds[number], rng)
+            original = self._recordings.sounds[number]
+            sound = self._augmentation(original, rng)
             if position + len(sound) > len(window) and count:
                 return window, count
-            sound = sound[: len(window) - position]
+            if len(sound) > len(window):  # slower speech does not fit
+                sound = original[: len(window)]
+            position = min(position, len(window) - len(sound))
             window[position : position + len(sound)] += sound
             position += len(sound) + int(rng.uniform(*_PAUSES) * SAMPLE_RATE)
         return window, len(numbers)
@@ -146,6 +149,10 @@ def joined(recordings: Recordings, processor: SpeechProcessor, join: int) -> Rec
     views = SpokenViews(recordings, processor, (), join=join, augmentation=SpeechAugmentation())
     sounds, texts = [], []
     for number in range(len(recordings)):
+        if len(recordings.sounds[number]) > processor.samples:
+            sounds.append(recordings.sounds[number])
+            texts.append(recordings.transcripts[number])
+            continue
         rng = np.random.default_rng((0, number))
         numbers = views.numbers(number, rng)
         window, count = views.samples(numbers, rng)

@@ -15,7 +15,7 @@ from transformer_jax.limits import SAMPLES_OF_SOUND
 
 SAMPLE_RATE = 16_000
 ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif")
-# What `resample` and files without sound need.
+# Error when soundfile or soxr is missing.
 _EXTRA = "reading sound needs the extra speech: pip install 'transformer_jax[speech]'"
 
 
@@ -67,11 +67,12 @@ def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[
     try:
         with soundfile.SoundFile(file) as opened:
             rate, frames, channels = opened.samplerate, opened.frames, opened.channels
-            SAMPLES_OF_SOUND.check(frames, f"{name}: the number of samples")
+            SAMPLES_OF_SOUND.check(frames * channels, f"{name}: the number of samples")
             samples = opened.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError, RuntimeError) as error:
+    except (soundfile.SoundFileError, OSError, RuntimeError, MemoryError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"{name}: not a readable sound file ({reason})") from None
+    _check_complete(source, name)
     if len(samples) < frames:
         raise UserError(f"{name}: the file is truncated: {len(samples):,} of {frames:,} samples can be read")
     if not len(samples):
@@ -81,4 +82,24 @@ def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[
     conversions = ["stereo"] if channels > 1 else []
     if rate != SAMPLE_RATE:
         conversions.append(f"{rate:,} Hz")
-    return resample(samples.mean(axis=1), rate), " and ".join(conversions)
+    mono = resample(samples.mean(axis=1), rate)
+    if not len(mono):
+        raise UserError(f"{name}: the recording is empty")
+    return mono, " and ".join(conversions)
+
+
+def _check_complete(source: str | os.PathLike[str] | bytes, name: str) -> None:
+    """Check that a WAV file is as long as its header says; the library reads a truncated one without a word.
+
+    Raises:
+      UserError: It is shorter.
+    """
+    if isinstance(source, bytes):
+        header, size = source[:12], len(source)
+    else:
+        with open(source, "rb") as file:
+            header, size = file.read(12), os.path.getsize(source)
+    stated = int.from_bytes(header[4:8], "little")
+    # Streams are written with a size of 0 or the largest number.
+    if header[:4] == b"RIFF" and stated not in (0, 2**32 - 1) and size < stated + 8:
+        raise UserError(f"{name}: the file is truncated: it has {size:,} of {stated + 8:,} bytes")

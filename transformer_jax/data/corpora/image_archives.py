@@ -98,7 +98,7 @@ class Expected(NamedTuple):
       labeled: True if the dataset must have classes.
       has_classes: False for images without classes, whatever their folders are called.
       is_member: Function from a file name to whether the file belongs to the dataset.
-      missing: What a dataset without such files lacks, for the error message.
+      missing: Error message for a dataset without such files.
     """
 
     classes: Sequence[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -81,9 +82,9 @@ class Recordings:
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
     def fingerprint(self) -> str:
-        """Return a digest of the transcripts, the speakers and about a hundred recordings."""
+        """Return a digest of the transcripts, the speakers and the samples of about a hundred recordings."""
         some = range(0, len(self), max(1, len(self) // 100))
-        samples = [np.ascontiguousarray(self.sounds[n]).tobytes().hex()[:4_096] for n in some]
+        samples = [hashlib.sha256(np.asarray(self.sounds[n]).tobytes()).hexdigest() for n in some]
         return fingerprint([list(self.transcripts), list(self.speakers), samples])
 
 
@@ -165,11 +166,15 @@ def _tfds(name: str, split: str, data_dir: str | None) -> Recordings:
     rate = features[sound].sample_rate or 16_000
     speaker = next((n for n in ("speaker", "speaker_id") if n in features), None)
     columns = (sound, text) if speaker is None else (sound, text, speaker)
-    sounds, texts, speakers = [], [], []
+    sounds: list[np.ndarray] = []
+    texts: list[str] = []
+    speakers: list[str] = []
     for example in tfds_sources.TfdsExamples(builder, split, columns):
         samples = np.asarray(example[sound], np.float32)
         scale = np.iinfo(np.int16).max + 1 if np.abs(samples).max(initial=0.0) > 1 else 1
         sounds.append(resample(samples / scale, rate))
+        if not len(samples):
+            raise UserError(f"{name}:{split}: recording {len(texts) + 1} is empty")
         value = example[text]
         label = features[text].int2str(int(value)) if text == "label" else value
         texts.append(_spoken(label.decode() if isinstance(label, bytes) else str(label)))

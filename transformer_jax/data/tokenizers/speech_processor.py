@@ -114,6 +114,8 @@ class SpeechProcessor:
         ids = [settings.start]
         if settings.languages:
             if language not in settings.languages:
+                if language is None:
+                    raise UserError("name the `language` of the recordings, such as en")
                 known = ", ".join(sorted(settings.languages))
                 raise UserError(f"`language` {language!r} is not one of the model's: {known}")
             ids.append(settings.languages[language])

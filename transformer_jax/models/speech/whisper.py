@@ -24,7 +24,8 @@ from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.presets import Presets
 
-# Size of the initial positions next to the features of the convolutions, which are small at first.
+# Scale of the initial positions. The outputs of the convolutions are small at first, and sinusoids of full size
+# would dominate them.
 _POSITION_SCALE = 0.1
 
 
@@ -134,7 +135,7 @@ class WhisperConfig(Presets):
 
 
 def _initial_positions(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Return sinusoids as in Whisper, all sines before all cosines, a tenth of their size there."""
+    """Return sinusoids as in Whisper, all sines before all cosines, scaled by 0.1."""
     states, width = shape
     steps = max(width // 2 - 1, 1)
     angles = np.arange(states)[:, None] * np.exp(-np.log(10_000.0) / steps * np.arange(width // 2))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -100,7 +101,7 @@ class SpeechRecognitionConfig:
     search: Literal["ctc", "attention"] = dataclasses.field(default="ctc", metadata=FREE)
     """Read transcripts from the encoder's own head, for a model with `ctc`, or search them with the decoder."""
     beam_size: int = dataclasses.field(default=1, metadata=FREE)
-    """Number of beams of the decoder's search after training; 1 is greedy search."""
+    """Number of beams after training; 1 is greedy search. More than one search with the decoder."""
     length_penalty: float = dataclasses.field(default=0.0, metadata=FREE)
     """Exponent of the length penalty of beams; larger values prefer longer transcripts."""
 
@@ -131,8 +132,11 @@ def _config_of(
 ) -> RunConfig:
     choose("model", model, tuple(MODELS[KIND]))
     choose("preset", preset, MODELS[KIND][model].presets)
+    config = MODELS[KIND][model].preset(preset)
+    if not config.ctc:
+        task = dataclasses.replace(task, search="attention")
     return RunConfig(
-        task=task, model=MODELS[KIND][model].preset(preset),
+        task=task, model=config,
         optimization=_optimization(steps, learning_rate), recipe=recipe, preset=preset,
     )  # fmt: skip
 
@@ -344,6 +348,12 @@ class SpeechRecognition:
         train, valid, test = splits
         self._prefix = processor.prefix(language=task.language or None)
         train = self._within_window(train, "training")
+        encoded = processor.encode(train.transcripts, self._prefix)
+        if encoded.truncated:
+            note(
+                f"{encoded.truncated:,} of {len(train):,} transcripts for training are truncated to "
+                f"{processor.settings.max_length} tokens; a larger `max_length` keeps them"
+            )
         self._valid = joined(valid, processor, task.join)
         self._test = self._valid if test is valid else joined(test, processor, task.join)
         augmentation = SpeechAugmentation(task.speed, task.pitch, task.noise)
@@ -456,9 +466,10 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     splits = on_first_then_every_process(lambda: open_splits(config, note))
 
     def make() -> SpeechProcessor:
-        if (processor := processor_of(starts)) is not None:
-            return processor
         model = config.model
+        if (processor := processor_of(starts)) is not None:
+            settings = msgspec.structs.replace(processor.settings, max_length=model.max_length)
+            return dataclasses.replace(processor, settings=settings)
         return SpeechProcessor.train(
             splits[0].transcripts, model.vocab_size, mel_bins=model.mel_bins, max_frames=model.max_frames,
             max_length=model.max_length,
@@ -526,7 +537,7 @@ class TrainedRecognizer(Trained):
         Raises:
           UserError: The file cannot be read.
         """
-        return self.transcriber(**options).align(samples_of(file), language=options.get("language"))
+        return self.transcriber(**options).align(samples_of(file))
 
 
 def _checked(files: Any) -> Sequence[Any]:
@@ -541,11 +552,16 @@ def samples_of(file: Any) -> np.ndarray:
     """Return the samples (n,) float32 of a path or an array.
 
     Raises:
-      UserError: The file cannot be read, or the array is not one recording.
+      UserError: The file cannot be read, or the array is not one recording in [-1, 1].
     """
     if isinstance(file, str | os.PathLike):
         return read_audio(file)[0]
-    samples = np.asarray(file, np.float32)
+    array = np.asarray(file)
+    if array.dtype.kind != "f":
+        raise UserError(
+            f"samples must be floats in [-1, 1], got {array.dtype}: divide integers by their maximum"
+        )
+    samples = array.astype(np.float32)
     if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
         raise UserError(f"a recording must be finite samples (n,) at 16 kHz, got shape {samples.shape}")
     return samples
