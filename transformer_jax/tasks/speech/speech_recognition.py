@@ -121,10 +121,6 @@ class SpeechRecognitionConfig:
         )  # fmt: skip
         check_below_one(self, "speed", "pitch", "label_smoothing", "ctc_weight")
         choose("search", self.search, ("ctc", "attention"))
-        if self.search == "ctc" and self.beam_size > 1:
-            raise UserError(
-                "`beam_size` is for `search` attention: the encoder's own head is read without beams"
-            )
 
 
 def _config_of(
@@ -422,7 +418,7 @@ class SpeechRecognition:
             model,
             self.processor,
             language=self._settings.language or None,
-            search=self._settings.search,
+            search="attention" if search.get("beam_size", 1) > 1 else self._settings.search,
             rows=32,
             **search,
         )
@@ -500,8 +496,9 @@ class TrainedRecognizer(Trained):
         """
         if self.config is not None:
             task = self.config.task
-            # Beams, timestamps and attention are the decoder's.
-            needs_decoder = options.get("beam_size", 1) > 1 or options.get("timestamps", False)
+            # Beams and timestamps are the decoder's.
+            beams = options.get("beam_size", task.beam_size)
+            needs_decoder = beams > 1 or options.get("timestamps", False)
             search = "attention" if needs_decoder else task.search
             defaults = {"search": search, "beam_size": task.beam_size, "alpha": task.length_penalty}
             options = defaults | {"language": task.language or None} | options
