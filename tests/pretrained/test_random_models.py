@@ -56,6 +56,14 @@ def random_fields(family, draw):
         )  # fmt: skip
     if family.model_type in ("clip", "siglip", "vision-encoder-decoder"):
         return image_text_fields(family, draw)
+    if family.model_type == "whisper":
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), 0)
+        return ids | dict(
+            vocab_size=310, d_model=width, encoder_layers=layers, decoder_layers=draw.choice([1, 2, 3]),
+            encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=37,
+            decoder_ffn_dim=37, num_mel_bins=draw.choice([8, 80, 128]), max_source_positions=30,
+            max_target_positions=19, begin_suppress_tokens=None,
+        )  # fmt: skip
     common = dict(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, hidden_act=activation,
         layer_norm_eps=epsilon, **classes,
@@ -110,7 +118,7 @@ def image_text_fields(family, draw):
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRANSFORMER_JAX_RANDOM_CONFIGS", "1"))))
 @pytest.mark.parametrize("family", FAMILY_LIST, ids=lambda family: family.architecture)
 def test_random_configs_have_the_outputs_of_transformers(family, seed, tmp_path):
-    pytest.importorskip("torch", reason="parity needs torch")
+    torch = pytest.importorskip("torch", reason="parity needs torch")
     transformers = pytest.importorskip("transformers", reason="parity needs transformers")
     name = family.architecture
     draw, rng = random.Random(f"{name} {seed}"), np.random.default_rng(seed)
@@ -145,6 +153,20 @@ def test_random_configs_have_the_outputs_of_transformers(family, seed, tmp_path)
         images = rng.normal(size=(2, 28, 28, 3)).astype(np.float32)
         tokens = rng.integers(0, 300, (2, T))
         outputs = [(ours(jnp.asarray(images), tokens), torch_logits(model, images, tokens))]
+    elif family.model_type == "whisper":
+        TextTokenizer.byte_pairs(["one two three"] * 3, 300).save(tmp_path / "tokenizer.json")
+        ours, _ = pretrained.load(tmp_path)
+        spectrograms = rng.normal(size=(2, 60, config.num_mel_bins)).astype(np.float32)
+        tokens = rng.integers(0, 310, (2, T))
+        with torch.no_grad():
+            expected = model(
+                input_features=torch.tensor(spectrograms.transpose(0, 2, 1)),
+                decoder_input_ids=torch.tensor(tokens),
+            )
+        outputs = [
+            (ours.encode(jnp.asarray(spectrograms)), expected.encoder_last_hidden_state.numpy()),
+            (ours(jnp.asarray(spectrograms), tokens), expected.logits.numpy()),
+        ]
     elif hasattr(config, "image_size"):
         images = rng.normal(size=(2, 28, 28, config.num_channels)).astype(np.float32)
         ours, _ = pretrained.load(tmp_path)
