@@ -36,7 +36,7 @@ from transformer_jax.data.corpora.synthetic_speech import spoken_digits
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor, SpeechSettings
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
-from transformer_jax.tasks.speech import speech_recognition
+from transformer_jax.tasks.speech import data as speech_data
 from transformer_jax.tasks.translators import translation
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -177,7 +177,7 @@ def test_snippets_run_unchanged(page, files, tmp_path, monkeypatch):
     # An untrained translator decodes every sentence to its maximum length.
     monkeypatch.setattr(translation, "_VALIDATION_PHRASES", 10)
     monkeypatch.setattr(translation, "_TEST_PHRASES", 40)
-    monkeypatch.setattr(speech_recognition, "spoken_digits", lambda: spoken_digits(speakers=2))
+    monkeypatch.setattr(speech_data, "spoken_digits", lambda: spoken_digits(speakers=2))
     train = tasks.train
 
     def train_a_few_steps(config, run_dir, **options):

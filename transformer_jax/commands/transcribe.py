@@ -16,7 +16,8 @@ from transformer_jax.commands.train import PlanFlags, planned, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
-from transformer_jax.tasks.speech.speech_recognition import ENTRY, TrainedRecognizer
+from transformer_jax.tasks.speech.speech_recognition import ENTRY
+from transformer_jax.tasks.speech.trained import TrainedRecognizer
 
 DESCRIPTION = (
     "Train a speech recognizer on recordings with transcripts, score its transcripts of test recordings, and "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from transformer_jax.data.tokenizers.image_text_processor import ImageTextProcessor
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.search import check_search, is_sharded, search_sequences
+from transformer_jax.decoding.words import merge_words
 from transformer_jax.distributed.mesh import ROWS, constrained
 from transformer_jax.errors import UserError
 from transformer_jax.layers.image_normalization import normalize_images
@@ -44,14 +44,8 @@ class CaptionAttention:
     ids: tuple[int, ...] = ()
 
     def by_word(self) -> CaptionAttention:
-        """Return a copy with one entry for each word, whose weights are the mean over its tokens.
-
-        A token that starts with a space begins a word, as does one after a special token.
-        """
-        starts = [n for n, token in enumerate(self.tokens) if not n or token.startswith((" ", "<"))]
-        parts = [slice(a, b) for a, b in itertools.pairwise([*starts, len(self.tokens)])]
-        words = ["".join(self.tokens[part]).strip() for part in parts]
-        weights = np.stack([self.weights[:, :, part].mean(axis=2) for part in parts], axis=2)
+        """Return a copy with one entry for each word, see `merge_words`."""
+        words, weights = merge_words(self.tokens, self.weights)
         return dataclasses.replace(self, tokens=words, weights=weights, ids=())
 
     def maps(self, layer: int = -1) -> np.ndarray:

@@ -16,6 +16,7 @@ from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.search import check_search, is_sharded, search_sequences
 from transformer_jax.decoding.token_rules import TokenRules
+from transformer_jax.decoding.words import merge_words
 from transformer_jax.distributed.mesh import ROWS, constrained, replicated
 from transformer_jax.errors import UserError
 from transformer_jax.layers.log_mel import HOP, SAMPLE_RATE, log_mel
@@ -23,7 +24,7 @@ from transformer_jax.layers.log_mel import HOP, SAMPLE_RATE, log_mel
 _ROWS = 16
 # Samples over which the power of a recording is averaged, to find a pause at the end of a window.
 _PAUSE = SAMPLE_RATE // 10
-# Smallest step in seconds between windows with timestamps, so that a long recording comes to its end.
+# Smallest step in seconds between windows with timestamps, so that every recording ends.
 _MIN_PROGRESS = 1.0
 
 
@@ -77,13 +78,10 @@ class SpeechAttention:
     seconds: float
 
     def by_word(self) -> SpeechAttention:
-        """Return a copy with one entry for each word, whose weights are the mean over its tokens."""
+        """Return a copy with one entry for each word, see `merge_words`."""
         if not self.tokens:
             return self
-        starts = [n for n, token in enumerate(self.tokens) if not n or token.startswith((" ", "<"))]
-        parts = [slice(a, b) for a, b in itertools.pairwise([*starts, len(self.tokens)])]
-        words = ["".join(self.tokens[part]).strip() for part in parts]
-        weights = np.stack([self.weights[:, :, part].mean(axis=2) for part in parts], axis=2)
+        words, weights = merge_words(self.tokens, self.weights)
         return dataclasses.replace(self, tokens=words, weights=weights)
 
     def spans(self) -> list[tuple[str, float, float]]:
@@ -173,7 +171,7 @@ def window_end(waveform: np.ndarray, start: int, size: int) -> int:
 
 
 class Transcriber:
-    """Transcribes recordings with a trained speech recognizer.
+    """Transcriber of recordings by a trained speech recognizer.
 
     Args:
       model: The recognizer.
@@ -184,7 +182,7 @@ class Transcriber:
       alpha: Exponent of the length penalty, see `beam_search`.
       language: Code of the language; None detects it if the model has several.
       task: See `SpeechProcessor.prefix`.
-      timestamps: Generate timestamps; the next window starts at the last one.
+      timestamps: Generate timestamps; after two of them at its end, the next window starts at the last one.
       rows: Number of windows in a batch; a few windows use a batch of 1 or 4.
 
     Raises:
@@ -208,7 +206,7 @@ class Transcriber:
         if search == "ctc" and not model.config.ctc:
             raise UserError("`search` ctc: the model has no such head; use `search` attention")
         if search == "ctc" and timestamps:
-            raise UserError("`timestamps` need `search` attention: the encoder's own head writes none")
+            raise UserError("`timestamps` need `search` attention: the CTC head writes none")
         self.model, self.processor, self.rows, self._search = model, processor, rows, search
         self._prepared = model if is_sharded(model) else model.for_inference()
         self._options: dict[str, Any] = dict(beam_size=beam_size, alpha=alpha)
@@ -222,8 +220,8 @@ class Transcriber:
     def __call__(self, waveforms: Sequence[np.ndarray]) -> list[Transcript]:
         """Return a transcript of each recording, (n,) float samples at 16 kHz.
 
-        Longer recordings than the model's window are read in windows that end in a pause, or with timestamps
-        at the last one.
+        Longer recordings than the model's window are read in windows that end in a pause, or where their
+        timestamps end.
         """
         segments: list[list[Segment]] = [[] for _ in waveforms]
         starts = [0] * len(waveforms)
@@ -298,11 +296,11 @@ class Transcriber:
 
     def _arguments(self, language: str | None) -> dict[str, Any]:
         settings, prefix = self.processor.settings, self._prefix(language)
-        timestamps = self._timestamps and settings.no_timestamps is not None
+        no_timestamps = settings.no_timestamps
         rules = TokenRules(
             len(prefix), settings.end, settings.suppressed, settings.first_suppressed,
-            settings.no_timestamps + 1 if timestamps and settings.no_timestamps is not None else None,
-            settings.no_timestamps, settings.last_initial,
+            no_timestamps + 1 if self._timestamps and no_timestamps is not None else None,
+            no_timestamps, settings.last_initial,
         )  # fmt: skip
         return self._options | dict(
             prefix=prefix, end=settings.end, max_length=settings.max_length, rules=rules,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,7 @@ import pytest
 from flax import nnx
 
 from tests.cases import others_soak
-from transformer_jax.distributed.mesh import make_mesh, on_mesh
-from transformer_jax.distributed.sharding import model_shardings, rule_of
+from tests.models.encoder_decoder_battery import EncoderDecoderBattery, forward, step
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.multimodal.captioner import Captioner, CaptionerConfig
 from transformer_jax.models.vision.vit import ViTConfig
@@ -50,14 +50,16 @@ def inputs(size=12, channels=3, captions=1):
     return images, jnp.asarray(rng.integers(0, 53, (B * captions, T)), jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames="return_weights")
-def forward(model, images, tokens, **arguments):
-    return model(images, tokens, **arguments)
+class TestCaptioner(EncoderDecoderBattery):
+    model_of = staticmethod(model_of)
+    arrays = staticmethod(inputs)
+    texts_per_input = 2
+    dropout = "decoder_dropout"
+    changed: ClassVar = {"tie": False}
 
-
-@jax.jit
-def step(model, cache, tokens):
-    return model.step_function(return_weights=True)(cache, tokens)
+    def texts(self):
+        """Return the images with two captions of each in adjacent rows."""
+        return inputs(captions=2)
 
 
 def test_shapes():
@@ -68,37 +70,12 @@ def test_shapes():
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=0.02 if dtype == "bfloat16" else 1e-5)
 
 
-def test_no_leak_from_the_future_and_every_word_sees_the_image():
-    images, tokens = inputs()
-    before = forward(model_of(), images, tokens)
-    after = forward(model_of(), images, tokens.at[:, 4:].set((tokens[:, 4:] + 1) % 53))
-    np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert (before[:, 4:] != after[:, 4:]).any()
-    other = forward(model_of(), images.at[1].add(1.0), tokens)
-    np.testing.assert_array_equal(before[0], other[0])
-    assert (before[1] != other[1]).any(axis=-1).all()
-
-
 def test_several_captions_of_an_image_equal_one_at_a_time():
     images, tokens = inputs(captions=2)
     logits, weights = forward(model_of(), images, tokens, return_weights=True)
     repeated = forward(model_of(), jnp.repeat(images, 2, axis=0), tokens, return_weights=True)
     np.testing.assert_allclose(logits, repeated[0], atol=2e-5)
     np.testing.assert_allclose(weights, repeated[1], atol=1e-6)
-
-
-@pytest.mark.parametrize("form", ["trained", "inference"])
-def test_cached_steps_equal_the_full_pass(form):
-    model = model_of() if form == "trained" else model_of().for_inference()
-    images, tokens = inputs(captions=2)
-    logits, weights = forward(model_of(), images, tokens, return_weights=True)
-    cache = jax.jit(lambda m, x: m.start(x, max_length=T + 2))(model, images).repeat(2)
-    parts = []
-    for piece in (tokens[:, :1], tokens[:, 1:2], tokens[:, 2:]):
-        output, cache = step(model, cache, piece)
-        parts.append(output)
-    np.testing.assert_allclose(jnp.concatenate([p.logits for p in parts], 1), logits, atol=2e-5)
-    np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
 
 
 def test_the_cache_follows_a_reordering():
@@ -144,33 +121,6 @@ def test_randomness_is_on_only_with_a_key(field):
     first, second = (forward(model, *inputs(), dropout_key=jax.random.key(seed)) for seed in (0, 1))
     assert (first != second).any()
     assert (first != plain).any()
-
-
-def test_scan_and_unrolled_forms_have_the_same_gradients():
-    def loss(model):
-        images, tokens = inputs()
-        return jnp.square(model(images, tokens, dropout_key=jax.random.key(2))).mean()
-
-    gradients = [
-        jax.jit(jax.grad(loss))(model_of(compute, decoder_dropout=0.3))
-        for compute in (ComputeOptions(unroll=1), ComputeOptions(unroll=8), ComputeOptions(remat="blocks"))
-    ]
-    expected, *others = map(named_leaves, gradients)
-    for gradient in others:
-        for name, leaf in expected.items():
-            np.testing.assert_allclose(gradient[name], leaf, atol=2e-5, err_msg=name)
-
-
-def test_parameters_match_one_rule_and_are_sharded():
-    model = model_of(tie=False)
-    for name, leaf in named_leaves(model).items():
-        assert len(rule_of(name, model).axes) == leaf.ndim, name
-    images, tokens = inputs()
-    mesh = make_mesh("data=2,fsdp=2,tensor=2")
-    with on_mesh(mesh):
-        sharded = jax.device_put(model, model_shardings(model, mesh))
-        logits = forward(sharded, jnp.concatenate([images, images[:1]]), jnp.concatenate([tokens, tokens[:1]]))
-    np.testing.assert_allclose(logits[:B], forward(model, images, tokens), atol=2e-5)
 
 
 def test_the_count_of_parameters_has_no_padding():

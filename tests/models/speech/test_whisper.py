@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.distributed.mesh import make_mesh, on_mesh
-from transformer_jax.distributed.sharding import model_shardings, rule_of
+from tests.models.encoder_decoder_battery import EncoderDecoderBattery, forward
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.speech.whisper import Whisper, WhisperConfig
 from transformer_jax.parameter_names import named_leaves
@@ -39,14 +38,13 @@ def inputs(bins=7):
     return spectrograms, jnp.asarray(rng.integers(0, 53, (B, T)), jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames="return_weights")
-def forward(model, spectrograms, tokens, **arguments):
-    return model(spectrograms, tokens, **arguments)
+class TestWhisper(EncoderDecoderBattery):
+    model_of = staticmethod(model_of)
+    arrays = staticmethod(inputs)
 
-
-@jax.jit
-def step(model, cache, tokens):
-    return model.step_function(return_weights=True)(cache, tokens)
+    def loss(self, model):
+        """Compute a number that depends on every parameter, also on those of the CTC head."""
+        return super().loss(model) + jnp.square(model.ctc_logits(model.encode(inputs()[0]))).mean()
 
 
 def test_shapes():
@@ -57,31 +55,6 @@ def test_shapes():
         assert weights.shape == (B, 3, 2, T, 21)
         states = model.encode(inputs()[0])
         assert (model.ctc_logits(states).shape, model.ctc_logits(states).dtype) == ((B, 21, 54), jnp.float32)
-
-
-def test_no_leak_from_the_future_and_every_token_hears_the_recording():
-    spectrograms, tokens = inputs()
-    before = forward(model_of(), spectrograms, tokens)
-    after = forward(model_of(), spectrograms, tokens.at[:, 4:].set((tokens[:, 4:] + 1) % 53))
-    np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert (before[:, 4:] != after[:, 4:]).any()
-    other = forward(model_of(), spectrograms.at[1].add(1.0), tokens)
-    np.testing.assert_array_equal(before[0], other[0])
-    assert (before[1] != other[1]).any(axis=-1).all()
-
-
-@pytest.mark.parametrize("form", ["trained", "inference"])
-def test_cached_steps_equal_the_full_pass(form):
-    model = model_of() if form == "trained" else model_of().for_inference()
-    spectrograms, tokens = inputs()
-    logits, weights = forward(model_of(), spectrograms, tokens, return_weights=True)
-    cache = jax.jit(lambda m, x: m.start(x, max_length=T + 2))(model, spectrograms)
-    parts = []
-    for piece in (tokens[:, :1], tokens[:, 1:2], tokens[:, 2:]):
-        output, cache = step(model, cache, piece)
-        parts.append(output)
-    np.testing.assert_allclose(jnp.concatenate([p.logits for p in parts], 1), logits, atol=2e-5)
-    np.testing.assert_allclose(jnp.concatenate([p.weights for p in parts], 3), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -106,35 +79,6 @@ def test_dropout_is_on_only_with_a_key():
     first, second = (forward(model, *inputs(), dropout_key=jax.random.key(seed)) for seed in (0, 1))
     assert (first != second).any()
     assert (first != plain).any()
-
-
-def test_scan_and_unrolled_forms_have_the_same_gradients():
-    def loss(model):
-        spectrograms, tokens = inputs()
-        logits = model(spectrograms, tokens, dropout_key=jax.random.key(2))
-        return jnp.square(logits).mean() + jnp.square(model.ctc_logits(model.encode(spectrograms))).mean()
-
-    gradients = [
-        jax.jit(jax.grad(loss))(model_of(compute, dropout=0.3))
-        for compute in (ComputeOptions(unroll=1), ComputeOptions(unroll=8), ComputeOptions(remat="blocks"))
-    ]
-    expected, *others = map(named_leaves, gradients)
-    for gradient in others:
-        for name, leaf in expected.items():
-            np.testing.assert_allclose(gradient[name], leaf, atol=2e-5, err_msg=name)
-
-
-def test_parameters_match_one_rule_and_are_sharded():
-    model = model_of()
-    for name, leaf in named_leaves(model).items():
-        assert len(rule_of(name, model).axes) == leaf.ndim, name
-    spectrograms, tokens = inputs()
-    mesh = make_mesh("data=2,fsdp=2,tensor=2")
-    with on_mesh(mesh):
-        sharded = jax.device_put(model, model_shardings(model, mesh))
-        rows = [jnp.concatenate([x, x[:1]]) for x in (spectrograms, tokens)]
-        logits = forward(sharded, *rows)
-    np.testing.assert_allclose(logits[:B], forward(model, spectrograms, tokens), atol=2e-5)
 
 
 def test_recordings_that_do_not_fit():

@@ -13,6 +13,7 @@ from transformer_jax.data.corpora.recordings import Recordings
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.plotting.speech import plot_speech
+from transformer_jax.tasks.speech import data as speech_data
 from transformer_jax.tasks.speech import speech_recognition
 from transformer_jax.tasks.speech.speech_recognition import SpeechRecognition, hide_bands
 from transformer_jax.training import plan
@@ -44,7 +45,7 @@ def corpus():
 
     splits = record(24, "train"), record(8, "valid"), record(8, "test")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(speech_recognition, "spoken_digits", lambda: splits)
+        patched.setattr(speech_data, "spoken_digits", lambda: splits)
         yield splits
 
 

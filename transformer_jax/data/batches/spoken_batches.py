@@ -50,8 +50,8 @@ class SpeechAugmentation:
 def change_pitch(samples: np.ndarray, factor: float) -> np.ndarray:
     """Return a recording with pitch and formants multiplied by a factor, at the same speed.
 
-    The recording is stretched by the factor, in overlapping windows that are shifted to fit to what is there
-    already (WSOLA, Verhelst & Roelands 1993), and resampled to its old length.
+    Overlapping windows, each shifted to continue the previous one, are added at a distance multiplied by the
+    factor (WSOLA, Verhelst & Roelands 1993), and the result is resampled to the length of the recording.
     """
     length = round(len(samples) * factor)
     hop = _GRAIN // 2
@@ -73,6 +73,14 @@ def change_pitch(samples: np.ndarray, factor: float) -> np.ndarray:
         part = padded[source : source + _GRAIN]
         stretched[target : target + len(part)] += window[: len(part)] * part
     return resample(stretched[:length].astype(np.float32), factor * 1_000, 1_000)
+
+
+def as_integers(samples: np.ndarray, size: int) -> np.ndarray:
+    """Return samples in [-1, 1] as (size,) int16, truncated or padded with silence."""
+    result = np.zeros(size, np.int16)
+    samples = samples[:size]
+    result[: len(samples)] = np.clip(np.round(samples * 32_768), -32_768, 32_767)
+    return result
 
 
 class SpokenViews:
@@ -138,7 +146,7 @@ class SpokenViews:
         window, count = self.samples(numbers, rng)
         text = " ".join(self._recordings.transcripts[n] for n in numbers[:count])
         encoded = self._processor.encode([text], self._prefix)
-        sounds = np.clip(np.round(window * 32_768), -32_768, 32_767).astype(np.int16)
+        sounds = as_integers(window, len(window))
         return {"sounds": sounds, "tokens": encoded.tokens[0], "lengths": encoded.lengths[0]}
 
 

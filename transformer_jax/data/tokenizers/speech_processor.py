@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 import msgspec
 import numpy as np
 
+from transformer_jax.data.corpora.audio_files import SAMPLE_RATE
 from transformer_jax.data.tokenizers.image_text_processor import PaddedTexts
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
@@ -95,7 +96,7 @@ class SpeechProcessor:
     @property
     def samples(self) -> int:
         """Number of samples at 16 kHz that a spectrogram covers."""
-        return 16_000 // FRAMES_PER_SECOND * self.settings.max_frames
+        return SAMPLE_RATE // FRAMES_PER_SECOND * self.settings.max_frames
 
     def prefix(
         self, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False
@@ -185,14 +186,15 @@ class SpeechProcessor:
             "pad_token_id": settings.pad,
         }
         frames = settings.max_frames
+        seconds, remainder = divmod(frames, FRAMES_PER_SECOND)
         return ids, {
             "feature_extractor_type": "WhisperFeatureExtractor",
             "processor_class": "WhisperProcessor",
             "feature_size": settings.mel_bins,
-            "sampling_rate": 16_000,
+            "sampling_rate": SAMPLE_RATE,
             "hop_length": 160,
             "n_fft": 400,
-            "chunk_length": frames / 100 if frames % 100 else frames // 100,
+            "chunk_length": frames / FRAMES_PER_SECOND if remainder else seconds,
             "nb_max_frames": frames,
             "n_samples": self.samples,
             "padding_side": "right",

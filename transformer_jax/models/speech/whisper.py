@@ -52,10 +52,9 @@ class WhisperConfig(Presets):
       feed_forward: Width F of the feed-forward layers.
       mel_bins: Number of mel bands of a spectrogram.
       max_frames: Maximum number of frames of a spectrogram, 100 a second.
-      kernel: Number of frames that a convolution reads, odd; published models have 3, and a longer one learns
-        faster from few recordings.
+      kernel: Number of frames that a convolution reads, odd; published models have 3.
       strides: Strides of the two convolutions; a state of the encoder covers as many frames as their product.
-      max_length: Maximum length of a transcript in tokens, with its begin and end tokens.
+      max_length: Maximum length of a transcript in tokens, with its start and end tokens.
       dropout: Dropout rate of the embeddings and of the output of each sub-layer.
       ctc: Add a head that predicts the transcript from the encoder alone (Graves et al. 2006).
       norm_epsilon: Epsilon of the layer normalizations.
@@ -145,9 +144,8 @@ def _initial_positions(key: jax.Array, shape: tuple[int, int], dtype: Any) -> ja
 class SpeechEncoder(nnx.Module):
     """Two convolutions over the frames of a spectrogram, positions, and a stack of bidirectional blocks.
 
-    Initial values: matrices and kernels are normal with variance 1 / inputs (LeCun et al. 1998), which learns
-    in hundreds of steps where a standard deviation of 0.02 takes thousands; positions are small sinusoids;
-    biases are 0 and normalization scales 1.
+    Initial values: matrices and kernels are normal with variance 1 / inputs (LeCun et al. 1998); positions are
+    small sinusoids; biases are 0 and normalization scales 1.
 
     Args:
       config: Sizes and variants.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,13 +14,12 @@ import optax
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.image_batches import ImageBatches
-from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, SpokenViews, joined
-from transformer_jax.data.corpora.audio_files import SAMPLE_RATE, read_audio
-from transformer_jax.data.corpora.recordings import Recordings, open_recordings
-from transformer_jax.data.corpora.synthetic_speech import spoken_digits
+from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, SpokenViews, as_integers, joined
+from transformer_jax.data.corpora.audio_files import SAMPLE_RATE
+from transformer_jax.data.corpora.recordings import Recordings
 from transformer_jax.data.corpora.tables import fingerprint
 from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor
-from transformer_jax.decoding.transcripts import SpeechAttention, Transcriber, Transcript
+from transformer_jax.decoding.transcripts import Transcriber
 from transformer_jax.distributed.mesh import place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
@@ -30,97 +27,19 @@ from transformer_jax.evaluation.transcripts import transcript_scores
 from transformer_jax.layers.log_mel import log_mel
 from transformer_jax.layers.losses import cross_entropy_in_parts
 from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.speech.data import SpeechRecognitionConfig, open_splits
+from transformer_jax.tasks.speech.trained import TrainedRecognizer
 from transformer_jax.tasks.vision.data import check_mesh
 from transformer_jax.tasks.vision.pretraining import pretraining_optimization
-from transformer_jax.training.config import (
-    FREE,
-    Optimization,
-    RunConfig,
-    Start,
-    check_accumulation,
-    check_at_least,
-    check_below_one,
-    choose,
-)
+from transformer_jax.training.config import RunConfig, Start, check_accumulation, choose
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.starts import started_config
-from transformer_jax.training.task import Files, TaskEntry, Trained, processor_of, shared_processor
+from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
 KIND = "speech_recognizer"
-_SPLITS = ("train", "test")
 # Number of validation recordings to transcribe during training; the loss uses all.
 _TRANSCRIBED_WHILE_TRAINING = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeechRecognitionConfig:
-    """The recordings of a speech recognizer's run, their augmentation, its losses and its search.
-
-    Raises:
-      UserError: A value is out of range, or values contradict each other.
-    """
-
-    data: tuple[str, ...] = ()
-    """Recordings to train on: a table (TSV, CSV or JSONL with the columns file, transcript and maybe speaker),
-    a table and a folder or archive of sound files, or tfds:NAME. Defaults to synthesized digits."""
-    valid: tuple[str, ...] = ()
-    """Recordings to validate on, as in `data`; defaults to `valid_speaker`, or to the share `held_out` of
-    `data`. A tfds: set is read from its test split."""
-    test: tuple[str, ...] = ()
-    """Recordings to score the trained model on; defaults to the test split of a tfds: set, or to the validation
-    recordings."""
-    splits: tuple[str, str] = _SPLITS
-    """Training and test split of a tfds: set."""
-    data_dir: str | None = dataclasses.field(default=None, metadata=FREE)
-    """Folder of TFDS data sets; None means TFDS_DATA_DIR or ~/tensorflow_datasets."""
-    held_out: float = 0.1
-    """Share of the recordings to hold out for validation, unless `valid` or `valid_speaker` is set."""
-    valid_speaker: str = ""
-    """Speaker whose recordings are held out for validation."""
-    join: int = 1
-    """Maximum number of recordings of one speaker that are joined to an example, in training and scoring."""
-    batch_size: int = 32
-    """Examples per batch, B."""
-    speed: float = 0.0
-    """Largest random change of the speed: 0.1 draws factors of 0.9 to 1.1."""
-    pitch: float = 0.0
-    """Largest random change of the pitch and the formants."""
-    noise: float = 0.0
-    """Largest loudness of random noise, relative to the speech."""
-    masks: int = 0
-    """Number of random bands of the spectrogram that are hidden, in frequency and in time."""
-    ctc_weight: float = 0.5
-    """Weight of the encoder's own loss, for a model with `ctc`; the other loss has the rest."""
-    label_smoothing: float = 0.0
-    """Probability to spread over the vocabulary."""
-    language: str = ""
-    """Code of the language of the recordings, for a start with several languages."""
-    workers: int = dataclasses.field(default=0, metadata=FREE)
-    """Processes that change recordings; 0 uses a thread."""
-    search: Literal["ctc", "attention"] = dataclasses.field(default="ctc", metadata=FREE)
-    """Read transcripts from the encoder's own head, for a model with `ctc`, or search them with the decoder."""
-    beam_size: int = dataclasses.field(default=1, metadata=FREE)
-    """Number of beams after training; 1 is greedy search. More than one search with the decoder."""
-    length_penalty: float = dataclasses.field(default=0.0, metadata=FREE)
-    """Exponent of the length penalty of beams; larger values prefer longer transcripts."""
-
-    def __post_init__(self) -> None:
-        if (self.valid or self.test or self.valid_speaker) and not self.data:
-            raise UserError("`valid`, `test` and `valid_speaker` need `data`")
-        if self.valid and self.valid_speaker:
-            raise UserError("`valid` and `valid_speaker` contradict each other: leave one out")
-        is_tfds = self.data[:1] and self.data[0].startswith("tfds:")
-        if not is_tfds and (self.data_dir is not None or self.splits != _SPLITS):
-            raise UserError("`data_dir` and `splits` need a `data` tfds:NAME")
-        if not 0 < self.held_out < 1:
-            raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")
-        check_at_least(
-            self, join=1, batch_size=1, speed=0, pitch=0, noise=0, masks=0, ctc_weight=0, label_smoothing=0,
-            workers=0, beam_size=1,
-        )  # fmt: skip
-        check_below_one(self, "speed", "pitch", "label_smoothing", "ctc_weight")
-        choose("search", self.search, ("ctc", "attention"))
 
 
 def _config_of(
@@ -131,14 +50,8 @@ def _config_of(
     config = MODELS[KIND][model].preset(preset)
     if not config.ctc:
         task = dataclasses.replace(task, search="attention")
-    return RunConfig(
-        task=task, model=config,
-        optimization=_optimization(steps, learning_rate), recipe=recipe, preset=preset,
-    )  # fmt: skip
-
-
-def _optimization(steps: int, learning_rate: float) -> Optimization:
-    return pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
+    optimization = pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
+    return RunConfig(task=task, model=config, optimization=optimization, recipe=recipe, preset=preset)
 
 
 def digits(*, model: str = "whisper", preset: str = "mini", steps: int = 320) -> RunConfig:
@@ -172,10 +85,9 @@ def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
         raise UserError("the recipe fine_tune needs a `start`")
     starts = Start.parse_all(start)
     _, model = started_config(starts[0].folder, KIND)
-    return RunConfig(
-        task=SpeechRecognitionConfig(batch_size=16, speed=0.1, search="ctc" if model.ctc else "attention"),
-        model=model, optimization=_optimization(steps, 1e-4), recipe="fine_tune", start=starts,
-    )  # fmt: skip
+    task = SpeechRecognitionConfig(batch_size=16, speed=0.1, search="ctc" if model.ctc else "attention")
+    optimization = pretraining_optimization(steps, b2=0.98, learning_rate=1e-4)
+    return RunConfig(task=task, model=model, optimization=optimization, recipe="fine_tune", start=starts)
 
 
 def hide_bands(spectrograms: jax.Array, count: int, key: jax.Array) -> jax.Array:
@@ -285,40 +197,6 @@ def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordings, ...]:
-    """Return the training, validation and test recordings of a run.
-
-    Raises:
-      UserError: See `open_recordings`; or the speaker to validate on is unknown.
-    """
-    task: SpeechRecognitionConfig = config.task
-    if not task.data:
-        return spoken_digits()
-
-    def opened(source: Sequence[str], split: str) -> Recordings:
-        recordings = open_recordings(source, split=split, data_dir=task.data_dir)
-        if recordings.unused > 0:
-            note(f"{recordings.unused:,} sound files of {recordings.path} have no transcript and are left out")
-        for conversion, count in recordings.conversions.items():
-            note(f"{count:,} recordings of {recordings.path} are {conversion}: converted to mono at 16,000 Hz")
-        return recordings
-
-    train = opened(task.data, task.splits[0])
-    if task.valid:
-        valid = opened(task.valid, task.splits[1])
-    elif task.valid_speaker:
-        chosen = np.array([speaker == task.valid_speaker for speaker in train.speakers], bool)
-        if not chosen.any() or chosen.all():
-            known = ", ".join(sorted(set(train.speakers))[:12]) or "none: the table has no column speaker"
-            raise UserError(f"`valid_speaker` {task.valid_speaker!r} is not one of the speakers, {known}")
-        train, valid = train.select(np.flatnonzero(~chosen)), train.select(np.flatnonzero(chosen))
-    else:
-        train, valid = train.hold_out(task.held_out)
-    is_tfds = task.data[0].startswith("tfds:")
-    test = opened(task.test or task.data, task.splits[1]) if task.test or is_tfds else valid
-    return train, valid, test
-
-
 class SpeechRecognition:
     """A speech recognition task with its recordings loaded, a `training.task.Task`."""
 
@@ -399,12 +277,8 @@ class SpeechRecognition:
         for first in range(0, len(self._valid), rows):
             numbers = np.arange(first, first + rows)
             indices = np.minimum(numbers, len(self._valid) - 1)
-            sounds = np.zeros((rows, samples), np.int16)
-            for row, n in zip(sounds, indices, strict=True):
-                sound = self._valid.sounds[int(n)][:samples]
-                row[: len(sound)] = np.clip(np.round(sound * 32_768), -32_768, 32_767)
             yield {
-                "sounds": sounds,
+                "sounds": np.stack([as_integers(self._valid.sounds[int(n)], samples) for n in indices]),
                 "tokens": encoded.tokens[indices],
                 "lengths": encoded.lengths[indices],
                 "prompts": np.full(rows, len(self._prefix), np.int32),
@@ -473,95 +347,6 @@ def prepare(config, objective, *, mesh, stored, starts, note):
 
     processor = shared_processor(SpeechProcessor, make, stored)
     return on_every_process(lambda: SpeechRecognition(config, splits, processor, objective, mesh, note))
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedRecognizer(Trained):
-    """A speech recognizer from a run or a published folder."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer."""
-        return self.processor.tokenizer
-
-    @functools.cached_property
-    def _transcribers(self) -> dict[tuple[Any, ...], Transcriber]:
-        return {}
-
-    def transcriber(self, **options: Any) -> Transcriber:
-        """Return a `Transcriber` for this model.
-
-        Args:
-          **options: See `Transcriber`; the search defaults to the run's.
-        """
-        if self.config is not None:
-            task = self.config.task
-            # Beams and timestamps are the decoder's.
-            beams = options.get("beam_size", task.beam_size)
-            needs_decoder = beams > 1 or options.get("timestamps", False)
-            search = "attention" if needs_decoder else task.search
-            defaults = {"search": search, "beam_size": task.beam_size, "alpha": task.length_penalty}
-            options = defaults | {"language": task.language or None} | options
-        key = tuple(sorted(options.items(), key=lambda item: item[0]))
-        if key not in self._transcribers:
-            self._transcribers[key] = Transcriber(self.model, self.processor, **options)
-        return self._transcribers[key]
-
-    def transcribe(self, files: Sequence[Any], **options: Any) -> list[str]:
-        """Return the text of each recording; see `transcripts`."""
-        return [transcript.text for transcript in self.transcripts(files, **options)]
-
-    def transcripts(self, files: Sequence[Any], **options: Any) -> list[Transcript]:
-        """Return the transcript of each recording, with the times of its parts.
-
-        Args:
-          files: List of paths of sound files, or of samples (n,) at 16 kHz. Recordings longer than the model's
-            window are read in several.
-          **options: See `Transcriber`.
-
-        Raises:
-          UserError: `files` is empty or not a list, or a file cannot be read.
-        """
-        return self.transcriber(**options)([samples_of(file) for file in _checked(files)])
-
-    def align(self, file: Any, **options: Any) -> SpeechAttention:
-        """Return the transcript of the first window of a recording, and where each token attends.
-
-        Args:
-          file: Path of a sound file, or samples (n,) at 16 kHz.
-          **options: See `Transcriber`.
-
-        Raises:
-          UserError: The file cannot be read.
-        """
-        return self.transcriber(**options).align(samples_of(file))
-
-
-def _checked(files: Any) -> Sequence[Any]:
-    if isinstance(files, str | os.PathLike) or getattr(files, "ndim", 2) == 1:
-        raise UserError("give a list of recordings, not one recording")
-    if not len(files):
-        raise UserError("give one or more recordings")
-    return files
-
-
-def samples_of(file: Any) -> np.ndarray:
-    """Return the samples (n,) float32 of a path or an array.
-
-    Raises:
-      UserError: The file cannot be read, or the array is not one recording in [-1, 1].
-    """
-    if isinstance(file, str | os.PathLike):
-        return read_audio(file)[0]
-    array = np.asarray(file)
-    if array.dtype.kind != "f":
-        raise UserError(
-            f"samples must be floats in [-1, 1], got {array.dtype}: divide integers by their maximum"
-        )
-    samples = array.astype(np.float32)
-    if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
-        raise UserError(f"a recording must be finite samples (n,) at 16 kHz, got shape {samples.shape}")
-    return samples
 
 
 ENTRY = TaskEntry(
