@@ -62,6 +62,9 @@ PLACES = {
     ("speech_recognizer", "whisper"): Place(
         "Whisper", "Radford et al. 2022", 3, 0, (("translator", "transformer"),)
     ),
+    ("policy", "decision_transformer"): Place(
+        "Decision Transformer", "Chen et al. 2021", 5, 0, (("decoder", "gpt"),)
+    ),
 }  # fmt: skip
 YEARS = ("2014", "2015", "2017", "2019", "2019–24", "2021–23")
 
@@ -77,7 +80,7 @@ COLORS = (
         ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
     )
     | dict.fromkeys(("image_text_encoder", "captioner"), ("#ede9fe", "#7c3aed", "#2e1065"))
-    | {"speech_recognizer": ("#ccfbf1", "#0d9488", "#042f2e")}
+    | {"speech_recognizer": ("#ccfbf1", "#0d9488", "#042f2e"), "policy": ("#fee2e2", "#dc2626", "#450a0a")}
 )
 LABELS = {
     "translator": "translators",
@@ -86,6 +89,7 @@ LABELS = {
     "image_encoder": "vision models",
     "captioner": "text with images",
     "speech_recognizer": "speech",
+    "policy": "decisions",
 }
 GREY = "#7d8590"
 

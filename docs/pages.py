@@ -14,8 +14,8 @@ PACKAGE = ROOT / "transformer_jax"
 PAGES = ROOT / "build" / "pages"
 # Guides at the start of the list; the others follow in alphabetical order.
 FIRST = (
-    "getting_started", "translators", "decoders", "encoders", "vision", "multimodal", "speech", "data",
-    "published", "recipes", "runs", "trust",
+    "getting_started", "translators", "decoders", "encoders", "vision", "multimodal", "speech", "decisions",
+    "data", "published", "recipes", "runs", "trust",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib
+import json
 import pathlib
 import re
 import shlex
@@ -14,7 +15,7 @@ from flax import nnx
 from PIL import Image
 
 import transformer_jax
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.commands.in_process import call
 from tests.conftest import ROOT
 from tests.runs import write_pairs
@@ -42,6 +43,8 @@ from transformer_jax.tasks.translators import translation
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 # Pages with snippets that are quick enough to run without `--long`.
 COMMON = ("docs/build_your_own.md",)
+# Pages whose snippets run with `--long`; those of the other pages run with `--soak`.
+LONG = ("README.md", "docs/getting_started.md", "docs/speech.md", "docs/decisions.md")
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 # Lines of a snippet that are skipped, because test_package.py tests the installation.
 INSTALLATION = ("python3 -m venv", "source ", "pip install")
@@ -65,10 +68,11 @@ TINY = {
     "self-distill": IMAGES,
     "contrast": IMAGES,
     "caption": IMAGES,
+    "decide": [*STEPS, "--warmup", "1", "--episodes", "20", "--score-episodes", "2", "--batch-size", "4"],
     "transcribe": [*STEPS, "--warmup", "1", "--batch-size", "4"],
 }
 # Flags of a command that uses a trained model or plans a run.
-USES = {"--stdin", "--fill", "--images", "--audio", "--help", "--dry-run", "--weights", "knn"}
+USES = {"--stdin", "--fill", "--images", "--audio", "--play", "--help", "--dry-run", "--weights", "knn"}
 
 
 def blocks(page, *languages):
@@ -108,7 +112,21 @@ def files(tmp_path_factory):
     (folder / "captions.tsv").write_text("\n".join(["image\tcaption", *rows]) + "\n")
     save_published(folder)
     write_recordings(folder)
+    write_episodes(folder)
     return folder
+
+
+def write_episodes(folder):
+    """Write episodes of four values and two actions in both forms."""
+    rng = np.random.default_rng(0)
+    states, actions, rewards = rng.normal(size=(60, 4)), rng.integers(0, 2, 60), np.ones(60)
+    terminals = np.arange(60) % 10 == 9
+    np.savez(
+        folder / "episodes.npz", observations=states, actions=actions, rewards=rewards, terminals=terminals
+    )
+    parts = {"observations": states[:10], "actions": actions[:10], "rewards": rewards[:10]}
+    line = json.dumps({name: values.tolist() for name, values in parts.items()})
+    (folder / "more_episodes.jsonl").write_text(f"{line}\n{line}\n")
 
 
 def write_recordings(folder):
@@ -170,7 +188,13 @@ def run_command_line(line):
     assert "error:" not in completed.stderr, f"{line}\n{completed.stderr}"
 
 
-@pytest.mark.parametrize("page", others_long(PAGES, *COMMON))
+def marked_pages():
+    """Return the pages with the marks of the suites in which their snippets run."""
+    soak = others_soak(PAGES, *COMMON, *LONG)
+    return [pytest.param(page, marks=pytest.mark.long) if page in LONG else page for page in soak]
+
+
+@pytest.mark.parametrize("page", marked_pages())
 def test_snippets_run_unchanged(page, files, tmp_path, monkeypatch):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

@@ -1,12 +1,14 @@
 """Notebooks define no model code, contain the outputs of one clean run, and run in a fresh kernel."""
 
 import ast
+import importlib.util
 import json
 import re
 import runpy
 
 import pytest
 
+from tests.cases import others_soak
 from tests.conftest import FAST_TO_COMPILE, ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -79,8 +81,18 @@ def test_saved_outputs_come_from_one_clean_run(path):
     assert "find_spec" in "".join(saved_cells[0]["source"]), "the first cell installs a missing package"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_imports_exists(path):
+    for node in ast.walk(code(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("transformer_jax"):
+            module = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                exists = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                assert exists, f"{node.module} has no {name}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", others_soak(NOTEBOOKS, *NOTEBOOKS[:2]), ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_fresh_kernel(path):
     """Each training takes only a few steps; `make notebooks` takes all of them for the saved outputs."""
     # After fewer steps the translator writes no words, and the notebook draws the attention of the words.

@@ -143,7 +143,8 @@ def loaded_per_second(workers: int, seconds: float = 10.0) -> float:
       workers: Number of worker processes; 0 means one thread of this process.
       seconds: Duration of the measurement.
     """
-    from transformer_jax.data.batches.image_batches import ImageBatches, LabeledViews
+    from transformer_jax.data.batches.image_batches import LabeledViews
+    from transformer_jax.data.batches.row_batches import RowBatches
     from transformer_jax.tasks.vision.data import ImagesInMemory, augmentation_of
     from transformer_jax.tasks.vision.image_classification import images
 
@@ -151,9 +152,7 @@ def loaded_per_second(workers: int, seconds: float = 10.0) -> float:
     pixels = np.random.default_rng(0).integers(256, size=(10_000, 32, 32, 3), dtype=np.uint8)
     labels = np.zeros(len(pixels), np.int32)
     views = LabeledViews(labels, CLASSES, size=32, augmentation=augmentation_of(task))
-    batches = ImageBatches(ImagesInMemory(pixels), task.batch_size, 0, views=views, workers=workers).from_step(
-        0
-    )
+    batches = RowBatches(ImagesInMemory(pixels), task.batch_size, 0, views=views, workers=workers).from_step(0)
     for _ in range(20):
         next(batches)  # These batches were prepared before the measurement.
     start_time, count = time.perf_counter(), 0

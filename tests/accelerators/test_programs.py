@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.cases import others_soak
 from tests.conftest import ROOT
 from transformer_jax import configure
 from transformer_jax.decoding.plan import abstract_programs
@@ -42,9 +41,27 @@ def for_chips(topology):
 
 TOPOLOGIES = [for_chips("v5e:2x2"), for_chips("h100:2")]
 TPU, GPU = TOPOLOGIES
+
+
+def soak_unless(is_kept):
+    """Return the marks of a case of the ordinary suite, or of `make soak`."""
+    return [] if is_kept else [pytest.mark.soak]
+
+
+def corners(names, *kept):
+    """Return the pairs of a name and a topology, marking all except `kept` as soak."""
+    return [
+        pytest.param(name, *chips.values, marks=[*chips.marks, *soak_unless((name, chips) in kept)])
+        for name in names
+        for chips in TOPOLOGIES
+    ]
+
+
 # Images in a batch of the contrastive models, which no other size of theirs divides.
 ROWS = 640
 BOTH = "fsdp=2,tensor=2"  # for four chips; two GPUs have one axis
+# The models whose training steps are compiled in the ordinary suite; `make soak` compiles the others.
+CORNERS = ("transformer", "gpt", "llama 256", "bahdanau", "vit")
 # Every type of block on a TPU and a GPU; image encoders are stacks of encoder blocks on both.
 TRAINED = [
     (name, chips, mesh)
@@ -139,6 +156,8 @@ def config(name):
         return configure("contrastive", "drawn", model=name, batch_size=ROWS, **image_text)
     if name == "captioner":
         return configure("captioning", "drawn", batch_size=16, decoder_width=128, **image_text)
+    if name == "decision_transformer":
+        return configure("offline_decisions", "key_door", batch_size=64, width=128, heads=2, dtype="bfloat16")
     if name == "whisper":
         return configure(
             "speech_recognition", "digits", batch_size=16, width=128, encoder_layers=2, decoder_layers=2,
@@ -226,7 +245,12 @@ def test_topologies_that_the_compiler_refuses(topology):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "topology", "mesh"),
-    [pytest.param(name, *chips.values, mesh, marks=chips.marks) for name, chips, mesh in TRAINED],
+    [
+        pytest.param(
+            name, *chips.values, mesh, marks=[*chips.marks, *([] if name in CORNERS else [pytest.mark.soak])]
+        )
+        for name, chips, mesh in TRAINED
+    ],
 )
 def test_a_training_step(name, topology, mesh):
     report = step(name, topology, mesh)
@@ -273,10 +297,13 @@ def test_a_training_step(name, topology, mesh):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize(
-    "name", others_soak(["clip", "siglip", "captioner", "whisper"], "clip", "captioner", "whisper")
-)
+    ("name", "topology"),
+    corners(
+        ["clip", "siglip", "captioner", "whisper", "decision_transformer"],
+        ("clip", GPU), ("captioner", TPU), ("whisper", GPU), ("decision_transformer", TPU),
+    ),
+)  # fmt: skip
 def test_models_of_images_sounds_and_texts(name, topology):
     """Patches and frames use a kernel, and the chunked loss holds no array of the batch squared."""
     devices = 2 if topology == "h100:2" else 4
@@ -292,7 +319,7 @@ def test_models_of_images_sounds_and_texts(name, topology):
     assert BARRIER not in text
     # Scalars such as the temperature may be copied.
     assert [copy for copy in copies_of_state(text) if not copy[0].startswith("f32[1]")] == []
-    if name in ("captioner", "whisper"):
+    if name not in ("clip", "siglip"):
         return
 
     def largest_similarities(text):
@@ -394,8 +421,13 @@ def test_gradients_go_between_slices(topology):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", ["transformer", "gpt", "llama", "lstm", "bahdanau"])
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    corners(
+        ["transformer", "gpt", "llama", "lstm", "bahdanau"],
+        ("transformer", GPU), ("gpt", TPU), ("llama", GPU), ("bahdanau", TPU),
+    ),
+)  # fmt: skip
 def test_decoding(name, topology):
     mesh = {"v5e:2x2": "data=2,tensor=2", "h100:2": "tensor=2"}[topology]
     reports = compile_decoding(config(name).model, topology=topology, rows=4, prompt=128, mesh=mesh)
@@ -455,8 +487,9 @@ WINDOWS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", others_soak(list(WINDOWS), "causal", "global"))
+@pytest.mark.parametrize(
+    ("name", "topology"), corners(list(WINDOWS), ("causal", GPU), ("global", GPU), ("global", TPU))
+)
 @pytest.mark.parametrize("mesh", ["data=2", "sequence=2"])
 def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topology, mesh):
     """Forward and backward, with padding; over `sequence` devices exchange only borders."""
@@ -487,10 +520,10 @@ def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topolog
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_step_of_a_longformer(topology):
+@pytest.mark.parametrize(("name", "topology"), corners(["longformer"], ("longformer", TPU)))
+def test_a_step_of_a_longformer(name, topology):
     """A document of 1,024 tokens, a window of 256 and a global first token."""
-    report = step("longformer", topology, "data=2" if topology == "h100:2" else "data=4")
+    report = step(name, topology, "data=2" if topology == "h100:2" else "data=4")
     assert report.fits
     assert KERNEL[topology] in report.attention
     assert BARRIER not in report.program.as_text()

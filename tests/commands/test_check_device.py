@@ -146,7 +146,7 @@ def answer(_):
 def sleep(_):
     import time
 
-    return {"job": lambda: time.sleep(60)}
+    return {"job": lambda: time.sleep(600)}
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,10 @@ def sleep(_):
     ],
 )
 def test_a_side_that_fails_or_hangs(side, error, message):
+    # A process takes many seconds to start on a busy machine.
+    timeout = 5 if side is sleep else 300
     with pytest.raises(error, match=message):
-        interleaved_rounds.compare({"job": 1}, {"side": side}, None, 1, timeout=8)
+        interleaved_rounds.compare({"job": 1}, {"side": side}, None, 1, timeout=timeout)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.commands.in_process import call, error_line, json_lines, succeed
 from transformer_jax import load, pretrained
 from transformer_jax.commands import answer, classify, embed, generate, pretrain, tag
@@ -561,7 +561,7 @@ def test_pretraining_recognises_an_electra_by_its_folder(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "file"), others_long([(classify, "label.tsv"), (embed, "pair.tsv")], (embed, "pair.tsv"))
+    ("command", "file"), others_soak([(classify, "label.tsv"), (embed, "pair.tsv")], (embed, "pair.tsv"))
 )
 def test_a_run_resumes_without_the_folder_of_its_start(runs, data, tmp_path, command, file):
     start = tmp_path / "start"
@@ -608,7 +608,7 @@ def test_truncated_texts_are_counted(data, tmp_path):
     assert "1 of 1 validation texts are longer" in completed.stdout + completed.stderr
 
 
-@pytest.mark.parametrize("command", others_long([pretrain, classify, tag, answer, embed], answer))
+@pytest.mark.parametrize("command", others_soak([pretrain, classify, tag, answer, embed], answer))
 def test_a_plan_needs_no_data(command, tmp_path):
     completed = succeed(command, *TINY, "--dry-run", "--run-dir", tmp_path / "run")
     assert "parameters" in completed.stdout

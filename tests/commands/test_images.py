@@ -200,7 +200,7 @@ def test_fewer_than_five_classes_are_noted(training):
     assert "2 classes: top5 counts all of them" in training[1].stderr
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_start_of_another_size(run, data, tmp_path):
     steps = ("--steps", 2, "--batch-size", 4, "--save-every", 2, "--evaluate-every", 2)
     start = ("--start-from", run, "--data", data)

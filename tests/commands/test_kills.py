@@ -55,7 +55,7 @@ def final_state(folder):
     return named_leaves(restored), totals
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_kills(tmp_path, request):
     kills = 100 if request.config.getoption("--soak") else 2
     # Each process saves at most 6 further steps before it is killed.

@@ -73,7 +73,7 @@ def test_an_extended_run_is_equal_bit_for_bit(text, complete_run, tmp_path):
         np.testing.assert_array_equal(leaf, leaves(tmp_path)[name], err_msg=name)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_compute_options_change_no_score(text, complete_run, tmp_path):
     results = train(config(text), tmp_path, compute=ComputeOptions(unroll=1, remat="blocks"))
     assert results["validation_loss"] == pytest.approx(complete_run[1]["validation_loss"], rel=1e-4)

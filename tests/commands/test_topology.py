@@ -103,7 +103,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_errors_of_a_plan_for_using_a_run(runs, no_compiler):
     flags = ("--run-dir", runs / "translator", "--text", "a cat", "--dry-run")
     assert "needs --run-dir and --topology" in call(translate.main, *flags).stderr

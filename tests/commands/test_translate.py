@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.commands.in_process import call, error_line, start, succeed
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
@@ -238,7 +239,7 @@ def test_an_interrupted_run_ends_bit_equal(files, tmp_path):
     assert extended["steps"] == complete["steps"] == 12
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_scoring_again_does_not_change_the_averaged_parameters(files, tmp_path):
     train(config(files, steps=4), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")}
@@ -247,7 +248,7 @@ def test_scoring_again_does_not_change_the_averaged_parameters(files, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["run"]["task"]["beam_size"] == 2
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_number_of_steps_can_be_reduced_before_they_are_trained(files, tmp_path):
     train(config(files, steps=4), tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
@@ -259,7 +260,7 @@ def test_the_number_of_steps_can_be_reduced_before_they_are_trained(files, tmp_p
     assert train(config(files, steps=5), tmp_path)["steps"] == 5
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("batching", ["buckets", "packed"])
 def test_a_length_limit_that_no_bucket_divides(files, tmp_path, batching):
     """Buckets round lengths up, but not above the limit of the model."""
@@ -277,7 +278,7 @@ def test_a_path_that_is_too_long(files, tmp_path):
             train(config(files | changes), tmp_path / folder)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_cosine_run_is_neither_extended_nor_shortened(files, tmp_path):
     cosine = config(files, schedule="cosine", steps=4)
     train(cosine, tmp_path / "run")
@@ -317,7 +318,7 @@ def test_a_run_starts_from_another(files, tmp_path):
     assert resumed["bleu"] == second["bleu"]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_metrics_after_the_restored_step_are_dropped(files, tmp_path):
     train(config(files, steps=8), tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:
@@ -359,21 +360,23 @@ def test_over_long_and_empty_pairs_are_counted(files, tmp_path):
     )
 
 
+OPTIONS = [
+    dict(r_drop=5.0, bpe_dropout=0.1, accumulation=2, batching="packed"),
+    dict(accumulation=2, ema=0.9), dict(optimizer="muon", norm="pre", tie="none"),
+    dict(dtype="bfloat16", beam_size=1, schedule="inverse_sqrt"),
+    dict(model="hard_attention", batching="packed"), dict(model="bahdanau", r_drop=5.0, hidden=24),
+]  # fmt: skip
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "changes",
-    [dict(accumulation=2, ema=0.9), dict(optimizer="muon", norm="pre", tie="none"),
-     dict(dtype="bfloat16", beam_size=1, schedule="inverse_sqrt"),
-     dict(r_drop=5.0, bpe_dropout=0.1, accumulation=2, batching="packed"),
-     dict(model="hard_attention", batching="packed"), dict(model="bahdanau", r_drop=5.0, hidden=24)],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", others_soak(OPTIONS, OPTIONS[0]))
 def test_runs_of_all_options_end_with_scores(files, tmp_path, changes):
     results = train(config(files, steps=2, save_every=1, **changes), tmp_path)
     assert np.isfinite(results["bleu"])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["lstm", "luong", "hard_attention"])
+@pytest.mark.parametrize("name", others_soak(["lstm", "luong", "hard_attention"], "luong"))
 def test_recurrent_models_train_resume_and_translate(files, tmp_path, name):
     options = dict(model=name, save_every=2, schedule="constant")
     train(config(files, steps=4, **options), tmp_path / "complete")
@@ -394,7 +397,7 @@ def test_recurrent_models_train_resume_and_translate(files, tmp_path, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", others_soak([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_signals_save_before_the_command_ends(files, tmp_path, number):
     process = start("translate", *flags_of(files), *SMALL, "--steps", 100_000, "--run-dir", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"

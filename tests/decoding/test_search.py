@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.oracles import search as oracle
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.greedy import greedy_search
@@ -197,7 +198,7 @@ def model_log_probabilities(model):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("beam_size", [2, 4])
+@pytest.mark.parametrize("beam_size", others_soak([2, 4], 4))
 def test_beam_search_with_a_cache_equals_plain_python(model, beam_size):
     cache = model.start(SOURCE, source_mask=SOURCE != 0, max_length=T)
     attends = getattr(model, "attends", True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long, others_soak
+from tests.cases import others_soak
 from tests.runs import train, write_pairs
 from transformer_jax import configure, load
 from transformer_jax.decoding.generation import for_decoding
@@ -229,7 +229,7 @@ def train_steps(text, model="modern_gpt", shard_optimizer=False, **changes):
 
 @pytest.mark.parametrize(
     ("mesh", "axes", "layers"),
-    others_long([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]),
+    others_soak([("data=2,fsdp=2", 1, 2), ("fsdp=2,tensor=2", 2, 4), ("fsdp=2", 1, 3)]),
 )
 def test_muon_gathers_matrices_outside_its_iterations(mesh, axes, layers):
     """The losses equal those of one device, whether or not the mesh divides the layers."""
@@ -246,13 +246,16 @@ def test_muon_gathers_matrices_outside_its_iterations(mesh, axes, layers):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [
-        dict(layer_decay=0.5),
-        dict(trainable="(blocks|unembedding)/.*"),
-        dict(shard_optimizer=True),
+    others_soak(
+        [
+            dict(layer_decay=0.5),
+            dict(trainable="(blocks|unembedding)/.*"),
+            dict(shard_optimizer=True),
+            dict(shard_optimizer=True, accumulation=2),
+            dict(model="lstm"),
+        ],
         dict(shard_optimizer=True, accumulation=2),
-        dict(model="lstm"),
-    ],
+    ),
     ids=str,
 )
 def test_muon_on_a_mesh_with_further_options(options):
@@ -266,7 +269,7 @@ def test_muon_on_a_mesh_with_further_options(options):
 
 @pytest.mark.parametrize(
     ("text", "optimizer", "moments"),
-    others_long(
+    others_soak(
         [("data=4", "adam", 2), ("data=2,fsdp=2", "adam", 2), ("data=4", "muon", 1)],
         ("data=2,fsdp=2", "adam", 2),
     ),
@@ -331,7 +334,7 @@ def test_each_device_holds_a_share_of_a_sharded_optimizer(task, recipe, changes,
     assert share < 1.02 * size / 8
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("text", ["data=8", "data=2,fsdp=2,tensor=2"])
 def test_recurrent_gradients_over_data_equal_one_device(text):
     """XLA computed wrong gradients for a loop over time sharded on both axes: see `parameter_sharding`."""
@@ -463,7 +466,7 @@ def test_constraints_need_a_mesh():
         assert "P(None, 'sequence', None)" in text
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(("axes", "kind"), [(("batch", "model"), "Auto"), (("fsdp", "tensor"), "Auto")])
 def test_a_mesh_with_other_axes_is_ignored(axes, kind):
     mesh = jax.make_mesh((2, 2), axes, axis_types=(jax.sharding.AxisType[kind],) * 2, devices=jax.devices()[:4])

@@ -123,7 +123,7 @@ def test_two_processes_equal_one(config, two_processes, tmp_path):
     assert not list(folder.glob("*.draft"))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.soak
 def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_path):
     folder, _ = two_processes
@@ -142,7 +142,7 @@ def test_one_process_and_four_resume_a_run_of_two(config, two_processes, tmp_pat
         assert all(checkpoints.is_complete(step) for step in checkpoints.steps())
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.soak
 def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 100)
@@ -172,7 +172,7 @@ def test_training_and_generation_of_a_language_model_over_two_processes(tmp_path
     assert ended[1][1] == ""
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_gradients_over_processes_equal_one_device(tmp_path, count):
     names, port = ("transformer", "llama")[: 4 // count], free_port()
@@ -191,7 +191,7 @@ def test_gradients_over_processes_equal_one_device(tmp_path, count):
             assert_equals_one_device(name, float(gradient.pop("loss")), gradient)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_two_processes_restore_a_checkpoint_of_eight_devices(tmp_path):
     saved = state_on("data=2,fsdp=2,tensor=2")
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:

@@ -41,7 +41,7 @@ def test_wrong_flags(flags, message, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_rows_are_trained_scored_and_saved(tmp_path, capsys):
     folder, rows = tmp_path / "ablation", ["base", "no average", "post-norm"]
     command = [*pair_flags(tmp_path), *SMALL, "--runs-dir", str(folder), "--only"]

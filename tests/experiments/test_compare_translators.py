@@ -10,7 +10,7 @@ from PIL import Image
 from experiments import compare_translators
 from experiments.compare_translators import Arguments
 from experiments.several_translators import parse_translators
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.experiments.sentences import SMALL, pair_flags
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS
@@ -19,7 +19,7 @@ from transformer_jax.tasks.translators.translation import ENTRY
 RECURRENT = [name for name in TRANSLATORS if name != "transformer"]
 
 
-@pytest.mark.parametrize("name", others_long(RECURRENT, "lstm"))
+@pytest.mark.parametrize("name", others_soak(RECURRENT, "lstm"))
 def test_sizes_are_equal(name):
     expected = compare_translators.parameters(TRANSLATORS["transformer"].preset("mini", 1_500))
     config = TRANSLATORS[name].preset("mini", 1_500)

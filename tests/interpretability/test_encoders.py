@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interpretability.ablation import ablate_head, patch
@@ -38,7 +38,7 @@ def model_of(name, vocab_size):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), model)
 
 
-@pytest.mark.parametrize("name", others_long(["bert", "electra"], "bert"))
+@pytest.mark.parametrize("name", others_soak(["bert", "electra"], "bert"))
 def test_values_inside(name, tokenizer):
     model = model_of(name, tokenizer.vocab_size)
     (encoding,) = tokenizer.encode_batch([TEXT], max_length=19)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.interpretability.test_activations import make
 from transformer_jax.data.tokenizers.byte_pairs import BEGIN, END, BytePairTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
@@ -25,7 +25,7 @@ def tokenizer():
 
 
 @pytest.mark.parametrize(
-    "name", others_long(["transformer", "bahdanau", "luong", "hard_attention"], "transformer")
+    "name", others_soak(["transformer", "bahdanau", "luong", "hard_attention"], "transformer")
 )
 def test_all_attention_of_a_translation(name, tokenizer):
     entry = TRANSLATORS[name]
@@ -89,7 +89,7 @@ def test_models_and_texts_without_attention_are_refused(tokenizer):
 
 @pytest.mark.parametrize(
     ("name", "models"),
-    others_long(
+    others_soak(
         [("gpt", DECODERS), ("llama", DECODERS), ("modern_gpt", DECODERS), ("transformer", TRANSLATORS)],
         ("llama", DECODERS),
         ("transformer", TRANSLATORS),

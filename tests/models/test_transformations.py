@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long, others_soak
+from tests.cases import others_soak
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import DECODERS, TRANSLATORS
 
@@ -85,7 +85,7 @@ def on_plane(model, inputs):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    others_long(MODELS, ("translators", "transformer"), ("decoders", "gpt")),
+    others_soak(MODELS, ("translators", "transformer"), ("decoders", "gpt")),
 )
 def test_forward_mode_equals_reverse_mode(kind, name):
     model, inputs = make(kind, name), tokens(kind)
@@ -143,7 +143,7 @@ def test_an_ensemble_equals_its_models(kind, name):
         np.testing.assert_allclose(output, single(model), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_jacobian_of_a_chunked_model():
     """Forward mode by columns and reverse mode by rows both equal the Jacobian of the plain model."""
     kind, name = "decoders", "gpt"

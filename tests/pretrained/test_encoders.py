@@ -10,6 +10,7 @@ import safetensors.numpy
 from flax import nnx
 
 import transformer_jax
+from tests.cases import others_soak
 from tests.pretrained.test_parity import noisy
 from transformer_jax import pretrained
 from transformer_jax.data.corpora.tables import read_table
@@ -94,7 +95,9 @@ def our_output(model, architecture, tokens, types, mask):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.architecture)
+@pytest.mark.parametrize(
+    "family", others_soak(ENCODERS, *ENCODERS[::3]), ids=lambda family: family.architecture
+)
 def test_an_encoder_is_read_and_written(transformers, family, tmp_path, rng):
     """The inputs have padding and token types; `transformers` reads what we write."""
     name = family.architecture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.pretrained.test_encoders import small_tokenizer
 from tests.pretrained.test_parity import noisy
 from transformer_jax import pretrained
@@ -87,7 +88,7 @@ def check_close(outputs, references, mask, **tolerance):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRANSFORMER_JAX_RANDOM_CONFIGS", "1"))))
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", others_soak(ARCHITECTURES, *ARCHITECTURES[:2]))
 def test_random_configs_in_both_directions(transformers, architecture, seed, tmp_path):
     """Rows have padding, other lengths, and global tokens that differ between rows in place and number."""
     draw, rng = random.Random(f"{architecture} {seed}"), np.random.default_rng(seed)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.pretrained.test_encoders import our_output, small_tokenizer, their_output
 from tests.pretrained.test_image_text import make_folder, torch_logits, torch_vectors
 from tests.pretrained.test_parity import LLAMA3, noisy, their_logits
@@ -19,6 +20,12 @@ from transformer_jax.pretrained.families import FAMILIES
 V, T = 97, 11
 # Longformer, whose inputs also have global tokens, has a test of its own.
 FAMILY_LIST = [family for name, families in FAMILIES.items() if name != "longformer" for family in families]
+# The architectures of the ordinary suite; each of the others has a smaller test of its own.
+CORNERS = [
+    family
+    for family in FAMILY_LIST
+    if family.architecture.startswith(("BertForPre", "LlamaFor", "ViTModel", "SiglipModel", "WhisperFor"))
+]
 ROPES = [
     dict(rope_type="default", rope_theta=100.0), dict(rope_type="default", rope_theta=500_000.0), LLAMA3,
     dict(rope_type="linear", rope_theta=10_000.0, factor=2.0),
@@ -116,7 +123,7 @@ def image_text_fields(family, draw):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TRANSFORMER_JAX_RANDOM_CONFIGS", "1"))))
-@pytest.mark.parametrize("family", FAMILY_LIST, ids=lambda family: family.architecture)
+@pytest.mark.parametrize("family", others_soak(FAMILY_LIST, *CORNERS), ids=lambda family: family.architecture)
 def test_random_configs_have_the_outputs_of_transformers(family, seed, tmp_path):
     torch = pytest.importorskip("torch", reason="parity needs torch")
     transformers = pytest.importorskip("transformers", reason="parity needs transformers")

@@ -39,8 +39,15 @@ def check_images(parsed: Parsed) -> None:
         raise UserError("`images` names no image: add one or more files")
 
 
-def run_dir_of(entry: TaskEntry, parsed: Parsed) -> str:
-    """Return the run folder of a command line: `run_dir`, or runs/DATA-MODEL."""
+def run_dir_of(entry: TaskEntry, parsed: Parsed, embedded: str = "scenes") -> str:
+    """Return the run folder of a command line: `run_dir`, or runs/DATA-MODEL.
+
+    Args:
+      entry: The task.
+      parsed: The command line.
+      embedded: Name of the data without `data`.
+    """
     data = parsed.config.task.data
-    corpus = "scenes" if not data else data[0] if len(data) == 1 else pathlib.Path(data[0]).name.split(".")[0]
+    data = (data,) if isinstance(data, str) and data else data
+    corpus = embedded if not data else data[0] if len(data) == 1 else pathlib.Path(data[0]).name.split(".")[0]
     return parsed.flags.run_dir or default_run_dir(entry, parsed, corpus)

@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "caption": ("caption", "train a captioner on images with captions, and caption images"),
     "transcribe": ("transcribe", "train a speech recognizer on recordings, and transcribe"),
+    "decide": ("decide", "learn decisions from recorded episodes, and play"),
     "check-device": ("check_device", "check and time an attached accelerator, next to PyTorch"),
     "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
@@ -57,6 +58,7 @@ def print_completion(shell: str) -> None:
         caption,
         classify_images,
         contrast,
+        decide,
         embed,
         encoder_use,
         generate,
@@ -83,6 +85,7 @@ def print_completion(shell: str) -> None:
         "contrast": default_arguments(TASKS["contrastive"], contrast.Arguments),
         "caption": default_arguments(TASKS["captioning"], caption.Arguments),
         "transcribe": default_arguments(TASKS["speech_recognition"], transcribe.Arguments),
+        "decide": default_arguments(TASKS["offline_decisions"], decide.Arguments),
     }
     subcommands = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]

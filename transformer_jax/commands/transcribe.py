@@ -124,4 +124,4 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
             use(parsed)
         return
     parsed.execution.processes.join()
-    train(ENTRY, parsed.config, pathlib.Path(run_dir_of(ENTRY, parsed)), parsed.execution)
+    train(ENTRY, parsed.config, pathlib.Path(run_dir_of(ENTRY, parsed, "digits")), parsed.execution)

@@ -81,6 +81,9 @@ RULES = (
     Rule(r"unembedding/table/embedding", ("vocab", "width"), decays=True),
     Rule(r"((source|target)_positions|positions(/table)?)/embedding", ("positions", "width")),
     Rule(r"smear", ("width",)),
+    Rule(r"action_table/embedding", ("actions", "width")),
+    Rule(r"steps_table/embedding", ("positions", "width")),
+    Rule(r"unknown_return", ("tokens", "width")),
     Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
     *_block_rules(_ATTENTION, _STACK),
@@ -103,11 +106,11 @@ RULES = (
     Rule(r"logit_(scale|bias)", ("scalars",)),
     *_recurrent(r"(encoder|decoder)/cells/\d+|cell|forward|backward"),
     _unstacked(
-        r"(first_state|key|query|readout|baseline|((distillation|ctc)_)?head|((image|text)_)?projection|pooler|pooling|transform"
+        r"(first_state|key|query|readout|baseline|((distillation|ctc)_)?head|((image|text|return|state|action)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/kernel"
     ),
     Rule(
-        r"(first_state|key|readout|baseline|((distillation|ctc)_)?head|((image|text)_)?projection|pooler|pooling|transform"
+        r"(first_state|key|readout|baseline|((distillation|ctc)_)?head|((image|text|return|state|action)_)?projection|pooler|pooling|transform"
         r"|next_sentence|projector/\d+|bottleneck)/bias",
         ("outputs",),
     ),

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from transformer_jax.models.decisions.decision_transformer import (
+    DecisionTransformer,
+    DecisionTransformerConfig,
+)
 from transformer_jax.models.decoders.gpt import GPT, GPTConfig
 from transformer_jax.models.decoders.llama import Llama, LlamaConfig
 from transformer_jax.models.decoders.modern_gpt import ModernGPT, ModernGPTConfig
@@ -137,6 +141,7 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     },
     "captioner": {"captioner": ModelEntry(CaptionerConfig, Captioner)},
     "speech_recognizer": {"whisper": ModelEntry(WhisperConfig, Whisper)},
+    "policy": {"decision_transformer": ModelEntry(DecisionTransformerConfig, DecisionTransformer)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 

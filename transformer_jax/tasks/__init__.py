@@ -11,6 +11,7 @@ from transformer_jax import pretrained
 from transformer_jax.errors import UserError
 from transformer_jax.layers.compute_options import ComputeOptions
 from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.decisions import offline_decisions
 from transformer_jax.tasks.decoders import language_modeling
 from transformer_jax.tasks.encoders import (
     masked_language_modeling,
@@ -47,6 +48,7 @@ _TASK_FILES = (
     contrastive,
     captioning,
     speech_recognition,
+    offline_decisions,
 )
 TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
@@ -107,7 +109,7 @@ def load(
       task: `translate` and `align` for a translator; `generate` for a language model; `embed`, and `fill`,
       `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model, with
       `embed_texts` and `similarity` for one of images and texts; `caption` and `align` for a captioner;
-      `transcribe` and `align` for a speech recognizer.
+      `transcribe` and `align` for a speech recognizer; `act` and `play` for a policy.
 
     Raises:
       UserError: The folder is neither a run nor a published folder, or the checkpoint is missing or damaged.

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.batches.augmentation import OPERATIONS, Augmentation, Mixing, erase, rand_augment
-from transformer_jax.data.batches.image_batches import CropViews, ImageBatches, LabeledViews, Mixer, OneView
+from transformer_jax.data.batches.image_batches import CropViews, LabeledViews, Mixer, OneView
+from transformer_jax.data.batches.row_batches import RowBatches
 from transformer_jax.tasks.vision.data import ImagesInMemory
 
 
@@ -30,7 +31,7 @@ ALL_AUGMENTATIONS = Augmentation(
 def batches(workers=0, seed=0, mixing=NO_MIXING, augmentation=ALL_AUGMENTATIONS):
     views = LabeledViews(np.arange(7) % 3, 3, size=8, augmentation=augmentation)
     finish = Mixer(mixing) if mixing.on else None
-    return ImageBatches(ImagesInMemory(pixels()), 4, seed, views=views, finish=finish, workers=workers)
+    return RowBatches(ImagesInMemory(pixels()), 4, seed, views=views, finish=finish, workers=workers)
 
 
 def assert_equal(batch, expected):
@@ -59,7 +60,7 @@ def test_worker_processes_make_the_same_batches():
 
 
 def test_an_epoch_sees_every_image_once():
-    unaugmented = ImageBatches(ImagesInMemory(pixels(8)), 4, 0, views=OneView(12, Augmentation()))
+    unaugmented = RowBatches(ImagesInMemory(pixels(8)), 4, 0, views=OneView(12, Augmentation()))
     seen = np.concatenate([unaugmented[0]["images"], unaugmented[1]["images"]])
     expected = pixels(8)
     assert {image.tobytes() for image in seen} == {image.tobytes() for image in expected}

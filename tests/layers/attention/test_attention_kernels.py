@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.program_flops import program_flops
 from transformer_jax.layers.attention import kernels as attention_kernels
@@ -314,7 +314,7 @@ def ring_cases():
     }
 
 
-@pytest.mark.parametrize("name", others_long(ring_cases(), "documents"))
+@pytest.mark.parametrize("name", others_soak(ring_cases(), "documents"))
 def test_the_tpu_kernel_over_a_ring_equals_the_plain_form(rng, name):
     inputs = [jnp.asarray(rng.normal(size=(2, 512, heads, 8)), jnp.float32) for heads in (4, 2, 2)]
     cotangent = jnp.asarray(rng.normal(size=(2, 512, 4, 8)), jnp.float32)

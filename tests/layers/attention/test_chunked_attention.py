@@ -131,7 +131,7 @@ def test_short_dtypes(rng, dtype):
     np.testing.assert_allclose(output.astype(jnp.float32), expected, atol=0.03)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("mesh", [None, "sequence=2"])
 def test_second_derivatives(rng, mesh):
     """The gradient of a penalty on the gradient differentiates the backward pass."""

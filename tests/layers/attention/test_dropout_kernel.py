@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.program_flops import program_flops, program_work
 from transformer_jax.layers.attention import visibility
@@ -55,7 +55,7 @@ def output_and_gradients(attend, arrays, mask):
     return output, *gradients
 
 
-@pytest.mark.parametrize("name", others_long(MASKS, "none", "documents", "no key"))
+@pytest.mark.parametrize("name", others_soak(MASKS, "none", "documents", "no key"))
 def test_output_and_gradients_equal_the_plain_form(name):
     pairs = zip(
         *(output_and_gradients(attend, inputs(), MASKS[name]) for attend in (kernel, plain)), strict=True

@@ -28,7 +28,7 @@ class TestGPT(DecoderBattery):
     changes = CHANGES
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestUntied(DecoderBattery):
     """Test a GPT without biases, with a separate table for the logits and T5's positions."""
 
@@ -37,7 +37,7 @@ class TestUntied(DecoderBattery):
     changes = CHANGES | dict(use_bias=True, tie=True)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("positions", ["rotary", "shaw", "sinusoidal", "alibi", "none"])
 def test_other_positions_in_steps(positions):
     """Cached steps equal the full pass for each scheme; the schemes' values are tested against oracles."""
@@ -77,7 +77,7 @@ def test_a_config_is_the_same_from_its_json(positions):
     assert hash(GPTConfig(**stored)) == hash(config)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "bucketed", "shaw"])
 def test_order_matters_to_each_scheme(positions):
     """Swapping the first two of three tokens changes the last state, unless the model has no positions."""

@@ -25,7 +25,7 @@ class TestLSTM(DecoderBattery):
     further_steps = 160  # a state of 17 numbers takes its time
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestGRU(DecoderBattery):
     module = RecurrentLM
     default_compute = ComputeOptions()  # whose loops over time do not unroll

@@ -21,7 +21,7 @@ CONFIG = HardAttentionConfig(
 )
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestHardAttention(TranslatorBattery):
     module = HardAttention
     default_compute = ComputeOptions()  # whose loops over time do not unroll

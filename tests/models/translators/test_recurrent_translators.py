@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long
+from tests.cases import others_soak
 from tests.models.battery import TranslatorBattery, forward
 from tests.oracles import recurrent as oracle
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -44,7 +44,7 @@ class TestLuong(TranslatorBattery):
     changes = CHANGES | dict(score="dot", input_feeding=False)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestSeq2SeqOfGRUs(TranslatorBattery):
     module = seq2seq.Seq2Seq
     default_compute = ComputeOptions()  # whose loops over time do not unroll
@@ -53,7 +53,7 @@ class TestSeq2SeqOfGRUs(TranslatorBattery):
     attends = False
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestLuongConcat(TranslatorBattery):
     module = luong.Luong
     default_compute = ComputeOptions()  # whose loops over time do not unroll
@@ -147,7 +147,7 @@ def test_seq2seq_starts_from_the_last_state_of_the_encoder():
     np.testing.assert_allclose(forward(model, source, target), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", others_long([TestSeq2Seq, TestBahdanau, TestLuong], TestBahdanau))
+@pytest.mark.parametrize("case", others_soak([TestSeq2Seq, TestBahdanau, TestLuong], TestBahdanau))
 def test_one_token_has_finite_gradients(case):
     model = case.module(case.config, rngs=nnx.Rngs(0))
     token = jnp.ones((1, 1), jnp.int32)

@@ -30,7 +30,7 @@ class TestTransformer(TranslatorBattery):
     changes = CHANGES
 
 
-@pytest.mark.long
+@pytest.mark.soak
 class TestPreNorm(TranslatorBattery):
     module = Transformer
     config = dataclasses.replace(CONFIG, norm="pre", tie="none", attention_bias=True, positions="learned")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.cases import others_long, others_soak
+from tests.cases import others_soak
 from tests.runs import train
 from transformer_jax import tasks
 from transformer_jax.data.batches.example_batches import Example
@@ -138,7 +138,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "electra", "vectors"))
+@pytest.mark.parametrize("case", others_soak(CASES, "electra", "vectors"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     first, *_, last = losses(folder)
@@ -277,7 +277,7 @@ def test_what_the_trained_ones_do(data, trained):
     assert run.similarity(["the dog", "the film"]).shape == (2, 2)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_what_the_other_trained_ones_do(trained):
     assert tasks.load(trained("roberta")[0]).fill("the film<mask> good.")
     with pytest.raises(UserError, match="trained on pairs"):

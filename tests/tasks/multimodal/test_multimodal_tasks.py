@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cases import others_long, others_soak
+from tests.cases import others_soak
 from transformer_jax import tasks
 from transformer_jax.data.corpora.scenes import scenes
 from transformer_jax.errors import UserError
@@ -76,7 +76,7 @@ def images(count):
 RECALLS = {f"{d}_recall_at_{k}" for d in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "clip", "captioner"))
+@pytest.mark.parametrize("case", others_soak(CASES, "clip", "captioner"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     expected = RECALLS if case != "captioner" else {"bleu1", "bleu4", "cider", "cider_shuffled"}

@@ -134,7 +134,7 @@ def test_the_plan_adds_up():
     assert "average 5, keep last, layer decay 1.0, save every 1500" in lines["training"]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_mesh_of_any_size_is_planned_without_its_devices():
     """The bytes match a count by hand: Adam triples each parameter, and everything is sharded."""
     config = translation("wmt14-en-de-big", batch_tokens=64 * 256)

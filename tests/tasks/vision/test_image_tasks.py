@@ -70,7 +70,7 @@ def losses(folder):
     return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "dino"))
+@pytest.mark.parametrize("case", others_soak(CASES, "dino"))
 def test_it_is_trained(case, trained):
     folder, results = trained(case)
     expected = {
@@ -158,7 +158,7 @@ def test_a_trained_classifier_classifies(trained):
             run.classify(value)
 
 
-@pytest.mark.parametrize("case", others_long(CASES, "classes", "dino"))
+@pytest.mark.parametrize("case", others_soak(CASES, "classes", "dino"))
 def test_vectors_and_maps_of_every_run(case, trained, tmp_path):
     run = tasks.load(trained(case)[0])
     train_set, _ = digits()

@@ -138,7 +138,7 @@ class SpokenViews:
         """Return `sounds` (n,) int16, `tokens` (T,) and `lengths` () of a row.
 
         Args:
-          images: Ignored; see `ImageBatches`.
+          images: Ignored; see `RowBatches`.
           number: Number of the row's first recording.
           rng: Source of the other recordings and the changes.
         """

@@ -16,6 +16,9 @@ from transformer_jax.layers.positions.schemes import make_positions
 from transformer_jax.models.config_checks import check_choices, parse_text_positions
 from transformer_jax.models.decoders.causal_decoder import CausalDecoder, DecoderConfig
 
+# Standard deviation of the initial values of every matrix and table.
+INITIAL_STD = 0.02
+
 
 def gpt_size(layers: int, width: int, heads: int) -> dict[str, Any]:
     """Return the size fields of a decoder with GPT-2's proportions and vocabulary."""
@@ -58,6 +61,60 @@ class GPTConfig(DecoderConfig):
         super().__post_init__()
 
 
+def gpt_block(
+    config: Any,
+    compute: ComputeOptions,
+    rngs: nnx.Rngs,
+    *,
+    kv_heads: int,
+    use_bias: bool = True,
+    key_bias: bool = True,
+    shaw_limit: int | None = None,
+    has_cross_attention: bool = False,
+) -> CausalBlock:
+    """Return a block of GPT-2 with its initial values, see `GPT`.
+
+    Args:
+      config: Config with `width`, `heads`, `layers`, `feed_forward`, `activation`, `dropout`, `norm_epsilon`
+        and `dtype`.
+      compute: Options for computing the model.
+      rngs: Source of the initial values.
+      kv_heads: G.
+      use_bias: See `GPTConfig`.
+      key_bias: See `MultiHeadAttention`.
+      shaw_limit: See `SelfAttention`.
+      has_cross_attention: See `GPT`.
+    """
+    dense: dict[str, Any] = dict(
+        use_bias=use_bias,
+        kernel_init=nnx.initializers.normal(INITIAL_STD),
+        output_init=nnx.initializers.normal(INITIAL_STD / (2 * config.layers) ** 0.5),
+        dtype=config.dtype,
+    )
+    attention: dict[str, Any] = dense | dict(key_bias=key_bias, implementation=compute.attention)
+
+    def cross_attention() -> dict[str, Any]:
+        if not has_cross_attention:
+            return {}
+        return {
+            "cross_attention": MultiHeadAttention(config.width, config.heads, kv_heads, rngs=rngs, **attention),
+            "cross_attention_norm": layer_norm(config, rngs, use_bias=use_bias),
+        }
+
+    return CausalBlock(
+        attention=SelfAttention(
+            config.width, config.heads, kv_heads, shaw_limit=shaw_limit, rngs=rngs, **attention
+        ),
+        feed_forward=FeedForward(
+            config.width, config.feed_forward, activation=config.activation, rngs=rngs, **dense
+        ),
+        attention_norm=layer_norm(config, rngs, use_bias=use_bias),
+        feed_forward_norm=layer_norm(config, rngs, use_bias=use_bias),
+        dropout=config.dropout,
+        **cross_attention(),
+    )
+
+
 class GPT(CausalDecoder):
     """GPT-2: pre-norm blocks with layer normalization and GELU, learned positions, tied embeddings.
 
@@ -82,51 +139,25 @@ class GPT(CausalDecoder):
         has_cross_attention: bool = False,
         key_bias: bool = True,
     ):
-        std = 0.02
-        dense: dict[str, Any] = dict(
-            use_bias=config.use_bias,
-            kernel_init=nnx.initializers.normal(std),
-            output_init=nnx.initializers.normal(std / (2 * config.layers) ** 0.5),
-            dtype=config.dtype,
-        )
-        attention: dict[str, Any] = dense | dict(key_bias=key_bias, implementation=compute.attention)
-
-        def cross_attention(rngs: nnx.Rngs) -> dict[str, Any]:
-            if not has_cross_attention:
-                return {}
-            return {
-                "cross_attention": MultiHeadAttention(
-                    config.width, config.heads, config.kv_heads, rngs=rngs, **attention
-                ),
-                "cross_attention_norm": layer_norm(config, rngs, use_bias=config.use_bias),
-            }  # fmt: skip
-
         def block(rngs: nnx.Rngs) -> CausalBlock:
-            return CausalBlock(
-                attention=SelfAttention(
-                    config.width,
-                    config.heads,
-                    config.kv_heads,
-                    shaw_limit=config.positions.limit if isinstance(config.positions, Shaw) else None,
-                    rngs=rngs,
-                    **attention,
-                ),
-                feed_forward=FeedForward(
-                    config.width, config.feed_forward, activation=config.activation, rngs=rngs, **dense
-                ),
-                attention_norm=layer_norm(config, rngs, use_bias=config.use_bias),
-                feed_forward_norm=layer_norm(config, rngs, use_bias=config.use_bias),
-                dropout=config.dropout,
-                **cross_attention(rngs),
+            return gpt_block(
+                config,
+                compute,
+                rngs,
+                kv_heads=config.kv_heads,
+                use_bias=config.use_bias,
+                key_bias=key_bias,
+                shaw_limit=config.positions.limit if isinstance(config.positions, Shaw) else None,
+                has_cross_attention=has_cross_attention,
             )
 
         super().__init__(
             config,
             make_block=block,
-            positions=make_positions(config, std=std, rngs=rngs),
+            positions=make_positions(config, std=INITIAL_STD, rngs=rngs),
             norm=layer_norm(config, rngs, use_bias=config.use_bias),
-            embedding_std=std,
-            unembedding_std=std,
+            embedding_std=INITIAL_STD,
+            unembedding_std=INITIAL_STD,
             rngs=rngs,
             compute=compute,
         )

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.captioned_batches import CaptionedViews
-from transformer_jax.data.batches.image_batches import ImageBatches
+from transformer_jax.data.batches.row_batches import RowBatches
 from transformer_jax.data.corpora.captioned_images import CaptionedImages, open_captioned
 from transformer_jax.data.corpora.scenes import scenes
 from transformer_jax.data.corpora.tables import fingerprint
@@ -277,7 +277,7 @@ class CaptionedTask:
             size=processor.images.size, augmentation=image_data.augmentation_of(task),
         )  # fmt: skip
         images = image_data.in_memory_if_small(train.images, None if task.crop < 1 else processor.images)
-        batches = ImageBatches(
+        batches = RowBatches(
             images, task.batch_size, config.seed, views=views, workers=image_data.worker_count(task, images)
         )
         self.batches = batches.share(

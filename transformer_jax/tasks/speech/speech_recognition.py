@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from transformer_jax.data.batches.image_batches import ImageBatches
+from transformer_jax.data.batches.row_batches import RowBatches
 from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, SpokenViews, as_integers, joined
 from transformer_jax.data.corpora.audio_files import SAMPLE_RATE
 from transformer_jax.data.corpora.recordings import Recordings
@@ -232,9 +232,7 @@ class SpeechRecognition:
         self._test = self._valid if test is valid else joined(test, processor, task.join)
         augmentation = SpeechAugmentation(task.speed, task.pitch, task.noise)
         self._views = SpokenViews(train, processor, self._prefix, join=task.join, augmentation=augmentation)
-        batches = ImageBatches(
-            train.sounds, task.batch_size, config.seed, views=self._row, workers=task.workers
-        )
+        batches = RowBatches(train.sounds, task.batch_size, config.seed, views=self._row, workers=task.workers)
         self.batches = batches.share(
             rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from jax.sharding import Mesh
 
-from transformer_jax.data.batches.image_batches import ImageBatches, Mixer, Pixels, Views
+from transformer_jax.data.batches.image_batches import Mixer, Pixels
+from transformer_jax.data.batches.row_batches import RowBatches, Views
 from transformer_jax.data.corpora.image_sets import ImageSet
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.mesh import rows_here
@@ -53,7 +54,7 @@ class ImageTask:
         self.processor, self._mesh, self._task, self._note = processor, mesh, task, note
         self.files: Files = {}
         self.fingerprint = image_data.splits_fingerprint(splits)
-        batches = ImageBatches(
+        batches = RowBatches(
             train, task.batch_size, config.seed, views=views, finish=mixer,
             workers=image_data.worker_count(task, train),
         )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from transformer_jax.data.batches.image_batches import Views
+from transformer_jax.data.batches.row_batches import Views
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError

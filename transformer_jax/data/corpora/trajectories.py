@@ -1,0 +1,243 @@
+"""Recorded episodes: what an agent saw, did and was rewarded with, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transformer_jax.data.corpora.tables import fingerprint
+from transformer_jax.data.corpora.text_files import base_suffix, read_lines
+from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
+
+_ARRAYS = ("observations", "actions", "rewards")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectories:
+    """Episodes of at least one step.
+
+    Attributes:
+      path: Path or name of the set, for messages.
+      states: The states of each episode, (n, state_width) float32.
+      actions: The actions, (n,) int32, or (n, A) float32 if they are continuous.
+      rewards: The rewards, (n,) float32.
+    """
+
+    path: str
+    states: Sequence[np.ndarray]
+    actions: Sequence[np.ndarray]
+    rewards: Sequence[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) the number of steps of each episode."""
+        return np.array([len(rewards) for rewards in self.rewards])
+
+    @property
+    def returns(self) -> np.ndarray:
+        """(N,) float64 the sum of the rewards of each episode."""
+        return np.array([rewards.sum(dtype=np.float64) for rewards in self.rewards])
+
+    @property
+    def state_width(self) -> int:
+        """Number of values of a state."""
+        return self.states[0].shape[1]
+
+    @property
+    def continuous(self) -> bool:
+        """True if actions are vectors of numbers."""
+        return self.actions[0].ndim == 2
+
+    @property
+    def action_count(self) -> int:
+        """Number of different actions, or of values of a continuous action."""
+        if self.continuous:
+            return self.actions[0].shape[1]
+        return 1 + max(int(actions.max()) for actions in self.actions)
+
+    def select(self, numbers: np.ndarray) -> Trajectories:
+        """Return these episodes, in this order."""
+        parts = ([values[n] for n in numbers] for values in (self.states, self.actions, self.rewards))
+        return Trajectories(self.path, *parts)
+
+    def fingerprint(self) -> str:
+        """Return a digest of all episodes."""
+        arrays = (self.states, self.actions, self.rewards)
+        return fingerprint([np.concatenate(values).tobytes().hex() for values in arrays])
+
+    def check_like(self, other: Trajectories) -> None:
+        """Check that states and actions are those of another set.
+
+        Raises:
+          UserError: States have another width, or an action is of another kind or unknown.
+        """
+        if self.state_width != other.state_width:
+            raise UserError(
+                f"{self.path}: states have {self.state_width} values, but those of {other.path} have "
+                f"{other.state_width}"
+            )
+        if self.continuous != other.continuous:
+            raise UserError(f"{self.path} and {other.path}: one has numbered actions, one continuous ones")
+        self.check_actions(other.action_count)
+
+    def check_actions(self, count: int) -> None:
+        """Check that every action is one of `count`, or has so many values.
+
+        Raises:
+          UserError: One is not.
+        """
+        if self.continuous:
+            if self.action_count != count:
+                raise UserError(f"{self.path}: actions have {self.action_count} values instead of {count}")
+            return
+        for number, actions in enumerate(self.actions):
+            if (outside := np.flatnonzero(actions >= count)).size:
+                raise UserError(
+                    f"{self.path}, episode {number + 1}, step {outside[0] + 1}: action {actions[outside[0]]} "
+                    f"is outside of 0 to {count - 1}"
+                )
+
+
+def open_trajectories(source: str) -> Trajectories:
+    """Read recorded episodes.
+
+    Args:
+      source: A .npz file with the arrays `observations`, `actions`, `rewards` and `terminals`, and maybe
+        `timeouts` (the form of D4RL: episodes one after another), a .jsonl file with an episode per line, an
+        object of the lists `observations`, `actions` and `rewards`, or minari:NAME, a data set of Minari.
+
+    Raises:
+      UserError: The source is none of these or cannot be read; an episode has no steps or lists of unequal
+        lengths; a value is not finite; or an action is negative.
+    """
+    if source.startswith("minari:"):
+        episodes = _minari(source)
+    elif source.endswith(".npz"):
+        episodes = _npz(source)
+    elif base_suffix(source) == ".jsonl":
+        episodes = _json_lines(source)
+    else:
+        raise UserError(f"{source}: episodes are a .npz file, a .jsonl file, or minari:NAME")
+    if not episodes:
+        raise UserError(f"{source}: no episodes")
+    checked = [_checked(episode, f"{source}, {place}") for place, episode in episodes]
+    trajectories = Trajectories(source, *zip(*checked, strict=True))
+    widths = {states.shape[1] for states in trajectories.states}
+    if len(widths) > 1:
+        raise UserError(f"{source}: states have {' and '.join(map(str, sorted(widths)))} values")
+    shapes = {actions.shape[1:] for actions in trajectories.actions}
+    if len(shapes) > 1:
+        raise UserError(f"{source}: actions have different forms")
+    return trajectories
+
+
+class _Line(msgspec.Struct):
+    """A line of a .jsonl file."""
+
+    observations: list[Any]
+    actions: list[Any]
+    rewards: list[float]
+
+
+# An episode with its place in the file, for messages.
+_Episode = tuple[str, tuple[Any, Any, Any]]
+
+
+def _json_lines(path: str) -> list[_Episode]:
+    episodes = []
+    for number, text in enumerate(read_lines(path), 1):
+        if text.strip():
+            line = parse_json(text, _Line, f"{path}, line {number}")
+            episodes.append((f"line {number}", (line.observations, line.actions, line.rewards)))
+    return episodes
+
+
+def _npz(path: str) -> list[_Episode]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    for name in (*_ARRAYS, "terminals"):
+        if name not in arrays:
+            raise UserError(f"{path}: no array {name}, only {', '.join(sorted(arrays)) or 'none'}")
+    steps = len(arrays["rewards"])
+    for name in ("observations", "actions", "terminals", "timeouts"):
+        if name in arrays and len(arrays[name]) != steps:
+            raise UserError(f"{path}: {len(arrays[name]):,} {name}, but {steps:,} rewards")
+    ends = arrays["terminals"].astype(bool).reshape(-1)
+    if "timeouts" in arrays:
+        ends = ends | arrays["timeouts"].astype(bool).reshape(-1)
+    last = np.flatnonzero(ends) + 1
+    # What follows the last end is an episode that was not finished.
+    limits = [0, *last.tolist(), *([steps] if steps and (not len(last) or last[-1] < steps) else [])]
+    return [
+        (f"episode {number + 1}", tuple(arrays[name][first:end] for name in _ARRAYS))
+        for number, (first, end) in enumerate(itertools.pairwise(limits))
+    ]
+
+
+def _minari(source: str) -> list[_Episode]:
+    try:
+        import minari
+    except ImportError:
+        raise UserError(f"{source} needs minari: pip install transformer_jax[decisions]") from None
+    name = source.removeprefix("minari:")
+    try:
+        episodes = list(minari.load_dataset(name).iterate_episodes())
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f"{source}: the data set cannot be read ({error})") from None
+    # The last observation is what the agent saw after its last action.
+    return [
+        (
+            f"episode {n + 1}",
+            (episode.observations[: len(episode.rewards)], episode.actions, episode.rewards),
+        )
+        for n, episode in enumerate(episodes)
+    ]
+
+
+def _checked(episode: tuple[Any, Any, Any], place: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the (states, actions, rewards) of an episode as arrays.
+
+    Raises:
+      UserError: See `open_trajectories`.
+    """
+    lengths = dict(zip(_ARRAYS, map(len, episode), strict=True))
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise UserError(f"{place}: lists of unequal lengths: {listed}")
+    if not lengths["rewards"]:
+        raise UserError(f"{place}: an episode without steps")
+    arrays = []
+    for name, values in zip(_ARRAYS, episode, strict=True):
+        try:
+            array = np.asarray(values)
+        except ValueError:
+            raise UserError(f"{place}: {name} of different sizes") from None
+        if array.dtype.kind not in "fiub":
+            raise UserError(f"{place}: {name} must be numbers")
+        if not np.isfinite(array).all():
+            step = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0] + 1
+            raise UserError(f"{place}, step {step}: {name} are NaN or infinite")
+        arrays.append(array)
+    states, actions, rewards = arrays
+    states = states.reshape(len(states), -1).astype(np.float32)
+    if actions.ndim == 1 and actions.dtype.kind != "f":
+        if (actions < 0).any():
+            step = np.flatnonzero(actions < 0)[0]
+            raise UserError(f"{place}, step {step + 1}: action {actions[step]} is negative")
+        actions = actions.astype(np.int32)
+    else:
+        actions = actions.reshape(len(actions), -1).astype(np.float32)
+    return states, actions, rewards.reshape(-1).astype(np.float32)

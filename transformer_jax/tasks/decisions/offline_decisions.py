@@ -1,0 +1,306 @@
+"""Offline decisions: a policy learned from recorded episodes, conditioned on their returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from transformer_jax.data.batches.decision_batches import DecisionViews
+from transformer_jax.data.batches.row_batches import RowBatches
+from transformer_jax.data.corpora.tables import fingerprint
+from transformer_jax.data.corpora.trajectories import Trajectories
+from transformer_jax.data.tokenizers.decision_processor import DecisionProcessor
+from transformer_jax.distributed.mesh import place_batch, rows_here
+from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
+from transformer_jax.errors import UserError
+from transformer_jax.models.registry import MODELS
+from transformer_jax.tasks.decisions.data import OfflineDecisionsConfig, open_splits
+from transformer_jax.tasks.decisions.environments import ENVIRONMENTS
+from transformer_jax.tasks.decisions.trained import TrainedPolicy, target_returns
+from transformer_jax.tasks.vision.data import check_mesh
+from transformer_jax.tasks.vision.pretraining import pretraining_optimization
+from transformer_jax.training.config import RunConfig, Start, check_accumulation, choose
+from transformer_jax.training.objective import Objective
+from transformer_jax.training.starts import started_config
+from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
+from transformer_jax.training.totals import Totals
+
+KIND = "policy"
+# Number of episodes to play during training.
+_PLAYED_WHILE_TRAINING = 50
+
+
+def _config_of(
+    task: OfflineDecisionsConfig, model: str, preset: str, steps: int, recipe: str, **sizes: Any
+) -> RunConfig:
+    choose("model", model, tuple(MODELS[KIND]))
+    choose("preset", preset, MODELS[KIND][model].presets)
+    config = MODELS[KIND][model].preset(preset, **sizes)
+    # Played episodes take longer than a training step.
+    optimization = pretraining_optimization(
+        steps, learning_rate=3e-3, b2=0.99, weight_decay=1e-2, evaluate_every=max(1, steps // 2)
+    )
+    return RunConfig(task=task, model=config, optimization=optimization, recipe=recipe, preset=preset)
+
+
+def _in_environment(name: str, context: int, model: str, preset: str, steps: int) -> RunConfig:
+    environment = ENVIRONMENTS[name]
+    return _config_of(
+        OfflineDecisionsConfig(environment=name), model, preset, steps, name, context=context,
+        max_steps=environment.max_steps, state_width=environment.state_width, actions=environment.actions,
+    )  # fmt: skip
+
+
+def key_door(*, model: str = "decision_transformer", preset: str = "mini", steps: int = 700) -> RunConfig:
+    """Fetch a key and open a door in a grid world, two minutes on a CPU."""
+    return _in_environment("key_door", ENVIRONMENTS["key_door"].max_steps, model, preset, steps)
+
+
+def cart_pole(*, model: str = "decision_transformer", preset: str = "mini", steps: int = 1_000) -> RunConfig:
+    """Balance a pole on a cart."""
+    return _in_environment("cart_pole", 20, model, preset, steps)
+
+
+def recorded(*, model: str = "decision_transformer", preset: str = "mini", steps: int = 5_000) -> RunConfig:
+    """Train on your own episodes.
+
+    Args:
+      model: Name of the model.
+      preset: Name of the model's size.
+      steps: Number of training steps.
+    """
+    return _config_of(OfflineDecisionsConfig(), model, preset, steps, "recorded", max_steps=1_000)
+
+
+def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
+    """Continue to train a policy on other episodes.
+
+    Args:
+      start: Folder of the run.
+      steps: Number of training steps.
+
+    Raises:
+      UserError: `start` is empty or holds another model.
+    """
+    if not start:
+        raise UserError("the recipe fine_tune needs a `start`")
+    starts = Start.parse_all(start)
+    _, model = started_config(starts[0].folder, KIND)
+    optimization = pretraining_optimization(steps, learning_rate=1e-4, b2=0.99, weight_decay=1e-2)
+    task = OfflineDecisionsConfig()
+    return RunConfig(task=task, model=model, optimization=optimization, recipe="fine_tune", start=starts)
+
+
+class ActionLoss(Objective):
+    """Cross-entropy of each action of a window, or the squared error of continuous ones (section 3)."""
+
+    def losses(
+        self, model: Any, batch: dict[str, jax.Array], key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return sums over a batch: loss, correctly predicted actions, and number of actions.
+
+        Args:
+          model: A policy.
+          batch: See `DecisionViews`; `weight` (B,).
+          key: Random key of dropout; None disables it.
+        """
+        predicted = model(
+            batch["states"], batch["actions"], batch["returns"], batch["steps"],
+            is_conditioned=batch["is_conditioned"], dropout_key=key,
+        )  # fmt: skip
+        weights = batch["is_step"] * batch["weight"][:, None]
+        if model.config.continuous:
+            losses = jnp.square(predicted - batch["actions"]).mean(axis=-1)
+            correct = jnp.zeros_like(losses)
+        else:
+            losses = optax.softmax_cross_entropy_with_integer_labels(predicted, batch["actions"])
+            correct = (predicted.argmax(axis=-1) == batch["actions"]).astype(jnp.float32)
+        return (losses * weights).sum(), (correct * weights).sum(), weights.sum()
+
+    def loss(self, model, extra, batch, key):
+        """Return sums and weights of the loss and the accuracy."""
+        loss, correct, weight = self.losses(model, batch, key)
+        sums = {"loss": loss} | ({} if model.config.continuous else {"accuracy": 100 * correct})
+        return sums, dict.fromkeys(sums, weight)
+
+
+def objective(config: RunConfig, model_config: Any) -> Objective:
+    """Return the objective of a config.
+
+    Raises:
+      UserError: Values contradict each other.
+    """
+    check_accumulation(config.task.batch_size, config.optimization)
+    return ActionLoss()
+
+
+def abstract_batch(config: RunConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch."""
+    B, T, model = config.task.batch_size, config.model.context, config.model
+    width, actions = max(1, model.state_width), max(1, model.actions)
+    return {
+        "states": jax.ShapeDtypeStruct((B, T, width), jnp.float32),
+        "actions": (
+            jax.ShapeDtypeStruct((B, T, actions), jnp.float32)
+            if model.continuous
+            else jax.ShapeDtypeStruct((B, T), jnp.int32)
+        ),
+        "returns": jax.ShapeDtypeStruct((B, T), jnp.float32),
+        "steps": jax.ShapeDtypeStruct((B, T), jnp.int32),
+        "is_step": jax.ShapeDtypeStruct((B, T), jnp.float32),
+        "is_conditioned": jax.ShapeDtypeStruct((B,), jnp.bool_),
+        "weight": jax.ShapeDtypeStruct((B,), jnp.float32),
+    }
+
+
+class OfflineDecisions:
+    """A task on recorded episodes, a `training.task.Task`."""
+
+    best: tuple[str, Literal["min", "max"]]
+    unit = "actions"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        splits: Sequence[Trajectories],
+        processor: DecisionProcessor,
+        loss: ActionLoss,
+        mesh: Mesh | None,
+    ):
+        task: OfflineDecisionsConfig = config.task
+        self._settings, self._mesh, self.processor = task, mesh, processor
+        train, valid, test = splits
+        self._train = train
+        sizes = {
+            "state_width": train.state_width,
+            "actions": config.model.actions or train.action_count,
+            "continuous": train.continuous,
+        }
+        self.model_config = config.model if config.start else dataclasses.replace(config.model, **sizes)
+        self._check_sizes(train)
+        self.files: Files = {}
+        self.fingerprint = fingerprint([split.fingerprint() for split in splits])
+        self._is_played = bool(processor.settings.environment)
+        self.best = ("valid_return", "max") if self._is_played else ("valid_loss", "min")
+
+        context = self.model_config.context
+        views = DecisionViews(train, processor, context, hidden_returns=task.hidden_returns)
+        self._valid, self._test = (
+            DecisionViews(split, processor, context, step=context) for split in (valid, test)
+        )
+        batches = RowBatches(views.windows, task.batch_size, config.seed, views=views)
+        self.batches = batches.share(
+            rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
+        )
+        epochs = config.optimization.steps / batches.batches_per_epoch
+        self.about = f"{task.batch_size} windows of {context} steps a batch, {epochs:.1f} epochs"
+        self._losses = jax.jit(lambda model, batch: loss.losses(model, batch, None))
+
+    def _check_sizes(self, train: Trajectories) -> None:
+        model = self.model_config
+        if train.state_width != model.state_width or train.continuous != model.continuous:
+            raise UserError(
+                f"{train.path}: states of {train.state_width} values and "
+                f"{'continuous' if train.continuous else 'numbered'} actions do not fit the model's "
+                f"`state_width` {model.state_width} and `continuous` {model.continuous}"
+            )
+        train.check_actions(model.actions)
+
+    def _policy(self, model: Any) -> TrainedPolicy:
+        return TrainedPolicy(model, self.processor)
+
+    def _returns(self, model: Any, target: float, count: int, *, conditioned: bool = True) -> np.ndarray:
+        """Return (returns, optimal returns) (2, count) of played episodes."""
+        # The same episodes for every return that is asked for.
+        episodes = self._policy(model).play(
+            count, target=target, conditioned=conditioned, temperature=self._settings.temperature, seed=1
+        )
+        return np.stack([episodes.returns, episodes.optimal])
+
+    def _mean_losses(self, model: Any, views: DecisionViews) -> dict[str, float]:
+        batches = (place_batch(batch, self._mesh) for batch in views.batches(self._settings.batch_size))
+        sums = np.sum([[float(x) for x in self._losses(model, batch)] for batch in batches], axis=0)
+        loss, correct, weight = sums
+        scores = {"loss": loss / weight}
+        return scores if model.config.continuous else scores | {"accuracy": 100 * correct / weight}
+
+    def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
+        """Yield the loss of the validation episodes, and the mean return of played ones."""
+        for name, value in self._mean_losses(model, self._valid).items():
+            yield f"valid_{name}", value
+        if self._is_played:
+            target = self.processor.settings.target_return
+            yield "valid_return", float(self._returns(model, target, _PLAYED_WHILE_TRAINING)[0].mean())
+
+    def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
+        """Score the kept model: predicted actions, and the returns of played episodes."""
+        task, settings = self._settings, self.processor.settings
+        results: dict[str, Any] = {
+            f"test_{name}": value for name, value in self._mean_losses(kept_model, self._test).items()
+        }
+        results |= {
+            "data_return": float(self._train.returns.mean()),
+            "actions_per_second": totals.weight / max(totals.seconds, 1e-9),
+        }
+        lines = [", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in results.items())]
+        if not self._is_played:
+            return results, lines
+        count = task.score_episodes
+        asked = target_returns(task.targets, settings)
+        played = {target: self._returns(kept_model, target, count) for target in asked}
+        means = {target: float(returns[0].mean()) for target, returns in played.items()}
+        returns, optimal = self._returns(kept_model, settings.target_return, count)
+        baseline = self._returns(kept_model, settings.target_return, count, conditioned=False)[0]
+        results |= {
+            "return_mean": float(returns.mean()),
+            "baseline_return": float(baseline.mean()),
+            "return_at_target": {f"{target:g}": mean for target, mean in means.items()},
+        }
+        if np.isfinite(optimal).all():
+            results["optimal_return"] = float(optimal.mean())
+        if len(means) > 2 and np.std(list(means.values())) > 0:
+            results["target_correlation"] = float(np.corrcoef(asked, list(means.values()))[0, 1])
+        lines += ["", "return asked for   mean return"]
+        lines += [f"{target:16.3f}   {mean:11.3f}" for target, mean in means.items()]
+        best = f", optimal {results['optimal_return']:.3f}" if "optimal_return" in results else ""
+        lines += [
+            "",
+            f"mean return {results['return_mean']:.3f}, behavior cloning {results['baseline_return']:.3f}, "
+            f"training data {results['data_return']:.3f}{best}, {count:,} episodes each",
+        ]
+        return results, lines
+
+
+def prepare(config, objective, *, mesh, stored, starts, note):
+    """Open the episodes, compute scales, and make batches; see `TaskEntry.prepare`."""
+    splits = on_first_then_every_process(lambda: open_splits(config, note))
+
+    def make() -> DecisionProcessor:
+        environment = config.task.environment
+        if (processor := processor_of(starts)) is None:
+            return DecisionProcessor.of(splits[0], environment)
+        return processor.playing(environment) if environment else processor
+
+    processor = shared_processor(DecisionProcessor, make, stored)
+    return on_every_process(lambda: OfflineDecisions(config, splits, processor, objective, mesh))
+
+
+ENTRY = TaskEntry(
+    "offline_decisions",
+    OfflineDecisionsConfig,
+    KIND,
+    {"key_door": key_door, "cart_pole": cart_pole, "recorded": recorded, "fine_tune": fine_tune},
+    DecisionProcessor,
+    abstract_batch,
+    objective,
+    prepare,
+    TrainedPolicy,
+    check_mesh=check_mesh,
+)
