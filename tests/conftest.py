@@ -71,6 +71,12 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_finish(session):
+    # What is imported stays, and the collector need not look at it again.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def pytest_collection_modifyitems(config, items):
     excluded = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
     selected = [item for item in items if not excluded & set(item.keywords)]

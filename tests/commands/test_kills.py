@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests.cases import others_soak
 from tests.commands.in_process import FAST_ENVIRONMENT, start
 from tests.commands.test_translate import flags_of
 from tests.conftest import ROOT, without_cache
@@ -164,8 +163,8 @@ def train_in_children(config, folder, *points):
     assert process.returncode == 0, process.stderr[-3000:]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", others_soak(NAMES, NAMES[0]))
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_killed_at_every_point_equals_an_uninterrupted_one(name, data, tmp_path, request):
     points = list(POINTS)
     if not request.config.getoption("--soak"):

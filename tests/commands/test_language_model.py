@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.commands.in_process import call, json_lines, start, succeed
 from tests.data.corpora.tfds_sets import SENTENCES, write_sets
 from tests.runs import train
@@ -83,11 +84,15 @@ def test_compute_options_change_no_score(text, complete_run, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
+        *others_soak(
+            [
+                dict(model="modern_gpt", schedule="cosine", ema=0.9, tokenizer="bpe", vocab_size=280),
+                dict(model="gpt", positions="alibi", max_length=40),
+                dict(model="gru"),
+            ]
+        ),
         dict(model="llama", packing="documents", tokenizer="bpe", vocab_size=280, accumulation=2),
-        dict(model="modern_gpt", schedule="cosine", ema=0.9, tokenizer="bpe", vocab_size=280),
-        dict(model="gpt", positions="alibi", max_length=40),
         dict(model="lstm", packing="documents", tokenizer="bpe", vocab_size=280),
-        dict(model="gru"),
     ],
 )
 def test_every_model_trains_and_generates(text, tmp_path, changes):

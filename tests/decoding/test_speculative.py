@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from transformer_jax.decoding.generation import Generator, Sampling
 from transformer_jax.decoding.speculative import SpeculativeGenerator, accepted_tokens
 from transformer_jax.errors import UserError
@@ -67,7 +68,7 @@ def test_equal_distributions_accept_every_proposal():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("draft_tokens", [1, 3])
+@pytest.mark.parametrize("draft_tokens", others_soak([1, 3], 3))
 def test_greedy_decoding_equals_the_large_model(models, draft_tokens):
     model, draft = models
     prompts = [[1, 2, 3], [4], [0, 1] * 9]

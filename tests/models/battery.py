@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.models.traces import trace_of, unread_fields
 from transformer_jax.distributed.sharding import rule_of
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -216,13 +217,16 @@ class TranslatorBattery:
     @pytest.mark.long
     @pytest.mark.parametrize(
         "compute",
-        [
-            ComputeOptions(unroll=1),
-            ComputeOptions(unroll=2),
-            ComputeOptions(remat="blocks"),
-            ComputeOptions(attention="fused"),
+        others_soak(
+            [
+                ComputeOptions(unroll=1),
+                ComputeOptions(unroll=2),
+                ComputeOptions(remat="blocks"),
+                ComputeOptions(attention="fused"),
+                ComputeOptions(attention="chunked"),
+            ],
             ComputeOptions(attention="chunked"),
-        ],
+        ),
     )
     def test_compute_options_change_no_result(self, compute):
         expected, expected_gradient = loss_and_gradient(type(self), self.default_compute)

@@ -16,11 +16,17 @@ ENTRIES = [(kind, name) for kind, models in MODELS.items() for name in models]
 def test_presets_of_every_model(kind, name):
     entry = MODELS[kind][name]
     assert "mini" in entry.presets
-    texts = "vocab_size" in {field.name for field in dataclasses.fields(entry.config)}
+    fields = {field.name for field in dataclasses.fields(entry.config)}
+    texts = "vocab_size" in fields
+    changes = (
+        {"vocab_size": 101, "max_length": 77}
+        if texts
+        else {"channels" if "channels" in fields else "layers": 2}
+    )
     for preset in entry.presets:
-        config = entry.preset(preset, 101, max_length=77) if texts else entry.preset(preset, channels=2)
+        config = entry.preset(preset, **changes)
         assert type(config) is entry.config
-        assert (config.vocab_size, config.max_length) == (101, 77) if texts else config.channels == 2
+        assert {name: getattr(config, name) for name in changes} == changes
         assert {name: getattr(config, name) for name in entry.changes} == entry.changes
     assert module_of(config, kind) is entry.module
     assert not {"presets", "preset_fields"} & {field.name for field in dataclasses.fields(entry.config)}

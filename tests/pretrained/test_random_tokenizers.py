@@ -8,6 +8,7 @@ import warnings
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.cases import others_soak
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.errors import UserError
@@ -231,7 +232,7 @@ def outcome(transformers, folder, form):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 300, 100))
+@pytest.mark.parametrize("first", others_soak(range(0, 300, 100), 0))
 def test_random_folders_equal_transformers_or_are_refused(transformers, first, tmp_path):
     """A folder whose files contradict each other may differ, with a warning about it."""
     outcomes = []

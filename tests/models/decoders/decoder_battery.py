@@ -10,6 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.models.battery import make
 from tests.models.traces import trace_of
 from transformer_jax.distributed.sharding import rule_of
@@ -174,12 +175,15 @@ class DecoderBattery:
     @pytest.mark.long
     @pytest.mark.parametrize(
         "compute",
-        [
-            ComputeOptions(unroll=1),
-            ComputeOptions(unroll=2, remat="blocks"),
-            ComputeOptions(attention="fused"),
+        others_soak(
+            [
+                ComputeOptions(unroll=1),
+                ComputeOptions(unroll=2, remat="blocks"),
+                ComputeOptions(attention="fused"),
+                ComputeOptions(attention="chunked", remat="blocks"),
+            ],
             ComputeOptions(attention="chunked", remat="blocks"),
-        ],
+        ),
     )
     def test_compute_options_change_no_result(self, compute):
         expected, expected_gradient = loss_and_gradient(type(self), self.default_compute)

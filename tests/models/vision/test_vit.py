@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.models.traces import trace_of, unread_fields
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.sharding import model_shardings, rule_of
@@ -246,7 +247,9 @@ def test_scan_unrolled_and_inference_forms_are_the_same():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["data=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"])
+@pytest.mark.parametrize(
+    "mesh", others_soak(["data=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"], "data=2,fsdp=2,tensor=2")
+)
 def test_eight_devices_as_one(mesh):
     config = ViTConfig(**(SIZES | dict(heads=2, layer_scale=0.1, registers=1)))
     images = pictures(8)

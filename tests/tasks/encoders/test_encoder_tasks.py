@@ -480,11 +480,9 @@ def test_an_encoder_is_fine_tuned_with_another_head(data, trained, tmp_path):
 @pytest.mark.parametrize(
     ("case", "head"),
     [
-        ("bert", "questions"),
         ("roberta", "label"),
-        ("distilbert", "tags"),
-        ("electra", "questions"),
         ("longformer", "questions"),
+        *others_soak([("bert", "questions"), ("distilbert", "tags"), ("electra", "questions")]),
     ],
 )
 def test_every_encoder_starts_from_a_run_and_from_a_folder(case, head, published, data, trained, tmp_path):
