@@ -48,7 +48,8 @@ def _draw_grid(axes: Axes, states: np.ndarray) -> None:
     """Draw the path of an agent from the states (n, 7) of the key-door world, with the key and the door."""
     first = states[0]
     key, door = first[:2] + first[2:4], first[:2] + first[4:6]
-    size = int(max(states[:, :2].max(), key.max(), door.max())) + 1
+    # The world has 5 x 5 cells, of which an episode may visit few.
+    size = max(5, 1 + int(max(states[:, :2].max(), key.max(), door.max())))
     rows, columns = states[:, 0], states[:, 1]
     # Steps on the same cell are drawn side by side.
     shift = np.linspace(-0.18, 0.18, len(states))
