@@ -14,7 +14,7 @@ translate: $(VENV)/train
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# With the long tests: whole commands, kills, a full disk, parity with torch where it is installed.
+# With the long tests: whole commands, signals, a full disk, parity with torch where it is installed.
 test-all: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long
 
@@ -25,7 +25,7 @@ fuzz: $(VENV)/test
 # What breaks only rarely, many times over (a run that is killed a hundred times), and what only takes long.
 soak: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long --soak -m soak
-	$(BIN)/python -m pytest --long --soak tests/commands/test_kills.py tests/training/test_checkpoints.py -m "not soak"
+	$(BIN)/python -m pytest --long --soak tests/training/test_checkpoints.py -m "not soak"
 
 # Programs for TPUs and GPUs that are not here: what is in them, tested on tiny models.
 test-accelerators: $(ACCELERATORS)/ready

@@ -87,3 +87,8 @@ def test_bad_episodes(tmp_path):
         decide, *SIZES, *flags, "--max-steps", 1
     )
     assert "action 1 is outside of 0 to 0" in error_line(decide, *SIZES, *flags, "--actions", 1)
+    message = error_line(decide, *SIZES, *flags, "--environment", "key_door")
+    assert (
+        "key_door has states of 7 values and 4 numbered actions, but the model has --state-width 1" in message
+    )
+    assert not list(tmp_path.glob("run/checkpoints/*")), "nothing is trained before the error"

@@ -109,7 +109,7 @@ def bits(leaf):
 
 
 SHORT = dict(steps=9, save_every=2, evaluate_every=3)
-# Each of these takes minutes. Without `--soak` only the first runs, killed at every second point.
+# Each of these takes minutes.
 NAMES = (
     "classifier from a start", "electra", "encoder", "tagger from a start", "reader",
     "sentence vectors from a start", "images", "dino", "masked autoencoder", "translator",
@@ -165,15 +165,12 @@ def train_in_children(config, folder, *points):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_killed_at_every_point_equals_an_uninterrupted_one(name, data, tmp_path, request):
-    points = list(POINTS)
-    if not request.config.getoption("--soak"):
-        points = points[::2]
+def test_a_run_killed_at_every_point_equals_an_uninterrupted_one(name, data, tmp_path):
     if "start" in name:
         train_in_children(config_of("encoder", data, tmp_path), tmp_path / "encoder")
     config = config_of(name, data, tmp_path)
     train_in_children(config, tmp_path / "complete")
-    train_in_children(config, tmp_path / "killed", *points)
+    train_in_children(config, tmp_path / "killed", *POINTS)
     folders = tmp_path / "complete", tmp_path / "killed"
     (expected, expected_totals), (restored, totals) = map(final_state, folders)
     for field in ("best_step", "best_value", "weight"):

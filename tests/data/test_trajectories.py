@@ -52,6 +52,7 @@ def test_files_of_both_forms_are_read(tmp_path, continuous):
     np.testing.assert_allclose(stored.returns, [x[2].sum() for x in episodes], rtol=1e-5)
 
 
+# Minari warns of missing metadata and leaves a temporary folder.
 @pytest.mark.filterwarnings("ignore")
 def test_a_set_of_minari_is_read(tmp_path, monkeypatch):
     pytest.importorskip("minari", reason="data sets of Minari need the extra decisions")

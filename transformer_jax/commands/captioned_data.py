@@ -1,16 +1,13 @@
-"""Shared parts of the commands on captioned images: the default recipe and run folder."""
+"""Shared parts of the commands on captioned images: the default recipe and a check of `images`."""
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformer_jax.commands.parsing import Parsed, flag_value
-from transformer_jax.commands.train import default_run_dir
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import Start
-from transformer_jax.training.task import TaskEntry
 
 
 def default_recipe(argv: Sequence[str]) -> Callable[[Mapping[str, Any]], str]:
@@ -37,17 +34,3 @@ def check_images(parsed: Parsed) -> None:
     """
     if "images" in parsed.named and not parsed.flags.images:
         raise UserError("`images` names no image: add one or more files")
-
-
-def run_dir_of(entry: TaskEntry, parsed: Parsed, embedded: str = "scenes") -> str:
-    """Return the run folder of a command line: `run_dir`, or runs/DATA-MODEL.
-
-    Args:
-      entry: The task.
-      parsed: The command line.
-      embedded: Name of the data without `data`.
-    """
-    data = parsed.config.task.data
-    data = (data,) if isinstance(data, str) and data else data
-    corpus = embedded if not data else data[0] if len(data) == 1 else pathlib.Path(data[0]).name.split(".")[0]
-    return parsed.flags.run_dir or default_run_dir(entry, parsed, corpus)

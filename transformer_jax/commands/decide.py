@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.commands.captioned_data import run_dir_of
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
 from transformer_jax.commands.terminal import one_line
-from transformer_jax.commands.train import PlanFlags, planned, train
+from transformer_jax.commands.train import PlanFlags, planned, run_dir_of, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -138,5 +137,5 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax deci
             use(parsed)
         return
     parsed.execution.processes.join()
-    run_dir = run_dir_of(ENTRY, parsed, parsed.config.task.environment)
+    run_dir = run_dir_of(ENTRY, parsed, embedded=parsed.config.task.environment)
     train(ENTRY, parsed.config, pathlib.Path(run_dir), parsed.execution)

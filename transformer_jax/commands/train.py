@@ -53,6 +53,23 @@ def default_run_dir(entry: TaskEntry, parsed: Parsed, corpus: str, *, preset: bo
     return str(pathlib.Path("runs") / "-".join(parts))
 
 
+def run_dir_of(entry: TaskEntry, parsed: Parsed, *, embedded: str) -> str:
+    """Return the run folder of a command line: `run_dir`, or runs/DATA-MODEL.
+
+    Args:
+      entry: A task with a field `data`, a name or a tuple of a table and its files.
+      parsed: The command line.
+      embedded: Name of the data that the task has without `data`.
+    """
+    data = parsed.config.task.data
+    sources = (data,) if isinstance(data, str) else data
+    if not any(sources):
+        corpus = embedded
+    else:
+        corpus = sources[0] if len(sources) == 1 else pathlib.Path(sources[0]).name.split(".")[0]
+    return parsed.flags.run_dir or default_run_dir(entry, parsed, corpus)
+
+
 def train(entry: TaskEntry, config: RunConfig, run_dir: pathlib.Path, execution: Execution) -> None:
     """Train or resume the run and print its scores."""
     keep_programs()

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from transformer_jax.commands.captioned_data import run_dir_of
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
 from transformer_jax.commands.terminal import one_line
-from transformer_jax.commands.train import PlanFlags, planned, train
+from transformer_jax.commands.train import PlanFlags, planned, run_dir_of, train
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -124,4 +123,4 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "transformer-jax tran
             use(parsed)
         return
     parsed.execution.processes.join()
-    train(ENTRY, parsed.config, pathlib.Path(run_dir_of(ENTRY, parsed, "digits")), parsed.execution)
+    train(ENTRY, parsed.config, pathlib.Path(run_dir_of(ENTRY, parsed, embedded="digits")), parsed.execution)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.tasks.resuming import resumed_results
 from transformer_jax import tasks
 from transformer_jax.data.corpora.trajectories import open_trajectories
 from transformer_jax.errors import UserError
@@ -117,20 +118,11 @@ def test_it_is_trained(trained):
 
 @pytest.mark.long
 def test_it_is_resumed_bit_for_bit(trained, tmp_path, monkeypatch):
-    folder, results = trained
-
-    def halt(*_):
-        raise InterruptedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(OfflineDecisions, "validate", halt)
-        with pytest.raises(InterruptedError):
-            train(config_of(), tmp_path / "run")
-    again = train(config_of(), tmp_path / "run")
-    expected, resumed = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(leaf, resumed[name], err_msg=name)
-    assert again["return_at_target"] == results["return_at_target"]
+    complete, results = trained
+    resumed = resumed_results(
+        lambda folder: train(config_of(), folder), OfflineDecisions, complete, tmp_path / "run", monkeypatch
+    )
+    assert resumed["return_at_target"] == results["return_at_target"]
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.tasks.resuming import resumed_results
 from transformer_jax import tasks
 from transformer_jax.data.corpora.recordings import Recordings
 from transformer_jax.errors import UserError
@@ -76,20 +77,11 @@ def test_it_is_trained(trained):
 
 @pytest.mark.long
 def test_it_is_resumed_bit_for_bit(trained, tmp_path, monkeypatch):
-    folder, results = trained
-
-    def halt(*_):
-        raise InterruptedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SpeechRecognition, "validate", halt)
-        with pytest.raises(InterruptedError):
-            train(config_of(), tmp_path / "run")
-    again = train(config_of(), tmp_path / "run")
-    expected, resumed = (named_leaves(tasks.load(path).model) for path in (folder, tmp_path / "run"))
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(leaf, resumed[name], err_msg=name)
-    assert again["word_error_rate"] == results["word_error_rate"]
+    complete, results = trained
+    resumed = resumed_results(
+        lambda folder: train(config_of(), folder), SpeechRecognition, complete, tmp_path / "run", monkeypatch
+    )
+    assert resumed["word_error_rate"] == results["word_error_rate"]
 
 
 @pytest.mark.long

@@ -40,12 +40,12 @@ class Trajectories:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(N,) the number of steps of each episode."""
+        """Number of steps of each episode, (N,)."""
         return np.array([len(rewards) for rewards in self.rewards])
 
     @property
     def returns(self) -> np.ndarray:
-        """(N,) float64 the sum of the rewards of each episode."""
+        """Sum of the rewards of each episode, (N,) float64."""
         return np.array([rewards.sum(dtype=np.float64) for rewards in self.rewards])
 
     @property
@@ -76,10 +76,10 @@ class Trajectories:
         return fingerprint([np.concatenate(values).tobytes().hex() for values in arrays])
 
     def check_like(self, other: Trajectories) -> None:
-        """Check that states and actions are those of another set.
+        """Check that states and actions have the form of those of another set.
 
         Raises:
-          UserError: States have another width, or an action is of another kind or unknown.
+          UserError: States have another width, or actions are of another kind.
         """
         if self.state_width != other.state_width:
             raise UserError(
@@ -88,7 +88,6 @@ class Trajectories:
             )
         if self.continuous != other.continuous:
             raise UserError(f"{self.path} and {other.path}: one has numbered actions, one continuous ones")
-        self.check_actions(other.action_count)
 
     def check_actions(self, count: int) -> None:
         """Check that every action is one of `count`, or has so many values.

@@ -82,7 +82,7 @@ class DecisionProcessor:
 
     @property
     def normalization(self) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, standard deviation) of states, each (state_width,) float32."""
+        """Mean and standard deviation of states, each (state_width,) float32."""
         settings = self.settings
         return np.array(settings.state_mean, np.float32), np.array(settings.state_deviation, np.float32)
 

@@ -68,7 +68,7 @@ class DecisionTransformerConfig(Presets):
     norm_epsilon: float = 1e-5
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
-    # "gym" and "atari" are the sizes of the paper (tables 8 and 9), "mini" is for two CPU cores.
+    # "gym" and "atari" are the sizes of the paper's appendix A, "mini" is for two CPU cores.
     preset_fields: ClassVar = {
         "mini": dict(width=64, layers=2, heads=4, feed_forward=256, context=20, max_steps=200, dropout=0.0),
         "gym": dict(width=128, layers=3, heads=1, feed_forward=512, context=20, max_steps=1_000),
@@ -121,7 +121,7 @@ class DecisionTransformer(nnx.Module):
         self.return_projection, self.state_projection = projection(1), projection(max(1, config.state_width))
         self.action_projection = projection(actions) if config.continuous else None
         self.action_table = None if config.continuous else nnx.Embed(actions, config.width, **table)
-        # Stands in place of the returns of an episode that is not conditioned on its return.
+        # Replaces the returns of an episode that is not conditioned on its return.
         self.unknown_return = nnx.Param(normal(rngs.params(), (1, config.width), jnp.float32))
         self.steps_table = nnx.Embed(config.max_steps, config.width, **table)
         self.input_norm = layer_norm(config, rngs)

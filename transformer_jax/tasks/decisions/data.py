@@ -12,6 +12,7 @@ from transformer_jax.data.corpora.held_out import held_out
 from transformer_jax.data.corpora.trajectories import Trajectories, open_trajectories
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.decisions.environments import ENVIRONMENTS, Environment
+from transformer_jax.tasks.decisions.playing import GYMNASIUM
 from transformer_jax.tasks.decisions.rollouts import episodes_of_behavior
 from transformer_jax.training.config import FREE, RunConfig, check_at_least, choose
 
@@ -45,7 +46,7 @@ class OfflineDecisionsConfig:
     """Share of the windows whose returns are hidden. From these the model learns the baseline, to imitate all
     episodes alike (behavior cloning); 1 trains only the baseline."""
     targets: tuple[float, ...] = dataclasses.field(default=(), metadata=FREE)
-    """Returns to ask for when the trained model is scored; () takes five, from the smallest to the largest
+    """Returns to ask for when the trained model is scored; () means five, from the smallest to the largest
     return of the training data."""
     score_episodes: int = dataclasses.field(default=200, metadata=FREE)
     """Number of episodes to play for each return."""
@@ -55,7 +56,7 @@ class OfflineDecisionsConfig:
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
             raise UserError("`valid` and `test` need `data`")
-        if self.environment and not self.environment.startswith("gymnasium:"):
+        if self.environment and not self.environment.startswith(GYMNASIUM):
             choose("environment", self.environment, (*ENVIRONMENTS, "gymnasium:NAME"))
         if not 0 < self.held_out < 1:
             raise UserError(f"`held_out` {self.held_out} must be above 0 and below 1")

@@ -20,15 +20,14 @@ from transformer_jax.data.tokenizers.decision_processor import DecisionProcessor
 from transformer_jax.distributed.mesh import place_batch, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.decisions.data import OfflineDecisionsConfig, open_splits
 from transformer_jax.tasks.decisions.environments import ENVIRONMENTS
+from transformer_jax.tasks.decisions.playing import check_environment
 from transformer_jax.tasks.decisions.trained import TrainedPolicy, target_returns
 from transformer_jax.tasks.vision.data import check_mesh
-from transformer_jax.tasks.vision.pretraining import pretraining_optimization
-from transformer_jax.training.config import RunConfig, Start, check_accumulation, choose
+from transformer_jax.training.config import RunConfig, check_accumulation
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.starts import started_config
+from transformer_jax.training.recipes import cosine_optimization, fine_tuned_start, preset_config
 from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -40,12 +39,11 @@ _PLAYED_WHILE_TRAINING = 50
 def _config_of(
     task: OfflineDecisionsConfig, model: str, preset: str, steps: int, recipe: str, **sizes: Any
 ) -> RunConfig:
-    choose("model", model, tuple(MODELS[KIND]))
-    choose("preset", preset, MODELS[KIND][model].presets)
-    config = MODELS[KIND][model].preset(preset, **sizes)
-    # Played episodes take longer than a training step.
-    optimization = pretraining_optimization(
-        steps, learning_rate=3e-3, b2=0.99, weight_decay=1e-2, evaluate_every=max(1, steps // 2)
+    config = preset_config(KIND, model, preset, **sizes)
+    # An evaluation plays episodes, and a save writes files: each takes longer than many training steps.
+    half = max(1, steps // 2)
+    optimization = cosine_optimization(
+        steps, learning_rate=3e-3, b2=0.99, weight_decay=1e-2, evaluate_every=half, save_every=half
     )
     return RunConfig(task=task, model=config, optimization=optimization, recipe=recipe, preset=preset)
 
@@ -58,7 +56,7 @@ def _in_environment(name: str, context: int, model: str, preset: str, steps: int
     )  # fmt: skip
 
 
-def key_door(*, model: str = "decision_transformer", preset: str = "mini", steps: int = 700) -> RunConfig:
+def key_door(*, model: str = "decision_transformer", preset: str = "mini", steps: int = 600) -> RunConfig:
     """Fetch a key and open a door in a grid world, two minutes on a CPU."""
     return _in_environment("key_door", ENVIRONMENTS["key_door"].max_steps, model, preset, steps)
 
@@ -89,11 +87,8 @@ def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
     Raises:
       UserError: `start` is empty or holds another model.
     """
-    if not start:
-        raise UserError("the recipe fine_tune needs a `start`")
-    starts = Start.parse_all(start)
-    _, model = started_config(starts[0].folder, KIND)
-    optimization = pretraining_optimization(steps, learning_rate=1e-4, b2=0.99, weight_decay=1e-2)
+    starts, _, model = fine_tuned_start(start, KIND)
+    optimization = cosine_optimization(steps, learning_rate=1e-4, b2=0.99, weight_decay=1e-2)
     task = OfflineDecisionsConfig()
     return RunConfig(task=task, model=model, optimization=optimization, recipe="fine_tune", start=starts)
 
@@ -175,7 +170,7 @@ class OfflineDecisions:
         mesh: Mesh | None,
     ):
         task: OfflineDecisionsConfig = config.task
-        self._settings, self._mesh, self.processor = task, mesh, processor
+        self._config, self._settings, self._mesh, self.processor = config, task, mesh, processor
         train, valid, test = splits
         self._train = train
         sizes = {
@@ -184,7 +179,10 @@ class OfflineDecisions:
             "continuous": train.continuous,
         }
         self.model_config = config.model if config.start else dataclasses.replace(config.model, **sizes)
-        self._check_sizes(train)
+        for split in splits:
+            self._check_sizes(split)
+        if processor.settings.environment:
+            check_environment(processor.settings.environment, self.model_config)
         self.files: Files = {}
         self.fingerprint = fingerprint([split.fingerprint() for split in splits])
         self._is_played = bool(processor.settings.environment)
@@ -203,25 +201,21 @@ class OfflineDecisions:
         self.about = f"{task.batch_size} windows of {context} steps a batch, {epochs:.1f} epochs"
         self._losses = jax.jit(lambda model, batch: loss.losses(model, batch, None))
 
-    def _check_sizes(self, train: Trajectories) -> None:
+    def _check_sizes(self, episodes: Trajectories) -> None:
         model = self.model_config
-        if train.state_width != model.state_width or train.continuous != model.continuous:
+        if episodes.state_width != model.state_width or episodes.continuous != model.continuous:
             raise UserError(
-                f"{train.path}: states of {train.state_width} values and "
-                f"{'continuous' if train.continuous else 'numbered'} actions do not fit the model's "
+                f"{episodes.path}: states of {episodes.state_width} values and "
+                f"{'continuous' if episodes.continuous else 'numbered'} actions do not fit the model's "
                 f"`state_width` {model.state_width} and `continuous` {model.continuous}"
             )
-        train.check_actions(model.actions)
-
-    def _policy(self, model: Any) -> TrainedPolicy:
-        return TrainedPolicy(model, self.processor)
+        episodes.check_actions(model.actions)
 
     def _returns(self, model: Any, target: float, count: int, *, conditioned: bool = True) -> np.ndarray:
         """Return (returns, optimal returns) (2, count) of played episodes."""
         # The same episodes for every return that is asked for.
-        episodes = self._policy(model).play(
-            count, target=target, conditioned=conditioned, temperature=self._settings.temperature, seed=1
-        )
+        policy = TrainedPolicy(model, self.processor, self._config)
+        episodes = policy.play(count, target=target, conditioned=conditioned, seed=1)
         return np.stack([episodes.returns, episodes.optimal])
 
     def _mean_losses(self, model: Any, views: DecisionViews) -> dict[str, float]:
@@ -254,10 +248,11 @@ class OfflineDecisions:
             return results, lines
         count = task.score_episodes
         asked = target_returns(task.targets, settings)
-        played = {target: self._returns(kept_model, target, count) for target in asked}
-        means = {target: float(returns[0].mean()) for target, returns in played.items()}
-        returns, optimal = self._returns(kept_model, settings.target_return, count)
-        baseline = self._returns(kept_model, settings.target_return, count, conditioned=False)[0]
+        largest = settings.target_return
+        played = {target: self._returns(kept_model, target, count) for target in {*asked, largest}}
+        means = {target: float(played[target][0].mean()) for target in asked}
+        returns, optimal = played[largest]
+        baseline = self._returns(kept_model, largest, count, conditioned=False)[0]
         results |= {
             "return_mean": float(returns.mean()),
             "baseline_return": float(baseline.mean()),

@@ -32,7 +32,7 @@ class Episodes(flax.struct.PyTreeNode):
 
     @property
     def returns(self) -> jax.Array:
-        """(N,) the sum of the rewards of each episode."""
+        """Sum of the rewards of each episode, (N,)."""
         return self.rewards.sum(axis=1)
 
 
@@ -41,37 +41,40 @@ def _run(environment: Environment, choose: Callable[..., jax.Array], keys: jax.A
 
     Args:
       environment: The environment.
-      choose: Function (state, history, step, key, extra) -> action, where history are the states, actions and
-        rewards (T, ...) so far, with zeros from `step` on, except for the present state.
+      choose: Function (state, history, step, key, extra) -> action. The history is (states, actions, rewards),
+        each (T, ...), with zeros from `step` on except for the present state.
       keys: (N,) random keys.
       extra: Arrays (N, ...) of which each episode's part is passed to `choose`.
     """
-    T = environment.max_steps
+    N, T = len(keys), environment.max_steps
+    reset_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    first = jax.vmap(environment.reset)(reset_keys)
+    empty = jnp.zeros((N, T, environment.state_width)), jnp.zeros((N, T), jnp.int32), jnp.zeros((N, T))
 
-    def episode(key: jax.Array, extra: Any) -> Episodes:
-        reset_key, key = jax.random.split(key)
-        first = environment.reset(reset_key)
-        empty = (
-            jnp.zeros((T, environment.state_width)),
-            jnp.zeros(T, jnp.int32),
-            jnp.zeros(T),
-        )
+    def play_step(state, history, is_over, key, extra, number):
+        states, actions, rewards = history
+        states = states.at[number].set(jnp.where(is_over, 0.0, environment.observe(state)))
+        action = choose(state, (states, actions, rewards), number, jax.random.fold_in(key, number), extra)
+        following, reward, ends = environment.step(state, action)
+        actions = actions.at[number].set(jnp.where(is_over, 0, action))
+        rewards = rewards.at[number].set(jnp.where(is_over, 0.0, reward))
+        return following, (states, actions, rewards), is_over | ends
 
-        def step(carry, number):
-            state, (states, actions, rewards), is_over = carry
-            states = states.at[number].set(jnp.where(is_over, 0.0, environment.observe(state)))
-            history = (states, actions, rewards)
-            action = choose(state, history, number, jax.random.fold_in(key, number), extra)
-            following, reward, ends = environment.step(state, action)
-            actions = actions.at[number].set(jnp.where(is_over, 0, action))
-            rewards = rewards.at[number].set(jnp.where(is_over, 0.0, reward))
-            return (following, (states, actions, rewards), is_over | ends), ~is_over
+    def step(carry, number):
+        state, history, is_over = carry
 
-        carry = (first, empty, jnp.zeros((), bool))
-        (_, (states, actions, rewards), _), runs = jax.lax.scan(step, carry, jnp.arange(T))
-        return Episodes(states, actions, rewards, runs.sum(), environment.optimal_return(first))
+        def play_all():
+            in_axes = (0, 0, 0, 0, 0, None)
+            return jax.vmap(play_step, in_axes)(state, history, is_over, keys, extra, number)
 
-    return jax.vmap(episode)(keys, extra)
+        # After the end of all episodes no policy is computed.
+        return jax.lax.cond(is_over.all(), lambda: carry, play_all), ~is_over
+
+    carry = first, empty, jnp.zeros(N, bool)
+    (_, history, _), runs = jax.lax.scan(step, carry, jnp.arange(T))
+    states, actions, rewards = history
+    optimal = jax.vmap(environment.optimal_return)(first)
+    return Episodes(states, actions, rewards, runs.sum(axis=0), optimal)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -13,13 +13,13 @@ import numpy as np
 from transformer_jax.errors import UserError
 from transformer_jax.models.decisions.decision_transformer import TOKENS_PER_STEP
 from transformer_jax.tasks.decisions.environments import ENVIRONMENTS
-from transformer_jax.tasks.decisions.gymnasium_episodes import play_gymnasium
+from transformer_jax.tasks.decisions.playing import GYMNASIUM, play_gymnasium
 from transformer_jax.tasks.decisions.rollouts import Episodes, episodes_of_model
 from transformer_jax.training.task import Trained
 
 
 @functools.partial(jax.jit, static_argnames="return_weights")
-def predict(model: Any, window: dict[str, jax.Array], *, return_weights: bool = False) -> Any:
+def predictions_of(model: Any, window: dict[str, jax.Array], *, return_weights: bool = False) -> Any:
     """Return the predictions of a model for windows of steps, see `DecisionTransformer`."""
     return model(**window, return_weights=return_weights)
 
@@ -31,18 +31,12 @@ class TrainedPolicy(Trained):
     def _target(self, target: float | None) -> float:
         return self.processor.settings.target_return if target is None else float(target)
 
-    def _environment(self) -> str:
-        name = self.processor.settings.environment
-        if not name:
-            raise UserError("the run names no `environment` to play in")
-        return name
-
     def window(
         self, observations: Any, actions: Any, rewards: Any, target: float | None, conditioned: bool
     ) -> tuple[dict[str, np.ndarray], int]:
         """Return (the model's inputs for the last steps of an episode, index of the present step in them).
 
-        Arguments and errors are those of `act`.
+        See `act` for arguments and errors.
         """
         config = self.model.config
         states = np.asarray(observations, np.float32)
@@ -60,9 +54,10 @@ class TrainedPolicy(Trained):
             )
         if count > config.max_steps:
             raise UserError(f"step {count} is beyond `max_steps` {config.max_steps} of the model")
-        chosen = np.zeros((count, config.actions) if config.continuous else count, np.float32)
-        chosen[: count - 1] = np.asarray(actions, np.float32).reshape(chosen[: count - 1].shape)
-        if not config.continuous and ((chosen < 0) | (chosen >= config.actions)).any():
+        # The action of the present step is not known yet: no prediction attends to it.
+        taken = np.zeros((count, config.actions) if config.continuous else count, np.float32)
+        taken[: count - 1] = np.asarray(actions, np.float32).reshape(taken[: count - 1].shape)
+        if not config.continuous and ((taken < 0) | (taken >= config.actions)).any():
             raise UserError(f"actions must be 0 to {config.actions - 1}")
         remaining = self._target(target) - np.concatenate([[0.0], np.cumsum(np.asarray(rewards, np.float64))])
         first, T = max(0, count - config.context), config.context
@@ -73,7 +68,7 @@ class TrainedPolicy(Trained):
 
         window = {
             "states": padded(self.processor.normalize(states), np.float32),
-            "actions": padded(chosen, np.float32 if config.continuous else np.int32),
+            "actions": padded(taken, np.float32 if config.continuous else np.int32),
             "returns": padded(remaining / self.processor.settings.return_scale, np.float32),
             "steps": padded(np.arange(count), np.int32),
             "is_conditioned": np.array([conditioned]),
@@ -112,7 +107,7 @@ class TrainedPolicy(Trained):
     ) -> np.ndarray:
         """Return the logits (A,) of the next action, or its values; see `act`."""
         window, index = self.window(observations, actions, rewards, target, conditioned)
-        return np.asarray(predict(self.model, window)[0, index])
+        return np.asarray(predictions_of(self.model, window)[0, index])
 
     def play(
         self,
@@ -136,18 +131,27 @@ class TrainedPolicy(Trained):
         Raises:
           UserError: The run has no environment.
         """
-        name = self._environment()
-        if temperature is None:
-            temperature = 0.5 if self.config is None else self.config.task.temperature
-        if name not in ENVIRONMENTS:
+        assert self.config is not None, "policies come from runs"
+        settings = self.processor.settings
+        if not settings.environment:
+            raise UserError("the run names no `environment` to play in")
+        temperature = self.config.task.temperature if temperature is None else temperature
+        if settings.environment.startswith(GYMNASIUM):
             return play_gymnasium(
-                self, name.removeprefix("gymnasium:"), count, target=target, conditioned=conditioned,
+                self, settings.environment, count, target=target, conditioned=conditioned,
                 temperature=temperature, seed=seed,
             )  # fmt: skip
-        return play(
-            self.model, self.processor, name, count, self._target(target), conditioned=conditioned,
-            temperature=temperature, seed=seed,
-        )  # fmt: skip
+        episodes = episodes_of_model(
+            self.model,
+            ENVIRONMENTS[settings.environment],
+            jax.random.split(jax.random.key(seed), count),
+            np.full(count, self._target(target), np.float32),
+            normalize=self.processor.normalization,
+            return_scale=settings.return_scale,
+            is_conditioned=np.full(count, conditioned),
+            temperature=temperature,
+        )
+        return jax.device_get(episodes)
 
     def attention(self, episodes: Episodes, number: int = 0, *, target: float | None = None) -> np.ndarray:
         """Return where each action of an episode attends.
@@ -164,36 +168,10 @@ class TrainedPolicy(Trained):
         arrays = (episodes.states, episodes.actions, episodes.rewards)
         states, actions, rewards = (np.asarray(values[number][:count]) for values in arrays)
         window, _ = self.window(states, actions[:-1], rewards[:-1], target, True)
-        _, weights = predict(self.model, window, return_weights=True)
+        _, weights = predictions_of(self.model, window, return_weights=True)
         weights = np.asarray(weights[0])[:, :, 1::TOKENS_PER_STEP]
         steps = weights.reshape(*weights.shape[:3], -1, TOKENS_PER_STEP).sum(axis=-1)
         return steps[:, :, :count, :count]
-
-
-def play(
-    model: Any,
-    processor: Any,
-    environment: str,
-    count: int,
-    target: float,
-    *,
-    conditioned: bool,
-    temperature: float,
-    seed: int = 0,
-) -> Episodes:
-    """Play episodes of a model in one of `ENVIRONMENTS`; see `TrainedPolicy.play`."""
-    return jax.device_get(
-        episodes_of_model(
-            model,
-            ENVIRONMENTS[environment],
-            jax.random.split(jax.random.key(seed), count),
-            np.full(count, target, np.float32),
-            normalize=processor.normalization,
-            return_scale=processor.settings.return_scale,
-            is_conditioned=np.full(count, conditioned),
-            temperature=temperature,
-        )
-    )
 
 
 def target_returns(targets: Sequence[float], settings: Any) -> list[float]:

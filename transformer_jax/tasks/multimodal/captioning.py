@@ -25,10 +25,10 @@ from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import CIFAR, ProcessedImages
-from transformer_jax.tasks.vision.pretraining import pretraining_optimization
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder, check_image_list
 from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.recipes import cosine_optimization, preset_config
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import TaskEntry, shared_processor
 from transformer_jax.training.totals import Totals
@@ -68,14 +68,14 @@ class CaptioningConfig(CaptionedDataConfig):
 
 
 def _optimization(steps: int, learning_rate: float) -> Optimization:
-    return pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
+    return cosine_optimization(steps, b2=0.98, learning_rate=learning_rate)
 
 
 def drawn(*, model: str = "captioner", preset: str = "mini", steps: int = 300) -> RunConfig:
     """Train on drawn scenes with captions, a few minutes on a CPU."""
     return RunConfig(
         task=CaptioningConfig(batch_size=64, captions_per_image=3, label_smoothing=0.0),
-        model=captioned_data.preset_config(KIND, model, preset), optimization=_optimization(steps, 2e-3),
+        model=preset_config(KIND, model, preset), optimization=_optimization(steps, 2e-3),
         recipe="drawn", preset=preset,
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ def pairs(
       UserError: A folder holds another kind of model.
     """
     task = CaptioningConfig(batch_size=64, captions_per_image=5, crop=0.6, flip=True, color_jitter=0.2, **CIFAR)
-    config = captioned_data.preset_config(KIND, model, preset)
+    config = preset_config(KIND, model, preset)
     starts: tuple[Start, ...] = ()
     if decoder:
         name, gpt = started_config(decoder, "decoder", "decoder")
@@ -140,7 +140,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "captioner", steps: i
     if not start:
         raise UserError("the recipe fine_tune needs a `start`")
     task = CaptioningConfig(batch_size=32, captions_per_image=2, crop=0.8, flip=True)
-    config = captioned_data.preset_config(KIND, model, "mini")
+    config = preset_config(KIND, model, "mini")
     run = RunConfig(task=task, model=config, optimization=_optimization(steps, 5e-5), recipe="fine_tune")
     return captioned_data.started_recipe(run, KIND, start=start, encoder="", into="encoder", freeze=False)
 

@@ -27,10 +27,10 @@ from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import CIFAR
-from transformer_jax.tasks.vision.pretraining import pretraining_optimization
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
 from transformer_jax.training.config import Optimization, RunConfig
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.recipes import cosine_optimization, preset_config
 from transformer_jax.training.task import TaskEntry, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -65,12 +65,12 @@ class ContrastiveConfig(CaptionedDataConfig):
 
 def _optimization(steps: int, learning_rate: float) -> Optimization:
     # Adam's constants are those of CLIP's vision transformers (Radford et al. 2021, table 18).
-    return pretraining_optimization(steps, b2=0.98, epsilon=1e-6, weight_decay=0.1, learning_rate=learning_rate)
+    return cosine_optimization(steps, b2=0.98, epsilon=1e-6, weight_decay=0.1, learning_rate=learning_rate)
 
 
 def drawn(*, model: str = "clip", preset: str = "mini", steps: int = 300) -> RunConfig:
     """Train on drawn scenes with captions, a few minutes on a CPU."""
-    config = captioned_data.preset_config(KIND, model, preset)
+    config = preset_config(KIND, model, preset)
     return RunConfig(
         task=ContrastiveConfig(batch_size=96), model=config, optimization=_optimization(steps, 1e-3),
         recipe="drawn", preset=preset,
@@ -94,7 +94,7 @@ def pairs(
       encoder: Folder of the image encoder to start from.
       freeze_encoder: Do not train the image encoder.
     """
-    config = captioned_data.preset_config(KIND, model, preset)
+    config = preset_config(KIND, model, preset)
     task = ContrastiveConfig(batch_size=256, crop=0.4, flip=True, color_jitter=0.3, **CIFAR)
     config = dataclasses.replace(config, stochastic_depth=0.1, text_dropout=0.1)
     run = RunConfig(
@@ -118,7 +118,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "clip", steps: int = 
     """
     if not start:
         raise UserError("the recipe fine_tune needs a `start`")
-    config = captioned_data.preset_config(KIND, model, "mini")
+    config = preset_config(KIND, model, "mini")
     task = ContrastiveConfig(batch_size=64, crop=0.6, flip=True)
     run = RunConfig(task=task, model=config, optimization=_optimization(steps, 1e-5), recipe="fine_tune")
     return captioned_data.started_recipe(run, KIND, start=start, encoder="", into="image_encoder", freeze=False)

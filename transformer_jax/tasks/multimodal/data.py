@@ -20,10 +20,9 @@ from transformer_jax.data.tokenizers.image_text_processor import ImageTextProces
 from transformer_jax.data.tokenizers.text_tokenizer import TextTokenizer
 from transformer_jax.distributed.mesh import rows_here
 from transformer_jax.errors import UserError
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import ImagesInMemory
-from transformer_jax.training.config import FREE, RunConfig, Start, check_at_least, choose, field_names
+from transformer_jax.training.config import FREE, RunConfig, Start, check_at_least, field_names
 from transformer_jax.training.starts import started_config
 from transformer_jax.training.task import Files
 
@@ -141,17 +140,6 @@ def check(config: RunConfig, model_config: Any, into: str) -> None:
             )
     if config.task.freeze_encoder and config.trainable == ".*":
         raise UserError(f"`freeze_encoder` has no effect with the recipe {config.recipe}: use `trainable`")
-
-
-def preset_config(kind: str, model: str, preset: str) -> Any:
-    """Return the config of a model's preset.
-
-    Raises:
-      UserError: `model` or `preset` is unknown.
-    """
-    choose("model", model, tuple(MODELS[kind]))
-    choose("preset", preset, MODELS[kind][model].presets)
-    return MODELS[kind][model].preset(preset)
 
 
 def started_recipe(

@@ -26,14 +26,12 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.transcripts import transcript_scores
 from transformer_jax.layers.log_mel import log_mel
 from transformer_jax.layers.losses import cross_entropy_in_parts
-from transformer_jax.models.registry import MODELS
 from transformer_jax.tasks.speech.data import SpeechRecognitionConfig, open_splits
 from transformer_jax.tasks.speech.trained import TrainedRecognizer
 from transformer_jax.tasks.vision.data import check_mesh
-from transformer_jax.tasks.vision.pretraining import pretraining_optimization
-from transformer_jax.training.config import RunConfig, Start, check_accumulation, choose
+from transformer_jax.training.config import RunConfig, check_accumulation
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.starts import started_config
+from transformer_jax.training.recipes import cosine_optimization, fine_tuned_start, preset_config
 from transformer_jax.training.task import Files, TaskEntry, processor_of, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -45,12 +43,10 @@ _TRANSCRIBED_WHILE_TRAINING = 200
 def _config_of(
     task: SpeechRecognitionConfig, model: str, preset: str, steps: int, learning_rate: float, recipe: str
 ) -> RunConfig:
-    choose("model", model, tuple(MODELS[KIND]))
-    choose("preset", preset, MODELS[KIND][model].presets)
-    config = MODELS[KIND][model].preset(preset)
+    config = preset_config(KIND, model, preset)
     if not config.ctc:
         task = dataclasses.replace(task, search="attention")
-    optimization = pretraining_optimization(steps, b2=0.98, learning_rate=learning_rate)
+    optimization = cosine_optimization(steps, b2=0.98, learning_rate=learning_rate)
     return RunConfig(task=task, model=config, optimization=optimization, recipe=recipe, preset=preset)
 
 
@@ -81,12 +77,9 @@ def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
     Raises:
       UserError: `start` is empty or holds another model.
     """
-    if not start:
-        raise UserError("the recipe fine_tune needs a `start`")
-    starts = Start.parse_all(start)
-    _, model = started_config(starts[0].folder, KIND)
+    starts, _, model = fine_tuned_start(start, KIND)
     task = SpeechRecognitionConfig(batch_size=16, speed=0.1, search="ctc" if model.ctc else "attention")
-    optimization = pretraining_optimization(steps, b2=0.98, learning_rate=1e-4)
+    optimization = cosine_optimization(steps, b2=0.98, learning_rate=1e-4)
     return RunConfig(task=task, model=model, optimization=optimization, recipe="fine_tune", start=starts)
 
 

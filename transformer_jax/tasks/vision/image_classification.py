@@ -25,13 +25,12 @@ from transformer_jax.tasks.vision.trained import TrainedImageClassifier
 from transformer_jax.training.config import (
     Optimization,
     RunConfig,
-    Start,
     check_at_least,
     check_at_most_one,
     check_below_one,
 )
 from transformer_jax.training.objective import Objective
-from transformer_jax.training.starts import started_config
+from transformer_jax.training.recipes import fine_tuned_start
 from transformer_jax.training.task import TaskEntry, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -120,10 +119,7 @@ def fine_tune(*, start: tuple[str, ...] = (), model: str = "vit", steps: int = 1
     Raises:
       UserError: `start` is empty or holds another model.
     """
-    if not start:
-        raise UserError("the recipe fine_tune needs a `start`")
-    starts = Start.parse_all(start)
-    name, config = started_config(starts[0].folder, KIND)
+    starts, name, config = fine_tuned_start(start, KIND)
     if model != name:
         raise UserError(f"`start` {starts[0].folder} holds a {name}, not a {model}: leave `model` out")
     processor = image_data.read_processor(starts[0].folder)

@@ -18,14 +18,11 @@ from transformer_jax.layers.patches import cut_into_patches
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
 from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
-from transformer_jax.tasks.vision.pretraining import (
-    ImagePretraining,
-    ImagePretrainingConfig,
-    pretraining_optimization,
-)
+from transformer_jax.tasks.vision.pretraining import ImagePretraining, ImagePretrainingConfig
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
 from transformer_jax.training.config import RunConfig
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.recipes import cosine_optimization
 from transformer_jax.training.task import TaskEntry
 
 KIND = "masked_autoencoder"
@@ -89,7 +86,7 @@ def _recipe(
     # The paper uses sinusoidal positions. Features are the mean over patches, because the loss does not train
     # the last state of a class token.
     required = {"positions": "sinusoidal", "pooling": "mean"}
-    optimization = pretraining_optimization(steps, learning_rate=learning_rate)
+    optimization = cosine_optimization(steps, learning_rate=learning_rate)
     return image_data.new_run(
         task, KIND, model, preset, optimization, recipe, default_preset=default_preset, required=required,
         stochastic_depth=0.0, **decoder,

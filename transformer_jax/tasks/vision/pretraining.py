@@ -21,7 +21,7 @@ from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import ImageDataConfig, Splits
 from transformer_jax.tasks.vision.image_task import ImageTask
-from transformer_jax.training.config import FREE, Optimization, RunConfig, check_at_least
+from transformer_jax.training.config import FREE, RunConfig, check_at_least
 from transformer_jax.training.task import Files, shared_processor
 from transformer_jax.training.totals import Totals
 
@@ -42,21 +42,6 @@ class ImagePretrainingConfig(ImageDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, neighbors=1, neighbor_pool=1)
-
-
-def pretraining_optimization(steps: int, **values: Any) -> Optimization:
-    """Return the optimization of the pretraining recipes.
-
-    Args:
-      steps: Number of training steps.
-      **values: Fields to change.
-    """
-    tenth = max(1, steps // 10)
-    defaults: dict[str, Any] = dict(
-        steps=steps, schedule="cosine", warmup=tenth, b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.05,
-        learning_rate=1e-3, save_every=tenth, evaluate_every=tenth,
-    )  # fmt: skip
-    return Optimization(**(defaults | values))
 
 
 class ImagePretraining(ImageTask):

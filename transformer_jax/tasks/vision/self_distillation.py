@@ -21,14 +21,11 @@ from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
 from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
-from transformer_jax.tasks.vision.pretraining import (
-    ImagePretraining,
-    ImagePretrainingConfig,
-    pretraining_optimization,
-)
+from transformer_jax.tasks.vision.pretraining import ImagePretraining, ImagePretrainingConfig
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
 from transformer_jax.training.config import RunConfig, check_at_least, check_at_most_one, check_below_one
 from transformer_jax.training.objective import Objective
+from transformer_jax.training.recipes import cosine_optimization
 from transformer_jax.training.task import TaskEntry
 from transformer_jax.training.totals import Totals
 
@@ -138,7 +135,7 @@ def _recipe(
     stochastic_depth: float = 0.0,
     **model_values: Any,
 ) -> RunConfig:
-    optimization = pretraining_optimization(steps, b2=0.999, clip=3.0, learning_rate=learning_rate)
+    optimization = cosine_optimization(steps, b2=0.999, clip=3.0, learning_rate=learning_rate)
     # The teacher's output is that of a class token, whatever the preset's pooling.
     return image_data.new_run(
         task, KIND, model, preset, optimization, recipe, default_preset=default_preset,

@@ -1,6 +1,6 @@
 """A grid world in which an agent fetches a key and opens a door.
 
-The agent sees where it is, the way to the key and to the door, and whether it carries the key. The earlier the
+The agent sees its position, the ways to the key and the door, and whether it carries the key. The earlier the
 door is opened, the larger the return, as in MiniGrid (Chevalier-Boisvert et al. 2023).
 """
 
