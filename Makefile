@@ -73,7 +73,7 @@ lock: $(VENV)/uv
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate --upgrade \
 		--extra train pyproject.toml -o requirements/train.txt
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
-		--extra train --extra speech --extra decisions --extra tfds --extra notebooks --extra test --extra dev pyproject.toml \
+		--extra train --extra speech --extra decisions --extra graphs --extra tfds --extra notebooks --extra test --extra dev pyproject.toml \
 		-c requirements/train.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --no-header --no-annotate \
 		--extra train --extra test --extra tpu-compiler --extra gpu-compiler pyproject.toml \

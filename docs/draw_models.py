@@ -62,6 +62,7 @@ PLACES = {
     ("speech_recognizer", "whisper"): Place(
         "Whisper", "Radford et al. 2022", 3, 0, (("translator", "transformer"),)
     ),
+    ("graph_predictor", "graphormer"): Place("Graphormer", "Ying et al. 2021", 3, 5, (BERT,)),
     ("policy", "decision_transformer"): Place(
         "Decision Transformer", "Chen et al. 2021", 5, 0, (("decoder", "gpt"),)
     ),
@@ -80,7 +81,11 @@ COLORS = (
         ("image_encoder", "self_distillation", "masked_autoencoder"), ("#fce7f3", "#db2777", "#500724")
     )
     | dict.fromkeys(("image_text_encoder", "captioner"), ("#ede9fe", "#7c3aed", "#2e1065"))
-    | {"speech_recognizer": ("#ccfbf1", "#0d9488", "#042f2e"), "policy": ("#fee2e2", "#dc2626", "#450a0a")}
+    | {
+        "speech_recognizer": ("#ccfbf1", "#0d9488", "#042f2e"),
+        "policy": ("#fee2e2", "#dc2626", "#450a0a"),
+        "graph_predictor": ("#ecfccb", "#65a30d", "#1a2e05"),
+    }
 )
 LABELS = {
     "translator": "translators",
@@ -90,6 +95,7 @@ LABELS = {
     "captioner": "text with images",
     "speech_recognizer": "speech",
     "policy": "decisions",
+    "graph_predictor": "graphs",
 }
 GREY = "#7d8590"
 

@@ -15,7 +15,7 @@ PAGES = ROOT / "build" / "pages"
 # Guides at the start of the list; the others follow in alphabetical order.
 FIRST = (
     "getting_started", "translators", "decoders", "encoders", "vision", "multimodal", "speech", "decisions",
-    "data", "published", "recipes", "runs", "trust",
+    "graphs", "data", "published", "recipes", "runs", "trust",
 )  # fmt: skip
 
 

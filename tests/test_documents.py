@@ -68,11 +68,23 @@ TINY = {
     "self-distill": IMAGES,
     "contrast": IMAGES,
     "caption": IMAGES,
+    "graphs": [*STEPS, "--warmup", "1", "--graphs", "40", "--batch-size", "4"],
     "decide": [*STEPS, "--warmup", "1", "--episodes", "20", "--score-episodes", "2", "--batch-size", "4"],
     "transcribe": [*STEPS, "--warmup", "1", "--batch-size", "4"],
 }
 # Flags of a command that uses a trained model or plans a run.
-USES = {"--stdin", "--fill", "--images", "--audio", "--play", "--help", "--dry-run", "--weights", "knn"}
+USES = {
+    "--stdin",
+    "--fill",
+    "--images",
+    "--audio",
+    "--play",
+    "--predict",
+    "--help",
+    "--dry-run",
+    "--weights",
+    "knn",
+}
 
 
 def blocks(page, *languages):
@@ -113,7 +125,18 @@ def files(tmp_path_factory):
     save_published(folder)
     write_recordings(folder)
     write_episodes(folder)
+    write_graphs(folder)
     return folder
+
+
+def write_graphs(folder):
+    """Write molecules with numbers and with labels, and graphs as lists of edges."""
+    chains = [f"{'C' * n}{end}" for n in range(1, 8) for end in ("O", "N", "c1ccccc1", "C1CCCC1")]
+    for name, target, value in (("molecules", "score", len), ("more_molecules", "label", lambda s: len(s) % 2)):
+        rows = [f"{smiles}\t{value(smiles)}" for smiles in chains]
+        (folder / f"{name}.tsv").write_text(f"smiles\t{target}\n" + "\n".join(rows) + "\n")
+    lines = [{"nodes": n, "edges": [[0, k] for k in range(1, n)], "score": n} for n in range(2, 22)]
+    (folder / "graphs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
 def write_episodes(folder):

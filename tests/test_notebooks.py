@@ -11,7 +11,7 @@ import pytest
 from tests.cases import others_soak
 from tests.conftest import FAST_TO_COMPILE, ROOT
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: int(path.stem.split("_")[0]))
 # Classes of Flax that are layers or build them.
 LAYERS = re.compile(r"\b(?:nnx|nn)\.(?!Rngs\b|initializers\b|split\b|merge\b|state\b)[A-Z]\w*|flax\.linen")
 
@@ -42,7 +42,7 @@ def check_outputs(outputs):
 def test_every_lecture_has_its_notebook():
     assert [path.stem for path in NOTEBOOKS] == [
         "1_soft_dictionary", "2_order", "3_recurrence", "4_transformer", "5_gpt", "6_many_devices",
-        "7_bert", "8_vision", "9_images_and_words",
+        "7_bert", "8_vision", "9_images_and_words", "10_speech_decisions_graphs",
     ]  # fmt: skip
 
 

@@ -82,6 +82,8 @@ PIXELS = Limit("PIXELS", 100_000_000)
 IMAGE_BYTES = Limit("IMAGE_BYTES", 2**30)
 # Samples of a sound file.
 SAMPLES_OF_SOUND = Limit("SAMPLES_OF_SOUND", 2_000_000_000)
+# Nodes of a graph; arrays of shortest paths grow with its square.
+NODES = Limit("NODES", 2_048)
 # Processes that decode images.
 WORKERS = Limit("WORKERS", 1_024)
 # Bytes of a JSON file; the largest published ones are tokenizers of 35 MB.
@@ -108,6 +110,10 @@ FIELDS: Mapping[str, Limit] = {
     **dict.fromkeys(("batch_size", "batch_tokens", "accumulation", "average", "buckets"), BATCH),
     **dict.fromkeys(("beam_size", "local_crops", "registers", "channels", "convolutions"), SAMPLES),
     "classes": CLASSES,
+    **dict.fromkeys(("max_nodes", "max_degree", "max_distance", "edge_hops"), NODES),
+    "state_width": WIDTH,
+    "actions": CLASSES,
+    "max_steps": LENGTH,
     "prototypes": PROTOTYPES,
     "workers": WORKERS,
 }

@@ -156,6 +156,11 @@ def config(name):
         return configure("contrastive", "drawn", model=name, batch_size=ROWS, **image_text)
     if name == "captioner":
         return configure("captioning", "drawn", batch_size=16, decoder_width=128, **image_text)
+    if name == "graphormer":
+        return configure(
+            "graph_prediction", "graphs", batch_size=64, width=128, heads=4, feed_forward=256, layers=2,
+            max_nodes=64, dtype="bfloat16",
+        )  # fmt: skip
     if name == "decision_transformer":
         # The three tokens of 128 steps, enough for a kernel.
         sizes = dict(width=128, heads=2, dtype="bfloat16", context=128)
@@ -519,6 +524,18 @@ def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topolog
     # Twice as much, besides what fits into a TPU's VMEM; all pairs would need four times as much.
     assert sizes[1] <= 3 * sizes[0]
     assert ("collective-permute" in short.as_text()) == ("sequence" in axes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "topology"), corners(["graphormer"], ("graphormer", TPU)))
+def test_a_step_of_a_graphormer(name, topology):
+    """No kernel takes the biases of the structure, so the weights of attention are in memory."""
+    report = step(name, topology, "data=2" if topology == "h100:2" else "data=2,tensor=2")
+    assert report.fits
+    text = report.program.as_text()
+    assert BARRIER not in text
+    assert "scatter" not in text, "tables are read by products, whose gradients are products"
+    assert [copy for copy in copies_of_state(text) if not copy[0].startswith("f32[1]")] == []
 
 
 @pytest.mark.long

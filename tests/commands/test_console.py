@@ -55,7 +55,7 @@ PLANNED = {
     "embed": "sentence_embedding", "classify-images": "image_classification",
     "self-distill": "self_distillation", "contrast": "contrastive", "caption": "captioning",
     "transcribe": "speech_recognition",
-    "decide": "offline_decisions",
+    "decide": "offline_decisions", "graphs": "graph_prediction",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "caption": ("caption", "train a captioner on images with captions, and caption images"),
     "transcribe": ("transcribe", "train a speech recognizer on recordings, and transcribe"),
     "decide": ("decide", "learn decisions from recorded episodes, and play"),
+    "graphs": ("graphs", "learn to predict properties of graphs or molecules, and predict them"),
     "check-device": ("check_device", "check and time an attached accelerator, next to PyTorch"),
     "plan": ("plan", "print the plan of a training run: plan translate ..., plan classify ..."),
 }
@@ -62,6 +63,7 @@ def print_completion(shell: str) -> None:
         embed,
         encoder_use,
         generate,
+        graphs,
         language_model,
         pretrain,
         self_distill,
@@ -86,6 +88,7 @@ def print_completion(shell: str) -> None:
         "caption": default_arguments(TASKS["captioning"], caption.Arguments),
         "transcribe": default_arguments(TASKS["speech_recognition"], transcribe.Arguments),
         "decide": default_arguments(TASKS["offline_decisions"], decide.Arguments),
+        "graphs": default_arguments(TASKS["graph_prediction"], graphs.Arguments),
     }
     subcommands = tyro.extras.subcommand_type_from_defaults(defaults)
     args = ["--tyro-print-completion", shell]

@@ -84,6 +84,9 @@ RULES = (
     Rule(r"action_table/embedding", ("actions", "width")),
     Rule(r"steps_table/embedding", ("positions", "width")),
     Rule(r"unknown_return", ("tokens", "width")),
+    Rule(r"(node|degree)_table", ("values", "width")),
+    Rule(r"(distance|edge)_table|virtual_bias", ("values", "heads")),
+    Rule(r"hop_table", ("hops", "inputs", "heads")),
     Rule(r"positions/bias_table/embedding", ("buckets", "heads")),
     Rule(r"unembedding/kernel", ("width", "vocab"), decays=True),
     *_block_rules(_ATTENTION, _STACK),
@@ -96,7 +99,7 @@ RULES = (
     Rule(r"patches/convolutions/\d+/kernel", ("height", "breadth", "inputs", "outputs"), decays=True),
     Rule(r"convolutions/\d+/kernel", ("taps", "inputs", "outputs"), decays=True),
     Rule(r"convolutions/\d+/bias", ("outputs",)),
-    Rule(r"(class|mask|distillation)_token|registers", ("tokens", "width")),
+    Rule(r"(class|mask|distillation)_token|registers|virtual_node", ("tokens", "width")),
     Rule(r"((encoder|decoder|input)_|pooling/)?norm/(scale|bias)", ("width",)),
     Rule(r"pooling/query", ("tokens", "width")),
     *(

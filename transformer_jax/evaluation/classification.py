@@ -55,6 +55,35 @@ def label_set_scores(predictions: np.ndarray, expected: np.ndarray) -> Iterator[
     yield "f1", 100 * float(metrics.f1_score(expected, predictions, average="macro", zero_division=0))
 
 
+def probability_scores(probabilities: np.ndarray, expected: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Compute the area under the ROC curve.
+
+    Args:
+      probabilities: (N, C) predicted probability of each class.
+      expected: (N,) true class numbers.
+
+    Yields:
+      ("roc_auc", value in percent), for more than two classes the mean over each class against the others.
+      Classes that do not occur, or that alone occur, have no curve; without a curve there is no score.
+    """
+    from sklearn import metrics
+
+    classes = (1,) if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    areas = [
+        metrics.roc_auc_score(expected == number, probabilities[:, number])
+        for number in classes
+        if 0 < (expected == number).sum() < len(expected)
+    ]
+    if areas:
+        yield "roc_auc", 100 * float(np.mean(areas))
+
+
+def error_scores(predictions: np.ndarray, expected: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield the errors of predicted numbers (N,): `rmse` (root mean square) and `mae` (mean absolute)."""
+    yield "rmse", float(np.sqrt(np.square(predictions - expected).mean()))
+    yield "mae", float(np.abs(predictions - expected).mean())
+
+
 def number_scores(predictions: Sequence[float], expected: Sequence[float]) -> Iterator[tuple[str, float]]:
     """Yield the correlations `spearman` and `pearson` in percent, 0 if one side is constant."""
     from scipy import stats

@@ -55,6 +55,7 @@ from transformer_jax.models.encoders.roberta import (
     RobertaReader,
     RobertaTagger,
 )
+from transformer_jax.models.graphs.graphormer import Graphormer, GraphormerConfig
 from transformer_jax.models.multimodal.captioner import Captioner, CaptionerConfig
 from transformer_jax.models.multimodal.clip import Clip, ClipConfig
 from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
@@ -142,6 +143,7 @@ MODELS: dict[str, dict[str, ModelEntry]] = {
     "captioner": {"captioner": ModelEntry(CaptionerConfig, Captioner)},
     "speech_recognizer": {"whisper": ModelEntry(WhisperConfig, Whisper)},
     "policy": {"decision_transformer": ModelEntry(DecisionTransformerConfig, DecisionTransformer)},
+    "graph_predictor": {"graphormer": ModelEntry(GraphormerConfig, Graphormer)},
 }
 TRANSLATORS, DECODERS = MODELS["translator"], MODELS["decoder"]
 

@@ -22,6 +22,7 @@ from transformer_jax.tasks.encoders import (
     token_classification,
 )
 from transformer_jax.tasks.encoders.trained_heads import TrainedElectra
+from transformer_jax.tasks.graphs import graph_prediction
 from transformer_jax.tasks.multimodal import captioning, contrastive
 from transformer_jax.tasks.speech import speech_recognition
 from transformer_jax.tasks.translators import translation
@@ -49,6 +50,7 @@ _TASK_FILES = (
     captioning,
     speech_recognition,
     offline_decisions,
+    graph_prediction,
 )
 TASKS: dict[str, TaskEntry] = {file.ENTRY.name: file.ENTRY for file in _TASK_FILES}
 for _entry in TASKS.values():
@@ -109,7 +111,8 @@ def load(
       task: `translate` and `align` for a translator; `generate` for a language model; `embed`, and `fill`,
       `classify`, `tag` or `answer` for a text encoder; `embed_images` and `classify` for a vision model, with
       `embed_texts` and `similarity` for one of images and texts; `caption` and `align` for a captioner;
-      `transcribe` and `align` for a speech recognizer; `act` and `play` for a policy.
+      `transcribe` and `align` for a speech recognizer; `act` and `play` for a policy; `predict` for a model of
+      graphs.
 
     Raises:
       UserError: The folder is neither a run nor a published folder, or the checkpoint is missing or damaged.

@@ -380,7 +380,8 @@ def start_model(
     new_head = other_classes or any(opened.has_other_head(model) for opened in starts)
     covered = {opened.start.into for opened in starts if not opened.start.leave_out}
     for name in new.keys() - copied.keys():
-        if _OPTIONAL.fullmatch(name) or (new_head and not name.startswith(_encoder_prefix(model))):
+        is_head = name.startswith("head/") or not name.startswith(_encoder_prefix(model))
+        if _OPTIONAL.fullmatch(name) or (new_head and is_head):
             continue
         if any(not into or name.startswith(f"{into}/") for into in covered):
             problems.append(f"{name} is missing in the folders")

@@ -13,6 +13,7 @@ from tests.runs import train
 from transformer_jax import tasks
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.corpora.tables import Question
+from transformer_jax.data.corpora.targets import positive_label
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import encoder_batches
@@ -28,7 +29,6 @@ from transformer_jax.tasks.encoders.masked_language_modeling import MaskedWords
 from transformer_jax.tasks.encoders.pretraining import Pretraining
 from transformer_jax.tasks.encoders.question_answering import span_in, split_questions
 from transformer_jax.tasks.encoders.replaced_token_detection import ReplacedTokens
-from transformer_jax.tasks.encoders.sequence_classification import positive_label
 from transformer_jax.tasks.encoders.trained import TruncationWarning
 from transformer_jax.training import plan
 from transformer_jax.training.metrics import read_metrics

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.data.batches.row_batches import rows_in_order
 from transformer_jax.data.corpora.trajectories import Trajectories
 from transformer_jax.data.tokenizers.decision_processor import DecisionProcessor
 
@@ -80,9 +81,5 @@ class DecisionViews:
 
     def batches(self, rows: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield all windows in order, in batches whose last one is padded by rows of weight 0."""
-        for first in range(0, len(self.windows), rows):
-            numbers = np.arange(first, first + rows)
-            parts = [self.window(int(n)) for n in np.minimum(numbers, len(self.windows) - 1)]
-            batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-            batch["is_conditioned"] = np.ones(rows, bool)
-            yield batch | {"weight": (numbers < len(self.windows)).astype(np.float32)}
+        for batch in rows_in_order(self.window, len(self.windows), rows):
+            yield batch | {"is_conditioned": np.ones(rows, bool)}

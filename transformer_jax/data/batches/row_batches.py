@@ -105,6 +105,23 @@ class RowBatches:
         return iter(batches)
 
 
+def rows_in_order(
+    row: Callable[[int], dict[str, np.ndarray]], count: int, batch_size: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield all rows in order, in batches whose last one is padded by rows of weight 0.
+
+    Args:
+      row: Function from a number to the arrays of a row, by name and with fixed shapes.
+      count: Number of rows.
+      batch_size: Number of rows of a batch.
+    """
+    for first in range(0, count, batch_size):
+        numbers = np.arange(first, first + batch_size)
+        parts = [row(int(number)) for number in np.minimum(numbers, count - 1)]
+        batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        yield batch | {"weight": (numbers < count).astype(np.float32)}
+
+
 @functools.lru_cache(maxsize=2)
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)

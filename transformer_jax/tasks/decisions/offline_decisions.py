@@ -24,7 +24,7 @@ from transformer_jax.tasks.decisions.data import OfflineDecisionsConfig, open_sp
 from transformer_jax.tasks.decisions.environments import ENVIRONMENTS
 from transformer_jax.tasks.decisions.playing import check_environment
 from transformer_jax.tasks.decisions.trained import TrainedPolicy, target_returns
-from transformer_jax.tasks.vision.data import check_mesh
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.training.config import RunConfig, check_accumulation
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.recipes import cosine_optimization, fine_tuned_start, preset_config

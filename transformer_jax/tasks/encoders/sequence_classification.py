@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from transformer_jax.data.batches.example_batches import Example
 from transformer_jax.data.batches.passages import all_passages, mean_of_passages, random_passage
 from transformer_jax.data.corpora.tables import Table, concatenate, read_table, report_unlabeled
+from transformer_jax.data.corpora.targets import TARGETS, labels_of, positive_label, target_of, targets_of
 from transformer_jax.data.corpora.tfds_tables import tfds_table
 from transformer_jax.data.tokenizers.encoder_tokenizer import EncoderTokenizer
 from transformer_jax.distributed.processes import on_every_process
@@ -38,7 +38,6 @@ _FEATURES = {
     "label": ("label",),
     "score": ("score", "label"),
 }
-_TARGETS = ("label", "labels", "score")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class SequenceClassificationConfig(FineTuningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("target", self.target, ("auto", *_TARGETS))
+        choose("target", self.target, ("auto", *TARGETS))
         choose("passages", self.passages, ("first", "random"))
 
 
@@ -140,100 +139,6 @@ def texts_of(table: Table) -> list[Any]:
         if not all(part.strip() for part in ((text,) if isinstance(text, str) else text)):
             raise UserError(f"{table.location(row)}: the text has no tokens")
     return texts
-
-
-def target_of(table: Table, target: str) -> str:
-    """Return the column to predict: "label", "labels" or "score".
-
-    Raises:
-      UserError: The table has no such column, or not the one that `target` names.
-    """
-    candidates = _TARGETS if target == "auto" else (target,)
-    column = next((name for name in candidates if name in table.columns), None)
-    if column is None:
-        raise UserError(f"{table.path}: no column {' or '.join(candidates)} to predict")
-    return column
-
-
-def _sort_key(label: str) -> tuple[int, float, str]:
-    """Return a key that sorts numbers by value before words; NaN, which has no order, is a word."""
-    try:
-        number = float(label)
-    except ValueError:
-        number = math.nan
-    return (1, 0.0, label) if math.isnan(number) else (0, number, label)
-
-
-def positive_label(labels: Sequence[str]) -> str:
-    """Return the label of two whose F1 is scored: 1, or the second in order of value or alphabet."""
-    return "1" if "1" in labels else sorted(labels, key=_sort_key)[1]
-
-
-def labels_of(table: Table, target: str) -> tuple[str, ...]:
-    """Return the classes of a training set, numbers by value and words by alphabet; ("score",) for scores.
-
-    Raises:
-      UserError: The set has fewer than two classes.
-    """
-    values = table.columns[target]
-    if target == "score":
-        if len(values) > 1 and len({value.strip() for value in values}) == 1:
-            raise UserError(f"{table.path}: every score is {values[0]!r}: there is nothing to learn")
-        return ("score",)
-    if target == "labels":
-        labels = {label for value in values for label in value.split()}
-        if len(labels) < 2:
-            content = f"has only {next(iter(labels))!r}" if labels else "is empty"
-            raise UserError(
-                f"{table.path}: the column labels {content}, and several labels at once need two; for yes or "
-                "no write a column label"
-            )
-    else:
-        labels = {value.strip() for value in values} - {""}
-        if not labels:
-            raise UserError(f"{table.path}: no row has a label")
-        if len(labels) < 2:
-            raise UserError(f"{table.path}: every label is {next(iter(labels))!r}: classes need two")
-    return tuple(sorted(labels, key=_sort_key))
-
-
-def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
-    """Return the target of each row, a number or an array.
-
-    Raises:
-      UserError: The column is missing, a row has no label, a label was not in training, or a score is not a
-        number.
-    """
-    if target not in table.columns:
-        raise UserError(f"{table.path}: no column {target}, which the training set has")
-    numbers = {label: n for n, label in enumerate(labels)}
-    targets: list[Any] = []
-    for row, value in enumerate(table.columns[target]):
-        if target == "score":
-            try:
-                score = float(value)
-            except ValueError:
-                score = math.nan
-            if not math.isfinite(score):
-                raise UserError(f"{table.location(row)}: the score {value!r} is not a number")
-            targets.append(np.float32(score))
-            continue
-        row_labels = value.split() if target == "labels" else [value.strip()]
-        if row_labels == [""]:
-            raise UserError(f"{table.location(row)}: no label")
-        unknown = [label for label in row_labels if label not in numbers]
-        if unknown:
-            raise UserError(
-                f"{table.location(row)}: the label {unknown[0]!r} was not in training, which has "
-                f"{', '.join(list(labels)[:8])}"
-            )
-        if target == "labels":
-            multi_hot = np.zeros(len(labels), np.float32)
-            multi_hot[[numbers[label] for label in row_labels]] = 1
-            targets.append(multi_hot)
-        else:
-            targets.append(np.int32(numbers[row_labels[0]]))
-    return targets
 
 
 class SequenceClassification(FineTuned):

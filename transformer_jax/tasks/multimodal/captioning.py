@@ -23,7 +23,7 @@ from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.layers.losses import cross_entropy_in_parts
 from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
-from transformer_jax.tasks.vision import data as image_data
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.vision.data import CIFAR, ProcessedImages
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder, check_image_list
 from transformer_jax.training.config import FREE, Optimization, RunConfig, Start, check_at_least
@@ -365,5 +365,5 @@ ENTRY = TaskEntry(
     objective,
     prepare,
     TrainedCaptioner,
-    check_mesh=image_data.check_mesh,
+    check_mesh=check_mesh,
 )

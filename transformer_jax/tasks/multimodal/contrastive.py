@@ -25,7 +25,7 @@ from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.tasks.encoders.trained_heads import Classified, classified
 from transformer_jax.tasks.multimodal import data as captioned_data
 from transformer_jax.tasks.multimodal.data import CaptionedDataConfig, CaptionedTask
-from transformer_jax.tasks.vision import data as image_data
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.vision.data import CIFAR
 from transformer_jax.tasks.vision.trained import TrainedImageEncoder
 from transformer_jax.training.config import Optimization, RunConfig
@@ -350,5 +350,5 @@ ENTRY = TaskEntry(
     objective,
     prepare,
     TrainedClip,
-    check_mesh=image_data.check_mesh,
+    check_mesh=check_mesh,
 )

@@ -26,9 +26,9 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.transcripts import transcript_scores
 from transformer_jax.layers.log_mel import log_mel
 from transformer_jax.layers.losses import cross_entropy_in_parts
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.speech.data import SpeechRecognitionConfig, open_splits
 from transformer_jax.tasks.speech.trained import TrainedRecognizer
-from transformer_jax.tasks.vision.data import check_mesh
 from transformer_jax.training.config import RunConfig, check_accumulation
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.recipes import cosine_optimization, fine_tuned_start, preset_config

@@ -18,7 +18,6 @@ from transformer_jax.data.corpora import images as corpora
 from transformer_jax.data.corpora.image_archives import splits_of
 from transformer_jax.data.corpora.image_sets import ImageSet, stratified
 from transformer_jax.data.tokenizers.image_processor import ImageProcessor
-from transformer_jax.distributed.mesh import SEQUENCE, check_rows
 from transformer_jax.errors import UserError
 from transformer_jax.models.registry import MODELS
 from transformer_jax.pretrained.folder import read_config
@@ -278,17 +277,6 @@ def check(config: RunConfig, model_config: Any) -> None:
         raise UserError(f"`channels` {model_config.channels} must be 3: images are read as RGB")
     check_patches(image_size(config), model_config)
     check_accumulation(config.task.batch_size, config.optimization)
-
-
-def check_mesh(config: RunConfig, mesh: Any) -> None:
-    """Check that the mesh can shard the rows of a batch.
-
-    Raises:
-      UserError: The mesh shards sequences, or does not divide the rows.
-    """
-    if mesh.shape.get(SEQUENCE, 1) > 1:
-        raise UserError("`sequence` of `mesh` shards the tokens of texts, not images: leave it out")
-    check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)
 
 
 def new_run(

@@ -18,6 +18,7 @@ from transformer_jax.distributed.processes import on_every_process, on_first_the
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner, confusion, image_scores
 from transformer_jax.layers.image_normalization import normalize_images
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision.data import CIFAR, ImageDataConfig, Splits
 from transformer_jax.tasks.vision.image_task import ImageTask
@@ -319,5 +320,5 @@ ENTRY = TaskEntry(
     objective,
     prepare,
     TrainedImageClassifier,
-    check_mesh=image_data.check_mesh,
+    check_mesh=check_mesh,
 )

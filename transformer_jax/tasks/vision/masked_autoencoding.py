@@ -15,6 +15,7 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.layers.image_normalization import normalize_images
 from transformer_jax.layers.patches import cut_into_patches
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
 from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
@@ -172,5 +173,5 @@ ENTRY = TaskEntry(
     objective,
     functools.partial(image_pretraining.prepare, MaskedAutoencodingTask),
     TrainedImageEncoder,
-    check_mesh=image_data.check_mesh,
+    check_mesh=check_mesh,
 )

@@ -18,6 +18,7 @@ from transformer_jax.data.tokenizers.image_processor import ImageProcessor
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.images import ImageRunner
 from transformer_jax.layers.image_normalization import normalize_images
+from transformer_jax.tasks.row_sharding import check_mesh
 from transformer_jax.tasks.vision import data as image_data
 from transformer_jax.tasks.vision import pretraining as image_pretraining
 from transformer_jax.tasks.vision.data import CIFAR, IMAGENET
@@ -330,5 +331,5 @@ ENTRY = TaskEntry(
     objective,
     functools.partial(image_pretraining.prepare, SelfDistillationTask),
     TrainedImageEncoder,
-    check_mesh=image_data.check_mesh,
+    check_mesh=check_mesh,
 )

@@ -1,0 +1,195 @@
+"""Undirected graphs with features of nodes and edges: edge lists and molecules, with their targets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transformer_jax.data.corpora import molecules
+from transformer_jax.data.corpora.table_files import SUFFIXES
+from transformer_jax.data.corpora.tables import Table, fingerprint, read_table
+from transformer_jax.data.corpora.text_files import base_suffix, read_lines
+from transformer_jax.errors import UserError
+from transformer_jax.json_files import parse_json
+from transformer_jax.limits import NODES
+
+TARGETS = ("label", "score")
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """An undirected graph.
+
+    Attributes:
+      nodes: (n, features) int32 features of each node, at least one.
+      edges: (m, 2) int32 the two nodes of each edge, each pair once.
+      edge_features: (m, features) int32 features of each edge, at least one.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    edge_features: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSet:
+    """Graphs with their targets.
+
+    Attributes:
+      graphs: The graphs.
+      table: Columns `label` or `score` with a text for each graph, and maybe `smiles`.
+    """
+
+    graphs: Sequence[Graph]
+    table: Table
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def is_molecules(self) -> bool:
+        """True if the graphs are molecules."""
+        return "smiles" in self.table.columns
+
+    def select(self, numbers: Sequence[int] | np.ndarray) -> GraphSet:
+        """Return these graphs, in this order."""
+        return GraphSet([self.graphs[n] for n in numbers], self.table.select(numbers))
+
+    def fingerprint(self) -> str:
+        """Return a digest of all graphs and targets."""
+        parts = [array.tobytes().hex() for graph in self.graphs for array in vars(graph).values()]
+        return fingerprint([*parts, *(text for column in self.table.columns.values() for text in column)])
+
+    def scaffolds(self) -> np.ndarray:
+        """Return the number of each molecule's scaffold, see `molecules.scaffold`."""
+        names = [molecules.scaffold(smiles) for smiles in self.table.columns["smiles"]]
+        return np.unique(names, return_inverse=True)[1]
+
+
+class EdgeList(msgspec.Struct):
+    """A graph as a line of a .jsonl file.
+
+    Attributes:
+      nodes: Number of nodes, or for each node a feature or a list of features.
+      edges: For each edge a list of its two nodes, counted from 0, and maybe features.
+      label: Class.
+      score: Number.
+    """
+
+    nodes: int | list[int | list[int]]
+    edges: list[list[int]]
+    label: str | int | None = None
+    score: float | None = None
+
+
+def parse_graph(graph: Any, place: str) -> Graph:
+    """Convert a graph that a user wrote.
+
+    Args:
+      graph: A SMILES text, or an object with the fields `nodes` and `edges` of an `EdgeList`.
+      place: Description of the graph, for messages.
+
+    Raises:
+      UserError: The SMILES is invalid; or the object has no nodes, an edge to a missing node or from a node to
+        itself, the same edge twice, or different numbers of features.
+    """
+    if isinstance(graph, str):
+        return Graph(*molecules.read_smiles(graph, place))
+    if isinstance(graph, Mapping):
+        try:
+            graph = msgspec.convert(graph, EdgeList)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{place}: {error}") from None
+    if not isinstance(graph, EdgeList):
+        raise UserError(f"{place}: a graph is a SMILES text, or an object with `nodes` and `edges`")
+    nodes = [0] * graph.nodes if isinstance(graph.nodes, int) else graph.nodes
+    if not nodes:
+        raise UserError(f"{place}: a graph without nodes")
+    NODES.check(len(nodes), f"{place}: the number of nodes")
+    features = [node if isinstance(node, list) else [node] for node in nodes]
+    pairs = [edge[:2] for edge in graph.edges]
+    for edge, pair in zip(graph.edges, pairs, strict=True):
+        if len(pair) < 2:
+            raise UserError(f"{place}: the edge {edge} does not name two nodes")
+        if missing := [node for node in pair if not 0 <= node < len(nodes)]:
+            raise UserError(
+                f"{place}: the edge {edge} names the node {missing[0]}, but the nodes are 0 to {len(nodes) - 1}"
+            )
+        if pair[0] == pair[1]:
+            raise UserError(f"{place}: the edge {edge} joins a node to itself")
+    unordered = [(min(pair), max(pair)) for pair in pairs]
+    if len(set(unordered)) < len(unordered):
+        repeated = next(pair for n, pair in enumerate(unordered) if pair in unordered[:n])
+        raise UserError(f"{place}: two edges join the nodes {repeated[0]} and {repeated[1]}")
+    return Graph(
+        _features(features, f"{place}: nodes"),
+        np.array(pairs, np.int32).reshape(-1, 2),
+        _features([edge[2:] or [0] for edge in graph.edges], f"{place}: edges"),
+    )
+
+
+def _features(features: Sequence[Sequence[int]], place: str) -> np.ndarray:
+    """Return features as an array (count, features).
+
+    Raises:
+      UserError: Their numbers differ, there are none, or one is negative or above 32,000.
+    """
+    counts = {len(values) for values in features} or {1}
+    if len(counts) > 1 or counts == {0}:
+        raise UserError(f"{place} have {' and '.join(map(str, sorted(counts)))} features")
+    array = np.array(features, np.int64).reshape(len(features), *counts)
+    if array.size and not 0 <= array.min() <= array.max() <= 32_000:
+        raise UserError(f"{place} have the feature {array.min() if array.min() < 0 else array.max()}")
+    return array.astype(np.int32)
+
+
+def open_graphs(path: str, *, labeled: bool = True) -> GraphSet:
+    """Read graphs from a file.
+
+    Args:
+      path: A .tsv, .csv or .jsonl file with a column `smiles`, or a .jsonl file with an `EdgeList` per line,
+        plain or compressed.
+      labeled: Whether each graph needs a `label` or a `score`.
+
+    Raises:
+      UserError: The file cannot be read, or has neither form; or a graph is invalid, see `parse_graph`.
+    """
+    if base_suffix(path) not in SUFFIXES:
+        raise UserError(f"{path}: graphs are a .tsv, .csv or .jsonl file")
+    if base_suffix(path) == ".jsonl" and (lists := _edge_lists(path)) is not None:
+        columns = {name: ["" if (x := getattr(line, name)) is None else str(x) for _, line in lists]
+                   for name in TARGETS}  # fmt: skip
+        columns = {name: texts for name, texts in columns.items() if any(texts)}
+        table = Table(path, columns or {"graph": [""] * len(lists)}, [number - 2 for number, _ in lists])
+        graphs = [parse_graph(line, table.location(row)) for row, (_, line) in enumerate(lists)]
+        examples = GraphSet(graphs, table)
+    else:
+        table = read_table(path, ("smiles", *TARGETS))
+        if "smiles" not in table.columns:
+            raise UserError(f"{path}: no column smiles, and no `nodes` and `edges` in lines of .jsonl")
+        texts = table.columns["smiles"]
+        examples = GraphSet([parse_graph(s, table.location(row)) for row, s in enumerate(texts)], table)
+    if labeled and not set(TARGETS) & set(examples.table.columns):
+        raise UserError(f"{path}: no {' or '.join(TARGETS)} to predict")
+    return examples
+
+
+def _edge_lists(path: str) -> list[tuple[int, EdgeList]] | None:
+    """Return the line number and the graph of each line, or None if the file has SMILES.
+
+    Raises:
+      UserError: A line is not an `EdgeList`, or there are no lines.
+    """
+    lines = [(number, text) for number, text in enumerate(read_lines(path), 1) if text.strip()]
+    if not lines:
+        raise UserError(f"{path}: no graphs")
+    if '"smiles"' in lines[0][1]:
+        return None
+    return [(number, parse_json(text, EdgeList, f"{path}, line {number}")) for number, text in lines]
