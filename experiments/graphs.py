@@ -6,7 +6,7 @@
     python -m experiments.graphs --data GRAPHS.jsonl               # nodes, edges, score or label
     python -m experiments.graphs --run-dir RUN --predict CCO FILE... [--json] [--plot-attention FILE]
 
-`--help` lists the flags; docs/graphs.md contains recipes with their scores.
+`--help` lists the flags; docs/graphs.md lists scores.
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ IMAGE_BYTES = Limit("IMAGE_BYTES", 2**30)
 SAMPLES_OF_SOUND = Limit("SAMPLES_OF_SOUND", 2_000_000_000)
 # Nodes of a graph; arrays of shortest paths grow with its square.
 NODES = Limit("NODES", 2_048)
+# Values of a feature of nodes or edges, each of which is a column of a one-hot vector; elements have 119.
+FEATURE_VALUES = Limit("FEATURE_VALUES", 1_023)
 # Processes that decode images.
 WORKERS = Limit("WORKERS", 1_024)
 # Bytes of a JSON file; the largest published ones are tokenizers of 35 MB.

@@ -535,7 +535,8 @@ def test_a_step_of_a_graphormer(name, topology):
     text = report.program.as_text()
     assert BARRIER not in text
     assert "scatter" not in text, "tables are read by products, whose gradients are products"
-    assert [copy for copy in copies_of_state(text) if not copy[0].startswith("f32[1]")] == []
+    # The bias of the virtual node, a number per head, may be copied.
+    assert [copy for copy in copies_of_state(text) if not copy[0].startswith(("f32[1]", "f32[1,"))] == []
 
 
 @pytest.mark.long

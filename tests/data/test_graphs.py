@@ -31,12 +31,18 @@ def test_edge_lists_are_read(tmp_path):
     assert (graphs.is_molecules, graphs.table.columns) == (False, {"score": ["1.5", "-2.0"]})
     processor = GraphProcessor.of(graphs)
     assert (processor.settings.node_values, processor.settings.edge_values) == ((3, 2), (9,))
-    np.testing.assert_allclose(processor.numbers(processor.targets(graphs)), [1.5, -2])
+    np.testing.assert_allclose(processor.to_scores(processor.targets(graphs)), [1.5, -2])
     again = GraphProcessor.from_files(processor.files())
     assert again == processor
     arrays = processor.arrays(graphs.graphs[1], 2)
     assert arrays["paths"].shape == (1, 1, 2, 1)
     assert arrays["degrees"].tolist() == [0]
+
+
+def test_digests_differ_with_the_shape_of_features(tmp_path):
+    pair, single = ({"nodes": nodes, "edges": [], "score": 1} for nodes in ([[1, 2], [3, 4]], [1, 2, 3, 4]))
+    digests = {open_graphs(write_lines(tmp_path / "a.jsonl", [line])).fingerprint() for line in (pair, single)}
+    assert len(digests) == 2
 
 
 def test_graphs_without_features_and_classes(tmp_path):
@@ -142,8 +148,14 @@ def test_molecules_of_a_scaffold_stay_together(tmp_path):
         ({"edges": [[0, 1, 2], [1, 2]]}, None),
         ({"edges": [[0, 1, 2], [1, 2, 0, 1]]}, "edges have 1 and 2 features"),
         ({"nodes": [[0], [0, 1], [0], [0]]}, "nodes have 1 and 2 features"),
-        ({"nodes": [-1, 0, 0, 0]}, "nodes have the feature -1"),
+        ({"nodes": [-1, 0, 0, 0]}, "nodes have the feature -1; features are numbered from 0"),
         ({"edges": "none"}, "edges"),
+        ({"nodes": 10**20}, "nodes"),
+        ({"nodes": 5_000}, "the number of nodes 5,000 is above the limit"),
+        ({"edges": [[0, 1, 5_000]]}, "edges have the feature 5,000 is above the limit"),
+        ({"nodes": [0.5, 1, 1, 1]}, "expected int"),
+        ({"target": 1}, "target"),
+        ({"smiles": "CCO"}, "smiles"),
     ],
 )
 def test_edge_lists_that_are_refused(tmp_path, change, message):
@@ -161,6 +173,7 @@ def test_files_that_are_refused(tmp_path):
         ("a.tsv", "text\tscore\nCCO\t1\n", "no column smiles"),
         ("b.tsv", "smiles\tname\nCCO\t1\n", "no label or score to predict"),
         ("b.jsonl", "\n", "no graphs"),
+        ("d.jsonl", json.dumps(RING | {"smiles": "CCO"}) + "\n", "line 1: both smiles and nodes"),
         ("c.jsonl", json.dumps(RING) + "\n", "no label or score to predict"),
     ):
         (tmp_path / name).write_text(content)
@@ -169,6 +182,9 @@ def test_files_that_are_refused(tmp_path):
     pytest.importorskip("rdkit", reason="molecules need the extra graphs")
     (tmp_path / "c.tsv").write_text("smiles\tscore\nCCO\t1\nC1CC\t2\n")
     with pytest.raises(UserError, match=r"c.tsv, line 3: 'C1CC' is not a valid SMILES"):
+        open_graphs(str(tmp_path / "c.tsv"))
+    (tmp_path / "c.tsv").write_text("smiles\tscore\nCCO\t1\nCCO ethanol\t2\n")
+    with pytest.raises(UserError, match=r"c.tsv, line 3: white space in 'CCO ethanol'"):
         open_graphs(str(tmp_path / "c.tsv"))
     (tmp_path / "c.tsv").write_text("smiles\tscore\nCCO\t1\n\t2\n")
     with pytest.raises(UserError, match=r"c.tsv, line 3: a molecule without atoms"):

@@ -12,7 +12,7 @@ from transformer_jax.errors import UserError
 WORDS = {"1": ["good", "great", "fine"], "0": ["bad", "awful", "poor"]}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_rows_are_saved_and_a_refit_uses_the_best_rate(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("\n\n".join(f"the film is {w}" for w in [*WORDS["1"], *WORDS["0"]] * 9))
     tiny = dict(width=8, layers=1, heads=1, feed_forward=8, vocab_size=140, batch_size=4, context=16,

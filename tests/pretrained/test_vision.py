@@ -311,19 +311,31 @@ def test_weights_of_another_patch_size_are_refused(tmp_path):
         pretrained.load(tmp_path / "a")
 
 
-@pytest.mark.long
-def test_real_post_norm_weights(shared):
-    """Logits and accuracy equal torch's for a foreign ViT with the names of torch's encoder layers."""
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+def real_post_norm_model(shared):
     from safetensors.numpy import load_file
 
     folder = shared / "weights" / "vit_cifar10_small"
-    model = post_norm_model(load_file(folder / "model.safetensors"))
+    return folder, post_norm_model(load_file(folder / "model.safetensors"))
+
+
+@pytest.mark.long
+def test_real_post_norm_weights(shared):
+    """Logits equal torch's for a foreign ViT with the names of torch's encoder layers."""
+    folder, model = real_post_norm_model(shared)
     with np.load(folder / "expected.npz") as expected:
         images, logits = expected["images"], expected["logits"]
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    np.testing.assert_allclose(model(normalize_images(images, mean, std)), logits, atol=1e-4)
+    np.testing.assert_allclose(model(normalize_images(images, MEAN, DEVIATION)), logits, atol=1e-4)
+
+
+@pytest.mark.soak
+def test_accuracy_of_real_post_norm_weights(shared):
+    """Accuracy on the 10,000 test images equals torch's."""
+    _, model = real_post_norm_model(shared)
     test = open_images(str(shared / "data" / "cifar10" / "test_true.tar.xz"))
-    runner = ImageRunner(lambda m, x: m(normalize_images(x, mean, std)))
+    runner = ImageRunner(lambda m, x: m(normalize_images(x, MEAN, DEVIATION)))
     predictions = runner(runner.prepare(model), test).argmax(axis=1)
     assert round(100 * float((predictions == test.labels).mean()), 2) == 73.72
 

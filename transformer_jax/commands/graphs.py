@@ -75,13 +75,13 @@ def _named_graphs(inputs: Sequence[str]) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = []
     for text in inputs:
         if base_suffix(text) not in SUFFIXES:
+            if pathlib.Path(text).is_file():
+                raise UserError(f"{text}: graphs are a .tsv, .csv or .jsonl file")
             named.append((text, text))
             continue
         graphs = open_graphs(text, labeled=False)
-        if graphs.is_molecules:
-            named += [(smiles, smiles) for smiles in graphs.table.columns["smiles"]]
-        else:
-            named += [(graphs.table.location(row), graph) for row, graph in enumerate(graphs.graphs)]
+        names = graphs.table.columns.get("smiles") or map(graphs.table.location, range(len(graphs)))
+        named += zip(names, graphs.graphs, strict=True)
     return named
 
 
@@ -109,7 +109,7 @@ def use(parsed: Parsed) -> None:
         return
     from transformer_jax.plotting.graphs import plot_graph
 
-    smiles = named[0][1] if isinstance(named[0][1], str) else None
+    smiles = named[0][0] if graphs[0].is_molecule else None
     try:
         plot_graph(graphs[0], trained.attention(graphs[0]), smiles=smiles, path=flags.plot_attention)
     except (OSError, ValueError) as error:

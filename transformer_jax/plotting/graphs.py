@@ -18,10 +18,12 @@ def layout(graph: Graph) -> np.ndarray:
     """Return positions (n, 2) of the nodes whose distances are close to those of the shortest paths."""
     from sklearn.manifold import MDS
 
+    if len(graph) == 1:
+        return np.zeros((1, 2))
     distances, _ = shortest_paths(graph, 1)
     # Parts that no path connects are drawn next to each other.
-    apart = 1.5 * max(1, int(distances.max()))
-    lengths = np.where(distances < 0, apart, distances)
+    gap = 1.5 * max(1, int(distances.max()))
+    lengths = np.where(distances < 0, gap, distances)
     return MDS(
         2, metric="precomputed", init="random", n_init=4, random_state=0, normalized_stress="auto"
     ).fit_transform(lengths)
@@ -34,7 +36,7 @@ def plot_graph(
     smiles: str | None = None,
     path: str | pathlib.Path | None = None,
 ) -> Figure:
-    """Draw a graph whose nodes have the color of the virtual node's attention, next to all attention weights.
+    """Draw a graph whose nodes are colored by the attention that they get, next to all attention weights.
 
     Args:
       graph: The graph.
@@ -57,15 +59,14 @@ def plot_graph(
         LineCollection(list(positions[graph.edges]), colors="#9aa0a6", linewidths=1.5, zorder=1)
     )
     points = left.scatter(
-        positions[:, 0], positions[:, 1], c=mean[0, 1:], cmap="YlOrRd", s=260, edgecolors="#5f6368", zorder=2,
-        vmin=0,
-    )  # fmt: skip
+        *positions.T, c=mean[1:, 1:].mean(axis=0), cmap="YlOrRd", s=260, edgecolors="#5f6368", zorder=2
+    )
     for (x, y), name in zip(positions, names, strict=True):
         left.text(x, y, name, ha="center", va="center", fontsize=8, zorder=3)
     left.set_aspect("equal")
     left.margins(0.1)
     left.axis("off")
-    left.set_title("attention of the virtual node", fontsize=10)
+    left.set_title("attention to each node, mean of all nodes", fontsize=10)
     figure.colorbar(points, ax=left, shrink=0.8)
     image = right.imshow(mean, cmap="magma", vmin=0)
     if len(graph) <= 40:

@@ -24,7 +24,7 @@ def measure(*arguments):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("length", [8_192, pytest.param(32_768, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("length", [4_096, *(pytest.param(n, marks=pytest.mark.soak) for n in (8_192, 32_768))])
 def test_memory_of_long_inputs(length, tmp_path):
     picture = tmp_path / "cost.png"
     report = measure("--forms", "chunked", "windowed", "--lengths", str(length), "--plot", str(picture))

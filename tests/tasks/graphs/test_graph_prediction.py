@@ -1,6 +1,7 @@
 """Training, resuming, sharding, loading and use of models of graphs."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -114,6 +115,11 @@ def test_predictions_are_those_that_are_scored(trained):
     rmse = np.sqrt(np.square(predictions[held] - scores).mean())
     np.testing.assert_allclose(rmse, results["rmse"], rtol=1e-4)
     assert len(model.predict([])) == 0
+    for graph in ("CCO", {"nodes": 2, "edges": []}):
+        with pytest.raises(UserError, match="predictions are made for a list of graphs"):
+            model.predict(graph)
+    with pytest.raises(UserError, match="graph 1: a graph is a SMILES text, or an object"):
+        model.predict([[1, 2]])
 
 
 def test_attention_is_drawn(trained, tmp_path):
@@ -132,6 +138,17 @@ def test_classes_are_learned_and_predicted(classes, tmp_path):
     (prediction,) = tasks.load(tmp_path / "run").predict([{"nodes": 3, "edges": [[0, 1], [1, 2]]}])
     assert prediction.label in ("no", "yes")
     np.testing.assert_allclose(sum(prediction.probabilities.values()), 1)
+
+
+def test_a_rare_label_may_be_held_out(classes, tmp_path):
+    """Labels are those of all graphs in `data`, wherever the one with the rare label goes."""
+    lines = pathlib.Path(classes).read_text().splitlines()
+    for number in (0, 1, 2):
+        lines[number] = lines[number].replace('"no"', f'"rare {number}"').replace('"yes"', f'"rare {number}"')
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    config = config_of("graphs", data=str(tmp_path / "a.jsonl"), held_out=0.4, steps=1, warmup=0)
+    train(config, tmp_path / "run")
+    assert len(tasks.load(tmp_path / "run").processor.labels) == 5
 
 
 def test_roc_auc_counts_pairs():
@@ -158,6 +175,8 @@ def test_a_model_is_fine_tuned_on_other_targets(trained, classes, tmp_path):
 def test_data_that_do_not_fit(trained, classes, tmp_path):
     for changes, message in (
         (dict(data=classes, split="scaffold"), "`split` scaffold needs molecules"),
+        (dict(data=classes, classes=7), "`classes` 7: the data has 2"),
+        (dict(data=classes, loss="absolute"), "`loss` absolute is for scores"),
         (dict(data=classes, max_nodes=8), "above `max_nodes` 8"),
         (dict(data=classes, target="score"), "no column score"),
         (dict(data=classes, node_values=(3,)), "`node_values` of the model are 3, but those of the data are 1"),

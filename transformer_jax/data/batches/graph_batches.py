@@ -9,15 +9,15 @@ import numpy as np
 
 from transformer_jax.data.batches.row_batches import rows_in_order
 
-# Batches are padded to a multiple of this number of nodes.
-NODE_MULTIPLE = 8
+# Batches are padded to a multiple of this number of tokens, the nodes and the virtual node.
+TOKEN_MULTIPLE = 8
 # Values of the arrays at padding; the others are 0.
 _PADDING = {"nodes": -1, "distances": -1, "paths": -1}
 
 
 def padded_size(nodes: int) -> int:
-    """Return the smallest multiple of `NODE_MULTIPLE` that is at least `nodes`."""
-    return -(-nodes // NODE_MULTIPLE) * NODE_MULTIPLE
+    """Return the number of nodes to pad graphs of up to `nodes` nodes to, see `TOKEN_MULTIPLE`."""
+    return -(-(nodes + 1) // TOKEN_MULTIPLE) * TOKEN_MULTIPLE - 1
 
 
 def padded(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:

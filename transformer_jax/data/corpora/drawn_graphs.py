@@ -33,8 +33,8 @@ def diameter(graph: Graph) -> int:
 def draw_graph(rng: np.random.Generator) -> Graph:
     """Draw a connected graph: a tree with further edges, a share of which close triangles.
 
-    The share differs between graphs, so that neither the number of nodes nor the degrees tell the number of
-    triangles. The tree is a path, a star or between the two, so that they do not tell the diameter either.
+    The share differs between graphs, so that the number of nodes and the degrees tell only a part of the number
+    of triangles. The tree is a path, a star or between the two, for the diameter.
 
     Args:
       rng: Source of the randomness.
@@ -53,10 +53,10 @@ def draw_graph(rng: np.random.Generator) -> Graph:
         free = ~matrix & ((paths > 0) == closes) & np.triu(np.ones_like(matrix), 1)
         pairs = np.argwhere(free)
         if len(pairs):
-            one, other = pairs[rng.integers(len(pairs))]
-            matrix[one, other] = matrix[other, one] = True
+            first, second = pairs[rng.integers(len(pairs))]
+            matrix[first, second] = matrix[second, first] = True
     edges = np.argwhere(np.triu(matrix)).astype(np.int32)
-    # The numbers of nodes tell nothing.
+    # Shuffle the numbers of the nodes, so that they carry no information.
     edges = rng.permutation(count).astype(np.int32)[edges]
     return Graph(np.zeros((count, 1), np.int32), edges, np.zeros((len(edges), 1), np.int32))
 

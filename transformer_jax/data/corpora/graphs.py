@@ -14,10 +14,10 @@ from transformer_jax.data.corpora.table_files import SUFFIXES
 from transformer_jax.data.corpora.tables import Table, fingerprint, read_table
 from transformer_jax.data.corpora.text_files import base_suffix, read_lines
 from transformer_jax.errors import UserError
-from transformer_jax.json_files import parse_json
-from transformer_jax.limits import NODES
+from transformer_jax.json_files import convert, parse_json
+from transformer_jax.limits import FEATURE_VALUES, NODES
 
-TARGETS = ("label", "score")
+COLUMNS = ("smiles", "label", "score")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,13 @@ class Graph:
       nodes: (n, features) int32 features of each node, at least one.
       edges: (m, 2) int32 the two nodes of each edge, each pair once.
       edge_features: (m, features) int32 features of each edge, at least one.
+      is_molecule: True if it was read from SMILES.
     """
 
     nodes: np.ndarray
     edges: np.ndarray
     edge_features: np.ndarray
+    is_molecule: bool = False
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -64,7 +66,8 @@ class GraphSet:
 
     def fingerprint(self) -> str:
         """Return a digest of all graphs and targets."""
-        parts = [array.tobytes().hex() for graph in self.graphs for array in vars(graph).values()]
+        arrays = [a for graph in self.graphs for a in (graph.nodes, graph.edges, graph.edge_features)]
+        parts = [f"{array.shape} {array.tobytes().hex()}" for array in arrays]
         return fingerprint([*parts, *(text for column in self.table.columns.values() for text in column)])
 
     def scaffolds(self) -> np.ndarray:
@@ -73,12 +76,13 @@ class GraphSet:
         return np.unique(names, return_inverse=True)[1]
 
 
-class EdgeList(msgspec.Struct):
+class EdgeList(msgspec.Struct, forbid_unknown_fields=True):
     """A graph as a line of a .jsonl file.
 
     Attributes:
       nodes: Number of nodes, or for each node a feature or a list of features.
-      edges: For each edge a list of its two nodes, counted from 0, and maybe features.
+      edges: For each edge a list of its two nodes, counted from 0, and maybe features; an edge without features
+        has the feature 0. Each pair of nodes is joined once, in any order.
       label: Class.
       score: Number.
     """
@@ -93,26 +97,25 @@ def parse_graph(graph: Any, place: str) -> Graph:
     """Convert a graph that a user wrote.
 
     Args:
-      graph: A SMILES text, or an object with the fields `nodes` and `edges` of an `EdgeList`.
+      graph: A SMILES text, or an object with the fields `nodes` and `edges` of an `EdgeList`, lists or arrays.
       place: Description of the graph, for messages.
 
     Raises:
       UserError: The SMILES is invalid; or the object has no nodes, an edge to a missing node or from a node to
-        itself, the same edge twice, or different numbers of features.
+        itself, the same edge twice, or different numbers of features; or the graph is too large.
     """
     if isinstance(graph, str):
-        return Graph(*molecules.read_smiles(graph, place))
+        return Graph(*molecules.read_smiles(graph, place), is_molecule=True)
     if isinstance(graph, Mapping):
-        try:
-            graph = msgspec.convert(graph, EdgeList)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{place}: {error}") from None
+        lists = {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in graph.items()}
+        graph = convert(lists, EdgeList, place)
     if not isinstance(graph, EdgeList):
         raise UserError(f"{place}: a graph is a SMILES text, or an object with `nodes` and `edges`")
-    nodes = [0] * graph.nodes if isinstance(graph.nodes, int) else graph.nodes
-    if not nodes:
+    count = graph.nodes if isinstance(graph.nodes, int) else len(graph.nodes)
+    if count < 1:
         raise UserError(f"{place}: a graph without nodes")
-    NODES.check(len(nodes), f"{place}: the number of nodes")
+    NODES.check(count, f"{place}: the number of nodes")
+    nodes = [0] * count if isinstance(graph.nodes, int) else graph.nodes
     features = [node if isinstance(node, list) else [node] for node in nodes]
     pairs = [edge[:2] for edge in graph.edges]
     for edge, pair in zip(graph.edges, pairs, strict=True):
@@ -127,7 +130,10 @@ def parse_graph(graph: Any, place: str) -> Graph:
     unordered = [(min(pair), max(pair)) for pair in pairs]
     if len(set(unordered)) < len(unordered):
         repeated = next(pair for n, pair in enumerate(unordered) if pair in unordered[:n])
-        raise UserError(f"{place}: two edges join the nodes {repeated[0]} and {repeated[1]}")
+        raise UserError(
+            f"{place}: two edges join the nodes {repeated[0]} and {repeated[1]}; edges have no direction, so "
+            "write each of them once"
+        )
     return Graph(
         _features(features, f"{place}: nodes"),
         np.array(pairs, np.int32).reshape(-1, 2),
@@ -139,14 +145,16 @@ def _features(features: Sequence[Sequence[int]], place: str) -> np.ndarray:
     """Return features as an array (count, features).
 
     Raises:
-      UserError: Their numbers differ, there are none, or one is negative or above 32,000.
+      UserError: Their numbers differ, there are none, or one is negative or above its limit.
     """
     counts = {len(values) for values in features} or {1}
     if len(counts) > 1 or counts == {0}:
         raise UserError(f"{place} have {' and '.join(map(str, sorted(counts)))} features")
     array = np.array(features, np.int64).reshape(len(features), *counts)
-    if array.size and not 0 <= array.min() <= array.max() <= 32_000:
-        raise UserError(f"{place} have the feature {array.min() if array.min() < 0 else array.max()}")
+    if array.size:
+        if array.min() < 0:
+            raise UserError(f"{place} have the feature {array.min()}; features are numbered from 0")
+        FEATURE_VALUES.check(int(array.max()), f"{place} have the feature")
     return array.astype(np.int32)
 
 
@@ -165,19 +173,19 @@ def open_graphs(path: str, *, labeled: bool = True) -> GraphSet:
         raise UserError(f"{path}: graphs are a .tsv, .csv or .jsonl file")
     if base_suffix(path) == ".jsonl" and (lists := _edge_lists(path)) is not None:
         columns = {name: ["" if (x := getattr(line, name)) is None else str(x) for _, line in lists]
-                   for name in TARGETS}  # fmt: skip
+                   for name in COLUMNS[1:]}  # fmt: skip
         columns = {name: texts for name, texts in columns.items() if any(texts)}
         table = Table(path, columns or {"graph": [""] * len(lists)}, [number - 2 for number, _ in lists])
         graphs = [parse_graph(line, table.location(row)) for row, (_, line) in enumerate(lists)]
         examples = GraphSet(graphs, table)
     else:
-        table = read_table(path, ("smiles", *TARGETS))
+        table = read_table(path, COLUMNS)
         if "smiles" not in table.columns:
-            raise UserError(f"{path}: no column smiles, and no `nodes` and `edges` in lines of .jsonl")
+            raise UserError(f"{path}: no column smiles (in lower case)")
         texts = table.columns["smiles"]
         examples = GraphSet([parse_graph(s, table.location(row)) for row, s in enumerate(texts)], table)
-    if labeled and not set(TARGETS) & set(examples.table.columns):
-        raise UserError(f"{path}: no {' or '.join(TARGETS)} to predict")
+    if labeled and not set(COLUMNS[1:]) & set(examples.table.columns):
+        raise UserError(f"{path}: no {' or '.join(COLUMNS[1:])} to predict")
     return examples
 
 
@@ -185,11 +193,14 @@ def _edge_lists(path: str) -> list[tuple[int, EdgeList]] | None:
     """Return the line number and the graph of each line, or None if the file has SMILES.
 
     Raises:
-      UserError: A line is not an `EdgeList`, or there are no lines.
+      UserError: A line is not an `EdgeList`, there are no lines, or the first has both forms.
     """
     lines = [(number, text) for number, text in enumerate(read_lines(path), 1) if text.strip()]
     if not lines:
         raise UserError(f"{path}: no graphs")
-    if '"smiles"' in lines[0][1]:
+    first = parse_json(lines[0][1], dict[str, Any], f"{path}, line {lines[0][0]}")
+    if "smiles" in first:
+        if "nodes" in first:
+            raise UserError(f"{path}, line {lines[0][0]}: both smiles and nodes; remove one of them")
         return None
     return [(number, parse_json(text, EdgeList, f"{path}, line {number}")) for number, text in lines]

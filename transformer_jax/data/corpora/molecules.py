@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.errors import UserError
+from transformer_jax.limits import NODES
 
 _HYBRIDIZATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _CHIRALITIES = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW")
@@ -23,8 +24,10 @@ def _parsed(smiles: str, place: str) -> Any:
     """Return RDKit's molecule.
 
     Raises:
-      UserError: RDKit is not installed, or the text is not a molecule.
+      UserError: RDKit is not installed, or the text is not a single molecule, or a too large one.
     """
+    if len(smiles.split()) > 1:  # RDKit would take the rest for a name
+        raise UserError(f"{place}: white space in {smiles[:60]!r}: write one molecule without a name")
     try:
         from rdkit import Chem, rdBase
     except ImportError:
@@ -35,6 +38,7 @@ def _parsed(smiles: str, place: str) -> Any:
         raise UserError(f"{place}: {smiles[:60]!r} is not a valid SMILES")
     if not molecule.GetNumAtoms():
         raise UserError(f"{place}: a molecule without atoms")
+    NODES.check(molecule.GetNumAtoms(), f"{place}: the number of atoms")
     return molecule
 
 
@@ -54,7 +58,7 @@ def read_smiles(smiles: str, place: str) -> tuple[np.ndarray, np.ndarray, np.nda
       The fields of a `Graph`: atoms (n, 7), bonds (m, 2) and their features (m, 4), int32.
 
     Raises:
-      UserError: RDKit is not installed, or the text is not a molecule.
+      UserError: RDKit is not installed, or the text is not a single molecule, or a too large one.
     """
     molecule = _parsed(smiles, place)
     atoms = [

@@ -87,7 +87,7 @@ def targets_of(table: Table, target: str, labels: Sequence[str]) -> list[Any]:
                 score = float(value)
             except ValueError:
                 score = math.nan
-            if not math.isfinite(score):
+            if not abs(score) <= np.finfo(np.float32).max:
                 raise UserError(f"{table.location(row)}: the score {value!r} is not a number")
             targets.append(np.float32(score))
             continue

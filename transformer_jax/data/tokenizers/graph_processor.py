@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -13,11 +13,14 @@ from scipy.sparse import csgraph
 
 from transformer_jax.data.corpora import molecules
 from transformer_jax.data.corpora.graphs import Graph, GraphSet
+from transformer_jax.data.corpora.tables import concatenate
 from transformer_jax.data.corpora.targets import labels_of, target_of, targets_of
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import parse_json
 
 FILE = "graphs.json"
+_FORMS = {"smiles": "SMILES", "edges": "lists of edges"}
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class GraphSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -32,12 +35,12 @@ class GraphSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
       deviation: Standard deviation of these numbers; 1 for classes.
     """
 
-    form: str
-    node_values: tuple[int, ...]
-    edge_values: tuple[int, ...]
-    labels: tuple[str, ...]
+    form: Literal["smiles", "edges"]
+    node_values: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    edge_values: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    labels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     mean: float = 0.0
-    deviation: float = 1.0
+    deviation: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
 def shortest_paths(graph: Graph, hops: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,16 +64,16 @@ def shortest_paths(graph: Graph, hops: int) -> tuple[np.ndarray, np.ndarray]:
     distances = np.where(np.isfinite(lengths), lengths, -1).astype(np.int16)
     features = np.full((n, n, hops, graph.edge_features.shape[1]), -1, np.int16)
     starts, ends = np.nonzero(distances > 0)
-    nodes, places = ends, distances[starts, ends].astype(np.int64) - 1
+    nodes, hop_numbers = ends, distances[starts, ends].astype(np.int64) - 1
     # Every path is followed back from its end, all paths at once.
     while len(starts):
         before = previous[starts, nodes]
-        kept = places < hops
+        kept = hop_numbers < hops
         edges = number_of_edge[before[kept], nodes[kept]]
-        features[starts[kept], ends[kept], places[kept]] = graph.edge_features[edges]
-        following = places > 0
-        starts, ends, nodes, places = (
-            starts[following], ends[following], before[following], places[following] - 1,
+        features[starts[kept], ends[kept], hop_numbers[kept]] = graph.edge_features[edges]
+        following = hop_numbers > 0
+        starts, ends, nodes, hop_numbers = (
+            starts[following], ends[following], before[following], hop_numbers[following] - 1,
         )  # fmt: skip
     return distances, features
 
@@ -93,14 +96,14 @@ class GraphProcessor:
 
         Args:
           graphs: The graphs.
-          others: Sets for validation and scores, whose features are counted too.
+          others: Graphs held out of the same data, whose labels and features are counted too.
           target: Column to predict, "label" or "score"; "auto" takes the first of them that is present.
 
         Raises:
           UserError: There is no target, every target is the same, or a score is not a number.
         """
         column = target_of(graphs.table, target)
-        labels = labels_of(graphs.table, column)
+        labels = labels_of(concatenate([split.table for split in (graphs, *others)]), column)
         mean, deviation = 0.0, 1.0
         if labels == ("score",):
             scores = np.array(targets_of(graphs.table, column, labels), np.float64)
@@ -115,20 +118,19 @@ class GraphProcessor:
                 )
                 for name, what in (("nodes", "nodes"), ("edge_features", "edges"))
             )
-        form = "smiles" if graphs.is_molecules else "edges"
+        form: Literal["smiles", "edges"] = "smiles" if graphs.is_molecules else "edges"
         return cls(GraphSettings(form, tuple(node_values), tuple(edge_values), labels, mean, deviation))
 
-    def like(self, start: GraphProcessor) -> Self:
+    def with_features_of(self, start: GraphProcessor) -> Self:
         """Return the processor with the features of a model that training starts from.
 
         Raises:
           UserError: The model was trained on graphs of another form.
         """
         if self.settings.form != start.settings.form:
-            forms = {"smiles": "SMILES", "edges": "lists of edges"}
             raise UserError(
-                f"the start was trained on {forms[start.settings.form]}, but the data are "
-                f"{forms[self.settings.form]}"
+                f"the start was trained on {_FORMS[start.settings.form]}, but the data are "
+                f"{_FORMS[self.settings.form]}: name others with `data`"
             )
         values = {name: getattr(start.settings, name) for name in ("node_values", "edge_values")}
         return dataclasses.replace(self, settings=msgspec.structs.replace(self.settings, **values))
@@ -151,8 +153,12 @@ class GraphProcessor:
           place: Description of the graph, for messages.
 
         Raises:
-          UserError: Their number differs, or a value is larger than any in the data.
+          UserError: It is a molecule and they are lists of edges, or the reverse; the number of features
+            differs; or a value is larger than any in the data.
         """
+        if graph.is_molecule != (self.settings.form == "smiles"):
+            form = "SMILES" if graph.is_molecule else "a list of edges"
+            raise UserError(f"{place}: {form}, but the model was trained on {_FORMS[self.settings.form]}")
         for what, features, counts in (
             ("nodes", graph.nodes, self.settings.node_values),
             ("edges", graph.edge_features, self.settings.edge_values),
@@ -180,7 +186,7 @@ class GraphProcessor:
             return values.astype(np.int32)
         return ((values - self.settings.mean) / self.settings.deviation).astype(np.float32)
 
-    def numbers(self, predictions: np.ndarray) -> np.ndarray:
+    def to_scores(self, predictions: np.ndarray) -> np.ndarray:
         """Return predictions (n,) in the unit of the scores, float64."""
         return predictions.astype(np.float64) * self.settings.deviation + self.settings.mean
 

@@ -132,8 +132,10 @@ def multi_hot(features: jax.Array, counts: Sequence[int], dtype: Any) -> jax.Arr
 class Graphormer(nnx.Module):
     """An encoder of the nodes of graphs, with a head that predicts values of the complete graph.
 
-    Initial values are those of the authors' code: matrices and embeddings are normal with standard deviation
-    0.02; biases are 0 and normalization scales 1.
+    Matrices and embeddings are initially normal with standard deviation 0.02, biases are 0 and normalization
+    scales 1. The authors' first code for molecules differs in three points: linear layers start with
+    0.02 / sqrt(L), embeddings of an edge's features are averaged instead of added, and nodes have an embedding
+    for each direction of their degree.
 
     Args:
       config: Sizes and variants.
@@ -181,8 +183,9 @@ class Graphormer(nnx.Module):
         self.hop_table = table(config.edge_hops, H, H) if config.edge_bias else None
         self.blocks = make_stack(block, rngs.params(), config.layers)
         self.norm = layer_norm(config, rngs)
+        # Predictions keep the digits of float32.
         self.head = nnx.Linear(
-            config.width, max(1, config.classes), kernel_init=normal, dtype=jnp.dtype(config.dtype),
+            config.width, max(1, config.classes), kernel_init=normal, dtype=jnp.float32,
             dot_general=dense_dot_general, rngs=rngs,
         )  # fmt: skip
 

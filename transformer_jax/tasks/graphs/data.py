@@ -33,8 +33,8 @@ class GraphPredictionConfig:
     target: Literal["auto", "label", "score"] = "auto"
     """Column to predict: label (a class) or score (a number); auto takes the first of them in `data`."""
     split: Literal["auto", "scaffold", "random"] = "auto"
-    """How graphs are held out: scaffold keeps molecules with the same rings on one side, random does not; auto
-    is scaffold for molecules."""
+    """How graphs are held out: scaffold keeps molecules with the same rings on one side, and those of scaffolds
+    with more than the share in training; random does not; auto is scaffold for molecules."""
     held_out: float = 0.1
     """Share of `data` to hold out for validation, and again for scores."""
     drawn: str = "triangles"
@@ -64,12 +64,20 @@ def _hold_out(task: GraphPredictionConfig, graphs: GraphSet) -> tuple[GraphSet, 
     """Return (training graphs, held-out graphs).
 
     Raises:
-      UserError: There is a single graph, or the split needs molecules.
+      UserError: There is a single graph, or the split needs molecules of several scaffolds.
     """
     if task.split == "scaffold" and not graphs.is_molecules:
         raise UserError(f"`split` scaffold needs molecules, but {graphs.table.path} has no column smiles")
-    by_scaffold = graphs.is_molecules and task.split != "random"
-    rows, held = held_out(graphs.scaffolds() if by_scaffold else np.arange(len(graphs)), task.held_out)
+    if len(graphs) < 2:
+        raise UserError(f"{graphs.table.path}: a single graph leaves none to hold out: name `valid` and `test`")
+    groups = np.arange(len(graphs))
+    if graphs.is_molecules and task.split != "random":
+        groups = graphs.scaffolds()
+        if task.split == "scaffold" and len(set(groups)) < 3:
+            raise UserError(
+                f"{graphs.table.path}: {len(set(groups))} scaffold(s) cannot be split: `split` random"
+            )
+    rows, held = held_out(groups, task.held_out)
     return graphs.select(rows), graphs.select(held)
 
 

@@ -15,8 +15,9 @@ from transformer_jax.data.batches.graph_batches import GraphRows, padded_size
 from transformer_jax.data.batches.row_batches import RowBatches
 from transformer_jax.data.corpora.graphs import GraphSet
 from transformer_jax.data.corpora.tables import fingerprint
+from transformer_jax.data.corpora.targets import positive_label
 from transformer_jax.data.tokenizers.graph_processor import GraphProcessor
-from transformer_jax.distributed.mesh import place_batch, rows_here
+from transformer_jax.distributed.mesh import place_batch, replicated, rows_here
 from transformer_jax.distributed.processes import on_every_process, on_first_then_every_process
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import class_scores, error_scores, probability_scores
@@ -167,18 +168,23 @@ class GraphPrediction:
         self.files: Files = {}
         self.fingerprint = fingerprint([split.fingerprint() for split in splits])
         nodes = padded_size(task.max_nodes or max(len(graph) for split in splits for graph in split.graphs))
+        train = splits[0]
         self._train, self._valid, self._test = (self._rows(split, nodes) for split in splits)
         batches = RowBatches(range(len(self._train)), task.batch_size, config.seed, views=self._train)
         self.batches = batches.share(
             rows_here(task.batch_size, mesh, micro_batches=config.optimization.accumulation)
         )
         epochs = config.optimization.steps / batches.batches_per_epoch
-        self.about = f"{task.batch_size} graphs of up to {nodes} nodes a batch, {epochs:.1f} epochs"
+        padding = 1 - sum(map(len, train.graphs)) / (nodes * len(train))
+        self.about = (
+            f"{task.batch_size} graphs of up to {nodes} nodes a batch ({100 * padding:.0f} % padding), "
+            f"{epochs:.1f} epochs"
+        )
 
         @jax.jit
         def evaluate(model: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
             predictions = model(**inputs_of(batch))
-            return predictions, loss.row_losses(predictions, batch["target"])
+            return replicated((predictions, loss.row_losses(predictions, batch["target"])))
 
         self._evaluate = evaluate
 
@@ -190,6 +196,11 @@ class GraphPrediction:
                     f"`{name}` of the model are {', '.join(map(str, stored))}, but those of the data are "
                     f"{', '.join(map(str, sizes[name]))}"
                 )
+        classes = config.model.classes
+        if classes and classes != sizes["classes"] and not config.start:
+            raise UserError(f"`classes` {classes}: the data has {sizes['classes']}")
+        if sizes["classes"] > 1 and self._settings.loss != "squared":
+            raise UserError(f"`loss` {self._settings.loss} is for scores, and the data has labels")
 
     def _rows(self, split: GraphSet, nodes: int) -> GraphRows:
         """Convert a split to arrays.
@@ -217,12 +228,12 @@ class GraphPrediction:
         predictions, targets, loss = self._predictions(model, rows)
         yield "loss", loss
         if self.processor.target == "score":
-            numbers = self.processor.numbers
-            yield from error_scores(numbers(predictions[:, 0]), numbers(targets))
+            to_scores = self.processor.to_scores
+            yield from error_scores(to_scores(predictions[:, 0]), to_scores(targets))
             return
-        yield from class_scores(
-            predictions.argmax(axis=1).tolist(), targets.tolist(), len(self.processor.labels)
-        )
+        labels, classes = self.processor.labels, predictions.argmax(axis=1).tolist()
+        positive = labels.index(positive_label(labels))
+        yield from class_scores(classes, targets.tolist(), len(labels), positive=positive)
         yield from probability_scores(np.asarray(jax.nn.softmax(predictions, axis=1)), targets)
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
@@ -236,7 +247,7 @@ class GraphPrediction:
         results["test_loss"] = results.pop("loss")
         if self.processor.target == "score":
             # The error of predicting the mean of the training graphs.
-            targets = self.processor.numbers(self._test.targets)
+            targets = self.processor.to_scores(self._test.targets)
             baseline = dict(error_scores(np.full(len(targets), self.processor.settings.mean), targets))
             results |= {f"mean_{name}": value for name, value in baseline.items()}
         results["graphs_per_second"] = totals.weight / max(totals.seconds, 1e-9)
@@ -249,8 +260,10 @@ def prepare(config, objective, *, mesh, stored, starts, note):
     splits = on_first_then_every_process(lambda: open_splits(config, note))
 
     def make() -> GraphProcessor:
-        processor = GraphProcessor.of(splits[0], config.task.target, others=splits[1:])
-        return processor if not starts else processor.like(processor_of(starts))
+        train, *others = splits
+        held_out = [split for split in others if split.table.path == train.table.path]
+        processor = GraphProcessor.of(train, config.task.target, others=held_out)
+        return processor if not starts else processor.with_features_of(processor_of(starts))
 
     processor = shared_processor(GraphProcessor, make, stored)
     return on_every_process(lambda: GraphPrediction(config, splits, processor, objective, mesh))

@@ -12,13 +12,14 @@ import numpy as np
 
 from transformer_jax.data.batches.graph_batches import padded, padded_size
 from transformer_jax.data.corpora.graphs import Graph, parse_graph
+from transformer_jax.errors import UserError
 from transformer_jax.tasks.encoders.trained_heads import classified
 from transformer_jax.training.task import Trained
 
 # Arrays of a batch that a model reads.
 INPUTS = ("nodes", "degrees", "distances", "paths", "is_node")
-# Graphs of a batch for predictions.
-_ROWS = 32
+# Largest number of graphs, and of pairs of nodes, of a batch for predictions.
+_ROWS, _PAIRS = 32, 2**16
 
 
 def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,17 +60,20 @@ class TrainedGraphModel(Trained):
         Raises:
           UserError: See `predict`.
         """
+        if isinstance(graphs, str | Mapping):
+            raise UserError("predictions are made for a list of graphs: give [graph]")
         parsed = [self.graph(graph, f"graph {n}") for n, graph in enumerate(graphs, 1)]
         hops = self.model.config.edge_hops
         # Graphs of similar sizes share a batch.
-        order = sorted(range(len(parsed)), key=lambda n: len(parsed[n]))
+        order = sorted(range(len(parsed)), key=lambda n: -len(parsed[n]))
         outputs: list[Any] = [None] * len(parsed)
-        for first in range(0, len(order), _ROWS):
-            numbers = order[first : first + _ROWS]
-            arrays = [self.processor.arrays(parsed[n], hops) for n in numbers]
-            size = padded_size(max(len(parsed[n]) for n in numbers))
-            rows = [padded(graph, size) for graph in arrays]
-            rows += [rows[-1]] * (_ROWS - len(rows))
+        while order:
+            # The largest graphs come first, and decide how many fit.
+            size = padded_size(len(parsed[order[0]]))
+            row_count = max(1, min(_ROWS, _PAIRS // size**2))
+            numbers, order = order[:row_count], order[row_count:]
+            rows = [padded(self.processor.arrays(parsed[n], hops), size) for n in numbers]
+            rows += [rows[-1]] * (row_count - len(rows))
             batch = {name: np.stack([row[name] for row in rows]) for name in INPUTS}
             predictions = np.asarray(predictions_of(self.model, batch))
             for number, prediction in zip(numbers, predictions, strict=False):
@@ -86,11 +90,12 @@ class TrainedGraphModel(Trained):
           (n,) float64 if the model predicts a number, else a list of `Classified`.
 
         Raises:
-          UserError: A graph is invalid, or its features are not those of the training data.
+          UserError: A graph is invalid, or its features are not those of the training data; or `graphs` is a
+            single graph.
         """
         outputs = self.outputs(graphs)
         if self.processor.target == "score":
-            return self.processor.numbers(outputs[:, 0])
+            return self.processor.to_scores(outputs[:, 0])
         return [classified(logits, self.processor.labels, "label") for logits in outputs]
 
     def attention(self, graph: Any) -> np.ndarray:
