@@ -130,7 +130,7 @@ def test_it_is_planned(case):
 
 
 def test_a_mesh_with_sequence_is_refused(tmp_path):
-    with pytest.raises(UserError, match="shards the tokens of texts, not images"):
+    with pytest.raises(UserError, match="shards the tokens of texts, which these batches do not have"):
         train(config_of("classes"), tmp_path / "run", mesh="data=4,sequence=2")
 
 
