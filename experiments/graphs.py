@@ -1,4 +1,4 @@
-"""Learn to predict a property of graphs, such as molecules, and predict it.
+"""Train a model that predicts a property of each graph, such as a molecule, and predict with it.
 
     python -m experiments.graphs                                   # triangles of random graphs
     python -m experiments.graphs --drawn diameter

@@ -22,8 +22,8 @@ from transformer_jax.tasks.graphs.graph_prediction import ENTRY
 from transformer_jax.tasks.graphs.trained import TrainedGraphModel
 
 DESCRIPTION = (
-    "Train a model that predicts a class or a number of graphs, such as a property of molecules, score it, and "
-    "predict with it. Without --data it learns to count the triangles of random graphs."
+    "Train a model that predicts a class or a number for each graph, such as a property of a molecule; score "
+    "it, and predict with it. Without --data it learns to count the triangles of random graphs."
 )
 
 
@@ -36,7 +36,7 @@ class Arguments(PlanFlags):
     predict: tuple[str, ...] = ()
     """Predict for these molecules in SMILES, or files of graphs, with the run in --run-dir; no training."""
     plot_attention: str | None = None
-    """With --predict: draw where the first graph's nodes attend, to this picture."""
+    """With --predict: write a picture of the first graph's attention to this file."""
     json: bool = False
     """With --predict: print a JSON object per line. With --dry-run --topology: print a JSON object last."""
 
@@ -66,27 +66,27 @@ def _check(parsed: Parsed) -> None:
         raise UserError("name the trained run with `run_dir`")
 
 
-def _named_graphs(inputs: Sequence[str]) -> list[tuple[str, Any]]:
+def _read_inputs(inputs: Sequence[str]) -> list[tuple[str, Any]]:
     """Return (name, SMILES or graph) for each molecule, and for each graph of a file.
 
     Raises:
       UserError: A file cannot be read, see `open_graphs`.
     """
-    named: list[tuple[str, Any]] = []
+    named_graphs: list[tuple[str, Any]] = []
     for text in inputs:
         if base_suffix(text) not in SUFFIXES:
             if pathlib.Path(text).is_file():
                 raise UserError(f"{text}: graphs are a .tsv, .csv or .jsonl file")
-            named.append((text, text))
+            named_graphs.append((text, text))
             continue
         graphs = open_graphs(text, labeled=False)
         names = graphs.table.columns.get("smiles") or map(graphs.table.location, range(len(graphs)))
-        named += zip(names, graphs.graphs, strict=True)
-    return named
+        named_graphs += zip(names, graphs.graphs, strict=True)
+    return named_graphs
 
 
 def use(parsed: Parsed) -> None:
-    """Print predictions, and draw where the nodes of the first graph attend.
+    """Print predictions, and plot the attention of the first graph.
 
     Raises:
       UserError: The folder holds another kind of model, a graph is invalid, or the picture cannot be written.
@@ -96,20 +96,20 @@ def use(parsed: Parsed) -> None:
     trained = load(flags.run_dir, compute=parsed.execution.compute)
     if not isinstance(trained, TrainedGraphModel):
         raise UserError(f"{flags.run_dir} holds a {type(trained.model).__name__}, not a model of graphs")
-    named = _named_graphs(flags.predict)
-    graphs = [trained.graph(graph, name) for name, graph in named]
-    for (name, _), prediction in zip(named, trained.predict(graphs), strict=True):
+    named_graphs = _read_inputs(flags.predict)
+    graphs = [trained.graph(graph, name) for name, graph in named_graphs]
+    for (name, _), prediction in zip(named_graphs, trained.predict(graphs), strict=True):
         if trained.processor.target == "score":
-            line, text = {"graph": name, "score": float(prediction)}, f"{prediction:10.4f}  {name}"
+            record, text = {"graph": name, "score": float(prediction)}, f"{prediction:10.4f}  {name}"
         else:
-            line = {"graph": name, "label": prediction.label, "probabilities": prediction.probabilities}
+            record = {"graph": name, "label": prediction.label, "probabilities": prediction.probabilities}
             text = f"{prediction.label} ({prediction.probabilities[prediction.label]:.3f})  {name}"
-        print(json.dumps(line, ensure_ascii=False) if flags.json else one_line(text))
+        print(json.dumps(record, ensure_ascii=False) if flags.json else one_line(text))
     if flags.plot_attention is None:
         return
     from transformer_jax.plotting.graphs import plot_graph
 
-    smiles = named[0][0] if graphs[0].is_molecule else None
+    smiles = named_graphs[0][0] if graphs[0].is_molecule else None
     try:
         plot_graph(graphs[0], trained.attention(graphs[0]), smiles=smiles, path=flags.plot_attention)
     except (OSError, ValueError) as error:

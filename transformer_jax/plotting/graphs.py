@@ -15,7 +15,7 @@ from transformer_jax.plotting.figures import finish
 
 
 def layout(graph: Graph) -> np.ndarray:
-    """Return positions (n, 2) of the nodes whose distances are close to those of the shortest paths."""
+    """Return node positions (n, 2) whose pairwise distances approximate the lengths of shortest paths."""
     from sklearn.manifold import MDS
 
     if len(graph) == 1:
@@ -41,7 +41,7 @@ def plot_graph(
     Args:
       graph: The graph.
       weights: (L, H, 1 + n, 1 + n), see `TrainedGraphModel.attention`.
-      smiles: The molecule that the graph is, for its layout and the symbols of atoms.
+      smiles: SMILES of the molecule, for its layout and atom symbols; None for other graphs.
       path: File to write; its extension selects the format.
 
     Raises:
@@ -66,13 +66,13 @@ def plot_graph(
     left.set_aspect("equal")
     left.margins(0.1)
     left.axis("off")
-    left.set_title("attention to each node, mean of all nodes", fontsize=10)
+    left.set_title("attention to each node, mean over attending nodes", fontsize=10)
     figure.colorbar(points, ax=left, shrink=0.8)
     image = right.imshow(mean, cmap="magma", vmin=0)
     if len(graph) <= 40:
         labels = ["virtual", *names]
         right.set_xticks(range(len(labels)), labels, fontsize=7, rotation=90)
         right.set_yticks(range(len(labels)), labels, fontsize=7)
-    right.set(xlabel="attended node", ylabel="node")
+    right.set(xlabel="attended node", ylabel="attending node")
     figure.colorbar(image, ax=right, label="attention, mean of layers and heads")
     return finish(figure, path, title=smiles or "")

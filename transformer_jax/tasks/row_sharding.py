@@ -1,4 +1,4 @@
-"""Check of the mesh of tasks whose batches are rows of fixed shape: images, sounds, episodes, graphs."""
+"""Mesh check for tasks whose batches are rows of fixed shape: images, sounds, episodes, graphs."""
 
 from __future__ import annotations
 
@@ -16,5 +16,7 @@ def check_mesh(config: RunConfig, mesh: Any) -> None:
       UserError: The mesh shards sequences, or does not divide the rows.
     """
     if mesh.shape.get(SEQUENCE, 1) > 1:
-        raise UserError("`sequence` of `mesh` shards the tokens of texts, which these batches do not have")
+        raise UserError(
+            "`sequence` of `mesh` shards the tokens of texts, which these batches do not have; remove it"
+        )
     check_rows(config.task.batch_size // config.optimization.accumulation, mesh, "`batch_size`", whole=True)

@@ -116,7 +116,7 @@ def test_predictions_are_those_that_are_scored(trained):
     np.testing.assert_allclose(rmse, results["rmse"], rtol=1e-4)
     assert len(model.predict([])) == 0
     for graph in ("CCO", {"nodes": 2, "edges": []}):
-        with pytest.raises(UserError, match="predictions are made for a list of graphs"):
+        with pytest.raises(UserError, match="graphs must be a list"):
             model.predict(graph)
     with pytest.raises(UserError, match="graph 1: a graph is a SMILES text, or an object"):
         model.predict([[1, 2]])
@@ -175,8 +175,8 @@ def test_a_model_is_fine_tuned_on_other_targets(trained, classes, tmp_path):
 def test_data_that_do_not_fit(trained, classes, tmp_path):
     for changes, message in (
         (dict(data=classes, split="scaffold"), "`split` scaffold needs molecules"),
-        (dict(data=classes, classes=7), "`classes` 7: the data has 2"),
-        (dict(data=classes, loss="absolute"), "`loss` absolute is for scores"),
+        (dict(data=classes, classes=7), "`classes` is 7, but the data needs 2"),
+        (dict(data=classes, loss="absolute"), "`loss` absolute applies only to scores"),
         (dict(data=classes, max_nodes=8), "above `max_nodes` 8"),
         (dict(data=classes, target="score"), "no column score"),
         (dict(data=classes, node_values=(3,)), "`node_values` of the model are 3, but those of the data are 1"),

@@ -31,10 +31,10 @@ def diameter(graph: Graph) -> int:
 
 
 def draw_graph(rng: np.random.Generator) -> Graph:
-    """Draw a connected graph: a tree with further edges, a share of which close triangles.
+    """Sample a connected random graph: a tree with extra edges, a share of which close triangles.
 
-    The share differs between graphs, so that the number of nodes and the degrees tell only a part of the number
-    of triangles. The tree is a path, a star or between the two, for the diameter.
+    The share differs between graphs, so that node counts and degrees do not determine the number of triangles.
+    The tree ranges from a path to a random recursive tree, so that diameters differ.
 
     Args:
       rng: Source of the randomness.

@@ -46,7 +46,8 @@ class GraphSet:
 
     Attributes:
       graphs: The graphs.
-      table: Columns `label` or `score` with a text for each graph, and maybe `smiles`.
+      table: One row per graph: columns `label` and `score` if the graphs have targets, and `smiles` if they are
+        molecules; edge lists without targets have a placeholder column `graph`.
     """
 
     graphs: Sequence[Graph]
@@ -60,9 +61,9 @@ class GraphSet:
         """True if the graphs are molecules."""
         return "smiles" in self.table.columns
 
-    def select(self, numbers: Sequence[int] | np.ndarray) -> GraphSet:
-        """Return these graphs, in this order."""
-        return GraphSet([self.graphs[n] for n in numbers], self.table.select(numbers))
+    def select(self, rows: Sequence[int] | np.ndarray) -> GraphSet:
+        """Return the graphs of these rows, in this order."""
+        return GraphSet([self.graphs[row] for row in rows], self.table.select(rows))
 
     def fingerprint(self) -> str:
         """Return a digest of all graphs and targets."""
@@ -71,7 +72,7 @@ class GraphSet:
         return fingerprint([*parts, *(text for column in self.table.columns.values() for text in column)])
 
     def scaffolds(self) -> np.ndarray:
-        """Return the number of each molecule's scaffold, see `molecules.scaffold`."""
+        """Return the scaffold index (n,) of each molecule; equal indices mean equal scaffolds."""
         names = [molecules.scaffold(smiles) for smiles in self.table.columns["smiles"]]
         return np.unique(names, return_inverse=True)[1]
 
@@ -149,7 +150,10 @@ def _features(features: Sequence[Sequence[int]], place: str) -> np.ndarray:
     """
     counts = {len(values) for values in features} or {1}
     if len(counts) > 1 or counts == {0}:
-        raise UserError(f"{place} have {' and '.join(map(str, sorted(counts)))} features")
+        raise UserError(
+            f"{place} have {' and '.join(map(str, sorted(counts)))} features; "
+            "give each the same number, at least 1"
+        )
     array = np.array(features, np.int64).reshape(len(features), *counts)
     if array.size:
         if array.min() < 0:

@@ -16,7 +16,7 @@ _STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS")
 # Number of values of each feature of an atom: element, charge, hydrogens, hybridization, chirality, and whether
 # it is aromatic and in a ring (Hu et al. 2020, "Open Graph Benchmark", without degree and radicals).
 ATOM_VALUES = (119, 11, 9, len(_HYBRIDIZATIONS) + 1, len(_CHIRALITIES) + 1, 2, 2)
-# The same of a bond: type, stereochemistry, and whether it is conjugated and in a ring.
+# Number of values of each feature of a bond: type, stereochemistry, and whether it is conjugated and in a ring.
 BOND_VALUES = (len(_BONDS) + 1, len(_STEREO) + 1, 2, 2)
 
 
@@ -24,7 +24,8 @@ def _parsed(smiles: str, place: str) -> Any:
     """Return RDKit's molecule.
 
     Raises:
-      UserError: RDKit is not installed, or the text is not a single molecule, or a too large one.
+      UserError: RDKit is not installed; or the text contains white space, is not valid SMILES, or has no atoms
+        or too many.
     """
     if len(smiles.split()) > 1:  # RDKit would take the rest for a name
         raise UserError(f"{place}: white space in {smiles[:60]!r}: write one molecule without a name")
@@ -43,7 +44,7 @@ def _parsed(smiles: str, place: str) -> Any:
 
 
 def _index(names: tuple[str, ...], name: Any) -> int:
-    """Return the position of a name, or the number of names for another one."""
+    """Return the index of `name` in `names`, or `len(names)` if it is not one of them."""
     return names.index(str(name)) if str(name) in names else len(names)
 
 
@@ -58,7 +59,8 @@ def read_smiles(smiles: str, place: str) -> tuple[np.ndarray, np.ndarray, np.nda
       The fields of a `Graph`: atoms (n, 7), bonds (m, 2) and their features (m, 4), int32.
 
     Raises:
-      UserError: RDKit is not installed, or the text is not a single molecule, or a too large one.
+      UserError: RDKit is not installed; or the text contains white space, is not valid SMILES, or has no atoms
+        or too many.
     """
     molecule = _parsed(smiles, place)
     atoms = [

@@ -38,7 +38,7 @@ def _sort_key(label: str) -> tuple[int, float, str]:
 
 
 def positive_label(labels: Sequence[str]) -> str:
-    """Return the label of two whose F1 is scored: 1, or the second in order of value or alphabet."""
+    """Return the positive class for F1: "1" if it is a label, otherwise the second label in sorted order."""
     return "1" if "1" in labels else sorted(labels, key=_sort_key)[1]
 
 
@@ -46,7 +46,7 @@ def labels_of(table: Table, target: str) -> tuple[str, ...]:
     """Return the classes of a training set, numbers by value and words by alphabet; ("score",) for scores.
 
     Raises:
-      UserError: The set has fewer than two classes.
+      UserError: There are fewer than two classes, or all scores are equal.
     """
     values = table.columns[target]
     if target == "score":

@@ -48,7 +48,7 @@ def shortest_paths(graph: Graph, hops: int) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
       graph: The graph.
-      hops: Number of edges from the start of a path whose features are returned.
+      hops: Number of edges, counted from the start of each path, to return features of.
 
     Returns:
       Distances (n, n) int16, -1 without a path; and features (n, n, hops, features) int16 of the edges on a
@@ -56,10 +56,10 @@ def shortest_paths(graph: Graph, hops: int) -> tuple[np.ndarray, np.ndarray]:
     """
     n = len(graph)
     matrix = np.zeros((n, n))
-    number_of_edge = np.zeros((n, n), np.int64)
-    for ends in (graph.edges, graph.edges[:, ::-1]):
-        matrix[ends[:, 0], ends[:, 1]] = 1
-        number_of_edge[ends[:, 0], ends[:, 1]] = np.arange(len(ends))
+    edge_indices = np.zeros((n, n), np.int64)
+    for pairs in (graph.edges, graph.edges[:, ::-1]):
+        matrix[pairs[:, 0], pairs[:, 1]] = 1
+        edge_indices[pairs[:, 0], pairs[:, 1]] = np.arange(len(pairs))
     lengths, previous = csgraph.shortest_path(matrix, unweighted=True, return_predecessors=True)
     distances = np.where(np.isfinite(lengths), lengths, -1).astype(np.int16)
     features = np.full((n, n, hops, graph.edge_features.shape[1]), -1, np.int16)
@@ -67,13 +67,13 @@ def shortest_paths(graph: Graph, hops: int) -> tuple[np.ndarray, np.ndarray]:
     nodes, hop_numbers = ends, distances[starts, ends].astype(np.int64) - 1
     # Every path is followed back from its end, all paths at once.
     while len(starts):
-        before = previous[starts, nodes]
-        kept = hop_numbers < hops
-        edges = number_of_edge[before[kept], nodes[kept]]
-        features[starts[kept], ends[kept], hop_numbers[kept]] = graph.edge_features[edges]
-        following = hop_numbers > 0
+        predecessors = previous[starts, nodes]
+        is_stored = hop_numbers < hops
+        edges = edge_indices[predecessors[is_stored], nodes[is_stored]]
+        features[starts[is_stored], ends[is_stored], hop_numbers[is_stored]] = graph.edge_features[edges]
+        continues = hop_numbers > 0
         starts, ends, nodes, hop_numbers = (
-            starts[following], ends[following], before[following], hop_numbers[following] - 1,
+            starts[continues], ends[continues], predecessors[continues], hop_numbers[continues] - 1,
         )  # fmt: skip
     return distances, features
 
@@ -91,19 +91,19 @@ class GraphProcessor:
     FILES: ClassVar[tuple[str, ...]] = (FILE,)
 
     @classmethod
-    def of(cls, graphs: GraphSet, target: str = "auto", *, others: Sequence[GraphSet] = ()) -> Self:
+    def of(cls, graphs: GraphSet, target: str = "auto", *, held_out: Sequence[GraphSet] = ()) -> Self:
         """Return the processor for training graphs.
 
         Args:
           graphs: The graphs.
-          others: Graphs held out of the same data, whose labels and features are counted too.
+          held_out: Graphs held out of the same file, whose labels and feature values are included.
           target: Column to predict, "label" or "score"; "auto" takes the first of them that is present.
 
         Raises:
           UserError: There is no target, every target is the same, or a score is not a number.
         """
         column = target_of(graphs.table, target)
-        labels = labels_of(concatenate([split.table for split in (graphs, *others)]), column)
+        labels = labels_of(concatenate([split.table for split in (graphs, *held_out)]), column)
         mean, deviation = 0.0, 1.0
         if labels == ("score",):
             scores = np.array(targets_of(graphs.table, column, labels), np.float64)
@@ -113,7 +113,7 @@ class GraphProcessor:
         if not graphs.is_molecules:
             node_values, edge_values = (
                 _value_counts(
-                    [getattr(graph, name) for split in (graphs, *others) for graph in split.graphs],
+                    [getattr(graph, name) for split in (graphs, *held_out) for graph in split.graphs],
                     f"{graphs.table.path}: {what}",
                 )
                 for name, what in (("nodes", "nodes"), ("edge_features", "edges"))
@@ -122,7 +122,7 @@ class GraphProcessor:
         return cls(GraphSettings(form, tuple(node_values), tuple(edge_values), labels, mean, deviation))
 
     def with_features_of(self, start: GraphProcessor) -> Self:
-        """Return the processor with the features of a model that training starts from.
+        """Return a copy with the feature values of the processor that belongs to the start of a training.
 
         Raises:
           UserError: The model was trained on graphs of another form.
@@ -203,7 +203,7 @@ class GraphProcessor:
         """
         distances, paths = shortest_paths(graph, hops)
         if not len(graph.edges):
-            # Its edges have no number of features of their own.
+            # Without edges, the number of edge features is known only from the settings.
             paths = np.full((*paths.shape[:3], len(self.settings.edge_values)), -1, np.int16)
         return {
             "nodes": graph.nodes,
@@ -238,5 +238,7 @@ def _value_counts(features: Sequence[np.ndarray], place: str) -> tuple[int, ...]
     features = [array for array in features if len(array)] or [np.zeros((1, 1), np.int32)]
     counts = sorted({array.shape[1] for array in features})
     if len(counts) > 1:
-        raise UserError(f"{place} have {' and '.join(map(str, counts))} features")
+        raise UserError(
+            f"{place} have {' and '.join(map(str, counts))} features; give all graphs the same number"
+        )
     return tuple((1 + np.max([array.max(axis=0) for array in features], axis=0)).tolist())

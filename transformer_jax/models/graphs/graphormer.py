@@ -46,14 +46,15 @@ class GraphormerConfig(Presets):
       edge_values: Number of values of each feature of an edge; () means those in the data.
       classes: Number of predicted values C: classes, or 1 for a number; 0 means those in the data.
       max_degree: Largest degree with its own embedding; larger ones share it.
-      max_distance: Longest shortest path with its own bias; longer ones share it, and nodes without a path
-        have another.
-      edge_hops: Number of edges of a shortest path that its bias reads.
+      max_distance: Largest distance with its own bias; larger distances share it, and unconnected pairs have a
+        separate bias.
+      edge_hops: Number of edges, from the start of a shortest path, that the edge bias reads.
       degree_encoding: Add embeddings of degrees to the nodes (equation 5).
       distance_bias: Add biases of distances to the logits (equation 6).
       edge_bias: Add biases of the edges on shortest paths to the logits (equation 7).
-      distance_std: Standard deviation of the initial biases of distances. Small ones start with uniform
-        attention, as in the authors' code; large ones with heads that prefer different distances.
+      distance_std: Standard deviation of the initial biases of distances. With a small value, as in
+        the authors' code, attention starts nearly uniform; with a large one, heads start with preferences for
+        different distances.
       readout: State that the prediction is read from: that of the "virtual" node as in the paper, or the "mean"
         or the "sum" of the nodes' states.
       dropout: Dropout rate of the embeddings and of the output of each sub-layer.
@@ -114,8 +115,8 @@ class GraphormerConfig(Presets):
 def multi_hot(features: jax.Array, counts: Sequence[int], dtype: Any) -> jax.Array:
     """Return the one-hot vectors of several features, concatenated.
 
-    The product of these vectors with a table is the sum of its rows; unlike a lookup, its gradient is a product
-    too, not a scatter.
+    Multiplying these vectors by a table sums the selected rows; the gradient is also a matrix product, while
+    that of a lookup is a scatter.
 
     Args:
       features: (..., features) integers; a value out of range, such as -1, has a vector of zeros.
@@ -183,7 +184,7 @@ class Graphormer(nnx.Module):
         self.hop_table = table(config.edge_hops, H, H) if config.edge_bias else None
         self.blocks = make_stack(block, rngs.params(), config.layers)
         self.norm = layer_norm(config, rngs)
-        # Predictions keep the digits of float32.
+        # The head computes in float32, so that predictions are not rounded to the compute dtype.
         self.head = nnx.Linear(
             config.width, max(1, config.classes), kernel_init=normal, dtype=jnp.float32,
             dot_general=dense_dot_general, rngs=rngs,
@@ -222,7 +223,7 @@ class Graphormer(nnx.Module):
             one_hot = jax.nn.one_hot(indices, unreachable + 1, dtype=dtype)
             bias = jnp.einsum("bijd,dh->bhij", one_hot, self.distance_table[...].astype(dtype))
         if self.edge_table is not None and self.hop_table is not None:
-            # The embedding of an edge and the matrix of its place on the path are one table per place.
+            # Multiplying the edge embeddings by each hop's matrix first gives one small table per hop.
             tables = jnp.einsum("vw,kwh->kvh", self.edge_table[...], self.hop_table[...]).astype(dtype)
             edges = multi_hot(paths, self.edge_values, dtype)
             total = jnp.einsum("bijkv,kvh->bhij", edges, tables)
@@ -259,7 +260,7 @@ class Graphormer(nnx.Module):
           paths: (B, N, N, edge_hops, features) features of the first edges on each of these paths, and -1 after
             its end.
           is_node: (B, N) True at nodes, and False at padding, which no node attends to.
-          dropout_key: Turns dropout on.
+          dropout_key: Random key of dropout; None disables it.
           return_weights: Also return the attention weights.
 
         Returns:

@@ -25,28 +25,28 @@ class GraphPredictionConfig:
 
     data: str = ""
     """Graphs to train on: a .tsv, .csv or .jsonl file with a column smiles, or a .jsonl file with an object of
-    nodes and edges per line; "" draws graphs."""
+    nodes and edges per line; "" samples random graphs."""
     valid: str = ""
     """Graphs to validate on, as in `data`; "" holds out the share `held_out` of `data`."""
     test: str = ""
     """Graphs to score, as in `data`; "" holds out a second share."""
     target: Literal["auto", "label", "score"] = "auto"
-    """Column to predict: label (a class) or score (a number); auto takes the first of them in `data`."""
+    """Column to predict: label (a class) or score (a number); auto prefers label if `data` has both."""
     split: Literal["auto", "scaffold", "random"] = "auto"
-    """How graphs are held out: scaffold keeps molecules with the same rings on one side, and those of scaffolds
-    with more than the share in training; random does not; auto is scaffold for molecules."""
+    """How to hold out graphs: scaffold keeps molecules with the same scaffold in the same split; random ignores
+    scaffolds; auto is scaffold for molecules, otherwise random."""
     held_out: float = 0.1
-    """Share of `data` to hold out for validation, and again for scores."""
+    """Share of `data` to hold out for the test set, and share of the rest for validation."""
     drawn: str = "triangles"
-    """Target of drawn graphs: triangles (their number) or diameter."""
+    """Target of the random graphs that replace `data`: triangles (their number) or diameter."""
     graphs: int = 6_000
     """Number of graphs to draw."""
     max_nodes: int = 0
-    """Number of nodes that rows of a batch are padded to; 0 takes the largest graph of the data."""
+    """Largest allowed number of nodes, which determines the padding; 0 uses the largest graph of the data."""
     batch_size: int = 64
     """Graphs per batch, B."""
     loss: Literal["squared", "absolute"] = "squared"
-    """Error of a number that is minimized."""
+    """Training loss for scores: squared or absolute error."""
 
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
@@ -69,13 +69,15 @@ def _hold_out(task: GraphPredictionConfig, graphs: GraphSet) -> tuple[GraphSet, 
     if task.split == "scaffold" and not graphs.is_molecules:
         raise UserError(f"`split` scaffold needs molecules, but {graphs.table.path} has no column smiles")
     if len(graphs) < 2:
-        raise UserError(f"{graphs.table.path}: a single graph leaves none to hold out: name `valid` and `test`")
+        raise UserError(
+            f"{graphs.table.path}: too few graphs to hold some out; add graphs, or set `valid` and `test`"
+        )
     groups = np.arange(len(graphs))
     if graphs.is_molecules and task.split != "random":
         groups = graphs.scaffolds()
         if task.split == "scaffold" and len(set(groups)) < 3:
             raise UserError(
-                f"{graphs.table.path}: {len(set(groups))} scaffold(s) cannot be split: `split` random"
+                f"{graphs.table.path}: fewer than 3 scaffolds cannot be split; set `split` to random"
             )
     rows, held = held_out(groups, task.held_out)
     return graphs.select(rows), graphs.select(held)
@@ -100,7 +102,10 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[GraphSe
         train, valid = _hold_out(task, train)
     for split in (train, valid, test):
         if split.is_molecules != train.is_molecules:
-            raise UserError(f"{split.table.path} and {train.table.path}: only one of them has a column smiles")
+            raise UserError(
+                f"{split.table.path} and {train.table.path}: only one of them has a column smiles; "
+                "use files of molecules only, or of edge lists only"
+            )
         for row, graph in enumerate(split.graphs):
             if task.max_nodes and len(graph) > task.max_nodes:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Prediction of a class or a number of graphs, such as a property of molecules."""
+"""Prediction of a class or a number for each graph, such as a property of a molecule."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _config_of(
     steps: int,
     recipe: str,
     *,
-    sizes: Mapping[str, Any] = {},
+    model_fields: Mapping[str, Any] = {},
     **optimization: Any,
 ) -> RunConfig:
     return RunConfig(
         task=task,
-        model=preset_config(KIND, model, preset, **sizes),
+        model=preset_config(KIND, model, preset, **model_fields),
         optimization=cosine_optimization(steps, **optimization),
         recipe=recipe,
         preset=preset,
@@ -56,10 +56,17 @@ def _config_of(
 
 
 def drawn(*, model: str = "graphormer", preset: str = "mini", steps: int = 1_500) -> RunConfig:
-    """Count the triangles of random graphs, or find their diameter, four minutes on a CPU."""
-    sizes = dict(distance_std=1.5)  # in so few steps biases of 0.02 would not grow enough to select distances
+    """Learn the number of triangles or the diameter of random graphs, five minutes on two CPU cores.
+
+    Args:
+      model: Name of the model.
+      preset: Name of the model's size.
+      steps: Number of training steps.
+    """
+    # In so few steps, biases of 0.02 would not grow enough to select distances.
+    model_fields = dict(distance_std=1.5)
     task = GraphPredictionConfig()
-    return _config_of(task, model, preset, steps, "drawn", sizes=sizes)
+    return _config_of(task, model, preset, steps, "drawn", model_fields=model_fields)
 
 
 def graphs(*, model: str = "graphormer", preset: str = "mini", steps: int = 5_000) -> RunConfig:
@@ -177,7 +184,7 @@ class GraphPrediction:
         epochs = config.optimization.steps / batches.batches_per_epoch
         padding = 1 - sum(map(len, train.graphs)) / (nodes * len(train))
         self.about = (
-            f"{task.batch_size} graphs of up to {nodes} nodes a batch ({100 * padding:.0f} % padding), "
+            f"{task.batch_size} graphs per batch, padded to {nodes} nodes ({100 * padding:.0f} % padding), "
             f"{epochs:.1f} epochs"
         )
 
@@ -198,9 +205,11 @@ class GraphPrediction:
                 )
         classes = config.model.classes
         if classes and classes != sizes["classes"] and not config.start:
-            raise UserError(f"`classes` {classes}: the data has {sizes['classes']}")
+            raise UserError(f"`classes` is {classes}, but the data needs {sizes['classes']}; remove `classes`")
         if sizes["classes"] > 1 and self._settings.loss != "squared":
-            raise UserError(f"`loss` {self._settings.loss} is for scores, and the data has labels")
+            raise UserError(
+                f"`loss` {self._settings.loss} applies only to scores, but the data has labels; remove it"
+            )
 
     def _rows(self, split: GraphSet, nodes: int) -> GraphRows:
         """Convert a split to arrays.
@@ -261,8 +270,8 @@ def prepare(config, objective, *, mesh, stored, starts, note):
 
     def make() -> GraphProcessor:
         train, *others = splits
-        held_out = [split for split in others if split.table.path == train.table.path]
-        processor = GraphProcessor.of(train, config.task.target, others=held_out)
+        same_file = [split for split in others if split.table.path == train.table.path]
+        processor = GraphProcessor.of(train, config.task.target, held_out=same_file)
         return processor if not starts else processor.with_features_of(processor_of(starts))
 
     processor = shared_processor(GraphProcessor, make, stored)

@@ -1,4 +1,4 @@
-"""Use of trained models of graphs: predictions, and where nodes attend."""
+"""Trained graph models: their predictions and attention weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TrainedGraphModel(Trained):
         return parsed
 
     def outputs(self, graphs: Sequence[Any]) -> np.ndarray:
-        """Return what the model predicts for graphs, (n, C) float32: logits of classes, or a normalized number.
+        """Compute the model's outputs (n, C) float32 for graphs: class logits, or a normalized score.
 
         Args:
           graphs: See `predict`.
@@ -61,7 +61,7 @@ class TrainedGraphModel(Trained):
           UserError: See `predict`.
         """
         if isinstance(graphs, str | Mapping):
-            raise UserError("predictions are made for a list of graphs: give [graph]")
+            raise UserError("graphs must be a list; pass [graph] for a single graph")
         parsed = [self.graph(graph, f"graph {n}") for n, graph in enumerate(graphs, 1)]
         hops = self.model.config.edge_hops
         # Graphs of similar sizes share a batch.
@@ -81,10 +81,11 @@ class TrainedGraphModel(Trained):
         return np.stack(outputs) if outputs else np.zeros((0, len(self.processor.labels)), np.float32)
 
     def predict(self, graphs: Sequence[Any]) -> Any:
-        """Predict the number or the class of graphs.
+        """Predict a number or a class for each graph.
 
         Args:
-          graphs: SMILES texts, or objects with `nodes` and `edges` as in a .jsonl file, see `EdgeList`.
+          graphs: List of SMILES texts, of objects with `nodes` and `edges` as in a .jsonl file (`EdgeList`),
+            or of `Graph`.
 
         Returns:
           (n,) float64 if the model predicts a number, else a list of `Classified`.
@@ -99,7 +100,7 @@ class TrainedGraphModel(Trained):
         return [classified(logits, self.processor.labels, "label") for logits in outputs]
 
     def attention(self, graph: Any) -> np.ndarray:
-        """Return where the nodes of a graph attend.
+        """Return the attention weights of a graph.
 
         Args:
           graph: See `predict`.
