@@ -73,13 +73,13 @@ def _read_inputs(inputs: Sequence[str]) -> list[tuple[str, Any]]:
       UserError: A file cannot be read, see `open_graphs`.
     """
     named_graphs: list[tuple[str, Any]] = []
-    for text in inputs:
-        if base_suffix(text) not in SUFFIXES:
-            if pathlib.Path(text).is_file():
-                raise UserError(f"{text}: graphs are a .tsv, .csv or .jsonl file")
-            named_graphs.append((text, text))
+    for argument in inputs:
+        if base_suffix(argument) not in SUFFIXES:
+            if pathlib.Path(argument).is_file():
+                raise UserError(f"{argument}: graphs are a .tsv, .csv or .jsonl file")
+            named_graphs.append((argument, argument))
             continue
-        graphs = open_graphs(text, labeled=False)
+        graphs = open_graphs(argument, labeled=False)
         names = graphs.table.columns.get("smiles") or map(graphs.table.location, range(len(graphs)))
         named_graphs += zip(names, graphs.graphs, strict=True)
     return named_graphs

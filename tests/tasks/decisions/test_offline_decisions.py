@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.tasks.resuming import resumed_results
+from tests.tasks.resuming import check_devices_and_micro_batches, losses, resumed_results
 from transformer_jax import tasks
 from transformer_jax.data.corpora.trajectories import open_trajectories
 from transformer_jax.errors import UserError
@@ -20,7 +20,6 @@ from transformer_jax.tasks.decisions.offline_decisions import OfflineDecisions
 from transformer_jax.tasks.decisions.rollouts import episodes_of_behavior
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
-from transformer_jax.training.metrics import read_metrics
 
 SIZES = dict(
     width=16, layers=1, heads=2, feed_forward=16, context=8, batch_size=8, steps=8, evaluate_every=4,
@@ -40,10 +39,6 @@ def train(config, folder, mesh=None):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     return folder, train(config_of(), folder)
-
-
-def losses(folder):
-    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
 def shortest_way(agent, key, door):
@@ -127,11 +122,7 @@ def test_it_is_resumed_bit_for_bit(trained, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_eight_devices_and_micro_batches_learn_the_same(trained, tmp_path):
-    train(config_of(), tmp_path / "eight", mesh="data=2,fsdp=2,tensor=2")
-    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(trained[0]), rtol=2e-3)
-    train(config_of(accumulation=2, steps=4), tmp_path / "two")
-    train(config_of(steps=4), tmp_path / "one")
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-3)
+    check_devices_and_micro_batches(train, config_of, trained[0], tmp_path)
 
 
 def test_it_is_planned():

@@ -6,9 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.tasks.resuming import resumed_results
+from tests.tasks.resuming import check_devices_and_micro_batches, losses, resumed_results
 from transformer_jax import tasks
 from transformer_jax.data.corpora.drawn_graphs import drawn_graphs
+from transformer_jax.data.corpora.held_out import held_out
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.classification import probability_scores
 from transformer_jax.parameter_names import named_leaves
@@ -16,7 +17,6 @@ from transformer_jax.plotting.graphs import plot_graph
 from transformer_jax.tasks.graphs.graph_prediction import GraphPrediction
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
-from transformer_jax.training.metrics import read_metrics
 
 SIZES = dict(
     width=16, layers=1, heads=2, feed_forward=16, batch_size=8, steps=8, evaluate_every=4, save_every=2,
@@ -37,10 +37,6 @@ def train(config, folder, mesh=None):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     return folder, train(config_of(), folder)
-
-
-def losses(folder):
-    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
 
 
 def as_line(graph, **target):
@@ -84,11 +80,7 @@ def test_it_is_resumed_bit_for_bit(trained, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_eight_devices_and_micro_batches_learn_the_same(trained, tmp_path):
-    train(config_of(), tmp_path / "eight", mesh="data=2,fsdp=2,tensor=2")
-    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(trained[0]), rtol=2e-3)
-    train(config_of(accumulation=2, steps=4), tmp_path / "two")
-    train(config_of(steps=4), tmp_path / "one")
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-3)
+    check_devices_and_micro_batches(train, config_of, trained[0], tmp_path)
 
 
 def test_it_is_planned():
@@ -106,10 +98,10 @@ def test_predictions_are_those_that_are_scored(trained):
     graphs = drawn_graphs("triangles", 80)
     # The test graphs are a tenth of the drawn ones; a longer list has batches of several sizes.
     predictions = model.predict(graphs.graphs)
-    alone = [float(model.predict([{"nodes": len(g), "edges": g.edges.tolist()}])[0]) for g in graphs.graphs[:3]]
-    np.testing.assert_allclose(predictions[:3], alone, rtol=1e-4, atol=1e-4)
-    from transformer_jax.data.corpora.held_out import held_out
-
+    single = [
+        float(model.predict([{"nodes": len(g), "edges": g.edges.tolist()}])[0]) for g in graphs.graphs[:3]
+    ]
+    np.testing.assert_allclose(predictions[:3], single, rtol=1e-4, atol=1e-4)
     _, held = held_out(np.arange(80), 0.1)
     scores = np.array([float(graphs.table.columns["score"][n]) for n in held])
     rmse = np.sqrt(np.square(predictions[held] - scores).mean())

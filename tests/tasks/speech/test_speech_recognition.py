@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.tasks.resuming import resumed_results
+from tests.tasks.resuming import check_devices_and_micro_batches, losses, resumed_results
 from transformer_jax import tasks
 from transformer_jax.data.corpora.recordings import Recordings
 from transformer_jax.errors import UserError
@@ -19,7 +19,6 @@ from transformer_jax.tasks.speech import speech_recognition
 from transformer_jax.tasks.speech.speech_recognition import SpeechRecognition, hide_bands
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
-from transformer_jax.training.metrics import read_metrics
 
 SIZES = dict(
     width=24, encoder_layers=1, decoder_layers=1, heads=2, feed_forward=32, mel_bins=16, max_frames=120,
@@ -64,10 +63,6 @@ def trained(tmp_path_factory, corpus):
     return folder, train(config_of(), folder)
 
 
-def losses(folder):
-    return [row["loss"] for row in read_metrics(folder) if "loss" in row]
-
-
 def test_it_is_trained(trained):
     folder, results = trained
     assert {"word_error_rate", "character_error_rate", "test_recordings"} <= set(results)
@@ -86,12 +81,7 @@ def test_it_is_resumed_bit_for_bit(trained, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_eight_devices_and_micro_batches_learn_the_same(trained, tmp_path):
-    train(config_of(), tmp_path / "eight", mesh="data=2,fsdp=2,tensor=2")
-    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(trained[0]), rtol=2e-3)
-    changes = dict(dropout=0.0, masks=0, steps=4)
-    train(config_of(accumulation=2, **changes), tmp_path / "two")
-    train(config_of(**changes), tmp_path / "one")
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-3)
+    check_devices_and_micro_batches(train, config_of, trained[0], tmp_path, dropout=0.0, masks=0)
 
 
 def test_it_is_planned():

@@ -17,7 +17,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert, parse_json
 from transformer_jax.limits import FEATURE_VALUES, NODES
 
-COLUMNS = ("smiles", "label", "score")
+TARGET_COLUMNS = ("label", "score")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,19 +177,19 @@ def open_graphs(path: str, *, labeled: bool = True) -> GraphSet:
         raise UserError(f"{path}: graphs are a .tsv, .csv or .jsonl file")
     if base_suffix(path) == ".jsonl" and (lists := _edge_lists(path)) is not None:
         columns = {name: ["" if (x := getattr(line, name)) is None else str(x) for _, line in lists]
-                   for name in COLUMNS[1:]}  # fmt: skip
+                   for name in TARGET_COLUMNS}  # fmt: skip
         columns = {name: texts for name, texts in columns.items() if any(texts)}
         table = Table(path, columns or {"graph": [""] * len(lists)}, [number - 2 for number, _ in lists])
         graphs = [parse_graph(line, table.location(row)) for row, (_, line) in enumerate(lists)]
         examples = GraphSet(graphs, table)
     else:
-        table = read_table(path, COLUMNS)
+        table = read_table(path, ("smiles", *TARGET_COLUMNS))
         if "smiles" not in table.columns:
             raise UserError(f"{path}: no column smiles (in lower case)")
         texts = table.columns["smiles"]
         examples = GraphSet([parse_graph(s, table.location(row)) for row, s in enumerate(texts)], table)
-    if labeled and not set(COLUMNS[1:]) & set(examples.table.columns):
-        raise UserError(f"{path}: no {' or '.join(COLUMNS[1:])} to predict")
+    if labeled and not set(TARGET_COLUMNS) & set(examples.table.columns):
+        raise UserError(f"{path}: no {' or '.join(TARGET_COLUMNS)} to predict")
     return examples
 
 

@@ -100,7 +100,7 @@ def scaffold(smiles: str) -> str:
 
 
 def layout(smiles: str) -> tuple[np.ndarray, list[str]]:
-    """Return the positions of a molecule's atoms on paper (n, 2), and their symbols.
+    """Return two-dimensional positions (n, 2) of a molecule's atoms for a picture, and their symbols.
 
     Raises:
       UserError: See `read_smiles`.

@@ -30,9 +30,9 @@ class GraphSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
       form: "smiles" or "edges".
       node_values: Number of values of each feature of a node.
       edge_values: Number of values of each feature of an edge.
-      labels: Names of the classes, or ("score",) for a number.
-      mean: Mean of the numbers in the training data; 0 for classes.
-      deviation: Standard deviation of these numbers; 1 for classes.
+      labels: Names of the classes, or ("score",) for scores.
+      mean: Mean of the scores in the training data; 0 for classes.
+      deviation: Standard deviation of these scores; 1 for classes.
     """
 
     form: Literal["smiles", "edges"]

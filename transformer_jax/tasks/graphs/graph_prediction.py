@@ -63,7 +63,7 @@ def drawn(*, model: str = "graphormer", preset: str = "mini", steps: int = 1_500
       preset: Name of the model's size.
       steps: Number of training steps.
     """
-    # In so few steps, biases of 0.02 would not grow enough to select distances.
+    # With biases that start at 0.02, runs of this length do not learn triangles (docs/measurements/graphs.md).
     model_fields = dict(distance_std=1.5)
     task = GraphPredictionConfig()
     return _config_of(task, model, preset, steps, "drawn", model_fields=model_fields)
@@ -163,7 +163,7 @@ class GraphPrediction:
         mesh: Mesh | None,
     ):
         task: GraphPredictionConfig = config.task
-        self._config, self._settings, self._mesh, self.processor = config, task, mesh, processor
+        self._settings, self._mesh, self.processor = task, mesh, processor
         settings = processor.settings
         sizes = {
             "node_values": settings.node_values,

@@ -71,13 +71,13 @@ class TrainedGraphModel(Trained):
             # The largest graphs come first, and decide how many fit.
             size = padded_size(len(parsed[order[0]]))
             row_count = max(1, min(_ROWS, _PAIRS // size**2))
-            numbers, order = order[:row_count], order[row_count:]
-            rows = [padded(self.processor.arrays(parsed[n], hops), size) for n in numbers]
+            indices, order = order[:row_count], order[row_count:]
+            rows = [padded(self.processor.arrays(parsed[n], hops), size) for n in indices]
             rows += [rows[-1]] * (row_count - len(rows))
             batch = {name: np.stack([row[name] for row in rows]) for name in INPUTS}
             predictions = np.asarray(predictions_of(self.model, batch))
-            for number, prediction in zip(numbers, predictions, strict=False):
-                outputs[number] = prediction
+            for index, prediction in zip(indices, predictions, strict=False):
+                outputs[index] = prediction
         return np.stack(outputs) if outputs else np.zeros((0, len(self.processor.labels)), np.float32)
 
     def predict(self, graphs: Sequence[Any]) -> Any:
