@@ -56,14 +56,14 @@ def _config_of(
 
 
 def drawn(*, model: str = "graphormer", preset: str = "mini", steps: int = 1_500) -> RunConfig:
-    """Learn the number of triangles or the diameter of random graphs, five minutes on two CPU cores.
+    """Learn the number of triangles or the diameter of random graphs, three minutes on two CPU cores.
 
     Args:
       model: Name of the model.
       preset: Name of the model's size.
       steps: Number of training steps.
     """
-    # With biases that start at 0.02, runs of this length do not learn triangles (docs/measurements/graphs.md).
+    # With initial biases of 0.02, 600 steps do not learn to count triangles (docs/measurements/graphs.md).
     model_fields = dict(distance_std=1.5)
     task = GraphPredictionConfig()
     return _config_of(task, model, preset, steps, "drawn", model_fields=model_fields)
