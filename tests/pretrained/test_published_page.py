@@ -2,7 +2,7 @@
 
 from tests.conftest import ROOT
 from transformer_jax.data.tokenizers.image_processor import CLASSES
-from transformer_jax.data.tokenizers.published_tokenizer import KNOWN_CLASSES
+from transformer_jax.data.tokenizers.tokenizer_classes import KNOWN_CLASSES
 from transformer_jax.pretrained.families import FAMILIES
 
 

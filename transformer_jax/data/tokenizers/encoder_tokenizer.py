@@ -23,7 +23,8 @@ from tokenizers import (
 
 from transformer_jax.data.tokenizers.byte_offsets import byte_offsets
 from transformer_jax.data.tokenizers.encoded_text import EncodedText
-from transformer_jax.data.tokenizers.published_tokenizer import bert_template, read_published_tokenizer
+from transformer_jax.data.tokenizers.post_processors import bert_template
+from transformer_jax.data.tokenizers.published_tokenizer import read_published_tokenizer
 from transformer_jax.data.tokenizers.tokenizer_file import (
     TokenizerFile,
     check_text,

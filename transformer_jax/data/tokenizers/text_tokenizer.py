@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import msgspec
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from transformer_jax.data.tokenizers.published_tokenizer import begin_ids, read_published_tokenizer
+from transformer_jax.data.tokenizers.post_processors import begin_ids
+from transformer_jax.data.tokenizers.published_tokenizer import read_published_tokenizer
 from transformer_jax.data.tokenizers.tiktoken_file import read_tiktoken
 from transformer_jax.data.tokenizers.tokenizer_file import TokenizerFile, checked, parse_tokenizer
 from transformer_jax.errors import UserError
