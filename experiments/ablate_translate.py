@@ -35,8 +35,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.tasks.translators.recipes import RECIPES
 from transformer_jax.tasks.translators.translation import ENTRY, TrainedTranslator, load_corpus
-from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import RunConfig, choose
+from transformer_jax.training.manifests import write_text_atomically
 
 # Changes of the base by row. Adam needs a lower learning rate and a longer warm-up than Muon.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -31,8 +31,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.layers.positions.configs import SCHEMES, parse_positions
 from transformer_jax.tasks.decoders.language_modeling import evaluate
 from transformer_jax.tasks.text_data import load_texts
-from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
+from transformer_jax.training.manifests import write_text_atomically
 
 CONTEXT, LENGTHS = 64, (64, 128, 256, 512)
 

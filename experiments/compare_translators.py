@@ -37,8 +37,8 @@ from transformer_jax.evaluation.translation import translation_scores
 from transformer_jax.models.registry import TRANSLATORS, module_of, name_of
 from transformer_jax.plotting.scores_by_length import plot_scores_by_length
 from transformer_jax.tasks.translators.translation import ENTRY, PreparedPairs, load_corpus
-from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
+from transformer_jax.training.manifests import write_text_atomically
 
 _MIN_SENTENCES = 20  # minimum number of sentences in a bin
 

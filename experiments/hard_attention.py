@@ -34,7 +34,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.registry import TRANSLATORS, name_of
 from transformer_jax.plotting.attention import plot_alignment
 from transformer_jax.tasks.translators.translation import ENTRY, TrainedTranslator, load_corpus
-from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.manifests import write_text_atomically
 
 MODELS = {"soft": "bahdanau", "hard": "hard_attention"}
 

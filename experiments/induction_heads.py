@@ -38,7 +38,7 @@ from transformer_jax.interpretability.ablation import ablate_head
 from transformer_jax.interpretability.activations import activations, replaced
 from transformer_jax.interpretability.induction import induction_scores, previous_token_scores, repeated_tokens
 from transformer_jax.layers.positions.configs import Rotary
-from transformer_jax.training.checkpoints import write_text_atomically
+from transformer_jax.training.manifests import write_text_atomically
 from transformer_jax.training.run_folder import is_run
 
 LETTERS = string.ascii_lowercase

@@ -28,8 +28,8 @@ from transformer_jax.layers.attention.kernel_pooling import KERNELS
 from transformer_jax.models.regression.kernel_regression import KernelRegression, KernelRegressionConfig
 from transformer_jax.plotting.kernel_pooling import Fit, plot_classification, plot_regression
 from transformer_jax.tasks.regression.kernel_width import best_width, learn_width
-from transformer_jax.training.checkpoints import write_text_atomically
 from transformer_jax.training.config import choose
+from transformer_jax.training.manifests import write_text_atomically
 
 _WIDTHS = np.geomspace(0.02, 5.0, 60)
 

@@ -22,13 +22,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 from transformer_jax.distributed.processes import broadcast_from_first, is_first, on_every_process
 from transformer_jax.errors import UserError
-from transformer_jax.parameter_names import map_names, named_leaves, nested, with_leaves
+from transformer_jax.parameter_names import map_names, named_leaves, with_leaves
 from transformer_jax.training.manifests import (
     MANIFEST,
     digests,
@@ -38,6 +37,14 @@ from transformer_jax.training.manifests import (
 )
 from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import TrainState
+from transformer_jax.training.stored_arrays import (
+    copy_to_host,
+    join_parts,
+    local_parts,
+    restore_args_for,
+    restored_like,
+    storable,
+)
 from transformer_jax.training.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -48,31 +55,6 @@ _BEGUN = ".begun"
 _DRAFT = ".draft"
 # Name of the folder of a step.
 _STEP = r"0|[1-9][0-9]{0,17}"
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _storable(tree: Any) -> dict[str, Any]:
-    """Return the leaves by canonical name, nested, with random keys as integers and without empty nodes."""
-    leaves = named_leaves(tree)
-    return nested({n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()})
-
-
-def _restored(target: Any, stored: dict[str, Any]) -> Any:
-    leaves = named_leaves(stored)
-    for name, leaf in named_leaves(target).items():
-        if _is_key(leaf) and name in leaves:
-            leaves[name] = jax.random.wrap_key_data(jnp.asarray(leaves[name]), impl=jax.random.key_impl(leaf))
-    targets = named_leaves(target)
-
-    def put(name: str, leaf: Any) -> jax.Array:
-        # A NumPy array from Orbax would be transferred at each call.
-        sharding = getattr(targets.get(name), "sharding", None)
-        return jnp.asarray(leaf) if sharding is None else jax.device_put(leaf, sharding)
-
-    return with_leaves(target, {name: put(name, leaf) for name, leaf in leaves.items()})
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -128,7 +110,7 @@ class Checkpoints:
             self.best = step
         if self.is_complete(step):
             return
-        self._write(str(step), {name: _storable(part) for name, part in _parts(state).items()}, step, totals)
+        self._write(str(step), {name: storable(part) for name, part in _parts(state).items()}, step, totals)
 
     def save_model(self, name: str, model: Any, *, step: int) -> None:
         """Write a checkpoint of parameters only, and wait until it is complete.
@@ -145,7 +127,7 @@ class Checkpoints:
         """
         self.wait()
         draft, target = self.folder / f"{name}{_DRAFT}", self.folder / name
-        self._write(draft.name, {"model": _storable(model)}, step)
+        self._write(draft.name, {"model": storable(model)}, step)
         self.wait()
 
         def replace() -> None:
@@ -168,7 +150,7 @@ class Checkpoints:
 
         def start() -> None:
             with _saving(target):
-                args = {part: ocp.args.PyTreeSave(_copy(tree)) for part, tree in parts.items()}
+                args = {part: ocp.args.PyTreeSave(copy_to_host(tree)) for part, tree in parts.items()}
                 self._orbax.save(target, args=ocp.args.Composite(**args))
 
         broadcast_from_first(make_room)
@@ -313,7 +295,7 @@ class Checkpoints:
             return None
         parts = _parts(target)
         stored = self._read(step, parts)
-        restored = {name: _restored(part, stored[name]) for name, part in parts.items()}
+        restored = {name: restored_like(part, stored[name]) for name, part in parts.items()}
         state = target.replace(**restored["training"], extra=restored.get("extra"))
         totals = self.totals(step)
         self.best = totals.best_step  # protects the best checkpoint from later saves
@@ -393,19 +375,19 @@ class Checkpoints:
             return {}
         # A partial restore skips the optimizer's moments in the same part.
         targets = {leaf_name: leaves[leaf_name] for leaf_name in named_leaves(stored)}
-        restore_args = map_names(lambda leaf_name, _: _restore_args(targets[leaf_name]), stored)
+        restore_args = map_names(lambda leaf_name, _: restore_args_for(targets[leaf_name]), stored)
         args = ocp.args.PyTreeRestore(
             item={"ema": stored}, restore_args={"ema": restore_args}, partial_restore=True
         )
         restored = self._orbax.restore(path, args=ocp.args.Composite(training=args))
-        return _restored(targets, restored["training"]["ema"])
+        return restored_like(targets, restored["training"]["ema"])
 
     def _restore_parts(self, parts: dict[str, Any], name: int | str) -> dict[str, Any]:
         if not self.is_complete(name):
             raise UserError(f"{self.folder / str(name)}: not a complete checkpoint")
         try:
             stored = self._read(name, parts)
-            return {part: _restored(target, stored[part]) for part, target in parts.items()}
+            return {part: restored_like(target, stored[part]) for part, target in parts.items()}
         except ValueError as error:
             raise UserError(f"{self.folder / str(name)} holds another model: {error}") from None
 
@@ -430,11 +412,11 @@ class Checkpoints:
             model = restore(step)
             for name, leaf in named_leaves(model).items():
                 sums = total.setdefault(name, {})
-                for device, part in _local_parts(leaf).items():
+                for device, part in local_parts(leaf).items():
                     sums[device] = sums.get(device, 0) + part.astype(np.float64)
         leaves = named_leaves(model)
         means = {name: {d: part / len(steps) for d, part in parts.items()} for name, parts in total.items()}
-        return _restored(model, {name: _joined(leaves[name], parts) for name, parts in means.items()})
+        return restored_like(model, {name: join_parts(leaves[name], parts) for name, parts in means.items()})
 
     def _read(self, name: int | str, targets: dict[str, Any]) -> dict[str, Any]:
         """Return the parts of a checkpoint as nested dictionaries.
@@ -448,51 +430,9 @@ class Checkpoints:
         for part, target in targets.items():
             leaves = named_leaves(target)
             stored = ocp.PyTreeCheckpointHandler().metadata(path / part).tree
-            restore_args = map_names(lambda name, _, leaves=leaves: _restore_args(leaves.get(name)), stored)
+            restore_args = map_names(lambda name, _, leaves=leaves: restore_args_for(leaves.get(name)), stored)
             args[part] = ocp.args.PyTreeRestore(restore_args=restore_args)
         return dict(self._orbax.restore(path, args=ocp.args.Composite(**args)).items())
-
-
-def _is_sharded(leaf: Any) -> bool:
-    """Return whether other processes hold shards of an array, real or abstract."""
-    sharding = getattr(leaf, "sharding", None)
-    return sharding is not None and not sharding.is_fully_addressable
-
-
-def _restore_args(leaf: Any) -> ocp.RestoreArgs:
-    if _is_sharded(leaf):
-        return ocp.ArrayRestoreArgs(sharding=leaf.sharding)
-    return ocp.RestoreArgs(restore_type=np.ndarray)
-
-
-def _local_parts(leaf: jax.Array) -> dict[Any, np.ndarray]:
-    """Return this process's parts of an array: the shard of each device, or {None: the full array}."""
-    if not _is_sharded(leaf):
-        return {None: np.asarray(leaf)}
-    return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
-
-
-def _joined(like: Any, parts: dict[Any, np.ndarray]) -> Any:
-    """Return an array with the shape, dtype and sharding of `like`, the inverse of `_local_parts`."""
-    if not _is_sharded(like):
-        return parts[None].astype(like.dtype)
-    shards = [jax.device_put(part.astype(like.dtype), device) for device, part in parts.items()]
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards)
-
-
-def _copy(tree: Any) -> Any:
-    """Return host copies of the arrays, because the next step donates their buffers.
-
-    An array that is sharded over processes stays on its devices. Orbax copies it from an accelerator before
-    `save` returns; on a CPU Orbax would read the buffer later, so the buffer is copied here.
-    """
-
-    def copy(leaf: Any) -> Any:
-        if not _is_sharded(leaf):
-            return np.array(leaf)
-        return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
-
-    return jax.tree.map(copy, tree)
 
 
 @contextlib.contextmanager

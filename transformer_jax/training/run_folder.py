@@ -22,9 +22,9 @@ from transformer_jax.distributed.processes import agreed, broadcast_from_first, 
 from transformer_jax.errors import UserError
 from transformer_jax.json_files import convert, read_bytes, read_object
 from transformer_jax.models.registry import MODELS, name_of
-from transformer_jax.training.checkpoints import Checkpoints, saved_steps, write_text_atomically
+from transformer_jax.training.checkpoints import Checkpoints, saved_steps
 from transformer_jax.training.config import RunConfig, as_json, from_json, run_config_from_json
-from transformer_jax.training.manifests import MANIFEST
+from transformer_jax.training.manifests import MANIFEST, write_text_atomically
 from transformer_jax.training.run_lock import LOCK
 from transformer_jax.training.schedules import extends
 from transformer_jax.training.task import OpenedStart, Task, TaskEntry

@@ -16,12 +16,9 @@ from transformer_jax.layers.attention.banded_weights import windowed_weights
 from transformer_jax.layers.attention.borders import attention_with_borders
 from transformer_jax.layers.attention.dispatch import dot_product_attention, form_of_attention
 from transformer_jax.layers.attention.masks import window_mask
-from transformer_jax.layers.attention.windowed import (
-    local_attention,
-    window_of,
-    windowed_attention,
-)
+from transformer_jax.layers.attention.windowed import local_attention, windowed_attention
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
+from transformer_jax.layers.attention.windows import window_of
 
 B, T, H, K, W = 2, 29, 6, 5, 7
 GLOBALS = jnp.array([[0, 11, -1], [5, 28, 3]])

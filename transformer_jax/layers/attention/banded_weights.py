@@ -9,17 +9,8 @@ import jax.numpy as jnp
 
 from transformer_jax.layers.attention.plain import masked_softmax, plain_attention
 from transformer_jax.layers.attention.visibility import Visibility, gather_rows, rows_of
-from transformer_jax.layers.attention.windowed import (
-    QUERIES,
-    BlockMask,
-    Blocks,
-    BlockTensors,
-    Window,
-    block_logits,
-    global_part,
-    replace_rows,
-    window_of,
-)
+from transformer_jax.layers.attention.windowed import QUERIES, BlockTensors, block_logits, replace_rows
+from transformer_jax.layers.attention.windows import BlockMask, Blocks, Window, global_part, window_of
 
 
 class BandedWeights(NamedTuple):

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from transformer_jax.distributed.mesh import SEQUENCE
 from transformer_jax.layers.attention.kernels import axes_of
 from transformer_jax.layers.attention.visibility import Visibility
-from transformer_jax.layers.attention.windowed import Blocks, Window
+from transformer_jax.layers.attention.windows import Blocks, Window
 
 
 def attention_with_borders(

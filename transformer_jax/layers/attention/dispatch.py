@@ -24,13 +24,9 @@ from transformer_jax.layers.attention.plain import plain_attention
 from transformer_jax.layers.attention.ring import ring_attention, ring_size
 from transformer_jax.layers.attention.ring_kernels import ring_kernel_attention
 from transformer_jax.layers.attention.visibility import Visibility
-from transformer_jax.layers.attention.windowed import (
-    QUERIES,
-    local_attention,
-    window_of,
-    windowed_attention,
-)
+from transformer_jax.layers.attention.windowed import QUERIES, local_attention, windowed_attention
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
+from transformer_jax.layers.attention.windows import window_of
 from transformer_jax.layers.compute_options import Attention
 from transformer_jax.layers.dropout import dropout
 from transformer_jax.layers.positions.bias import PositionBias

@@ -16,7 +16,7 @@ from transformer_jax.layers.attention.kernel_mask import KernelMask
 from transformer_jax.layers.attention.kernels import kernel_attention, refusal
 from transformer_jax.layers.attention.plain import plain_attention
 from transformer_jax.layers.attention.visibility import Visibility, gather_rows, is_among, take
-from transformer_jax.layers.attention.windowed import BlockMask, Blocks, Window, global_part
+from transformer_jax.layers.attention.windows import BlockMask, Blocks, Window, global_part
 
 # Blocks and the number of global keys are multiples, which suits the kernels' own blocks.
 _MULTIPLE = 128
