@@ -44,7 +44,7 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 # Pages with snippets that are quick enough to run without `--long`.
 COMMON = ("docs/build_your_own.md",)
 # Pages whose snippets run with `--long`; those of the other pages run with `--soak`.
-LONG = ("README.md", "docs/getting_started.md")
+LONG = ("README.md",)
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 # Lines of a snippet that are skipped, because test_package.py tests the installation.
 INSTALLATION = ("python3 -m venv", "source ", "pip install")

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.cases import others_soak
 from tests.conftest import ROOT
 from transformer_jax import configure
 from transformer_jax.decoding.plan import abstract_programs
@@ -354,7 +355,10 @@ def test_products_without_a_kernel(topology):
 @pytest.mark.parametrize(
     ("topology", "devices"),
     [
-        pytest.param(*for_chips(text).values, n, marks=for_chips(text).marks)
+        pytest.param(
+            *for_chips(text).values, n,
+            marks=[*for_chips(text).marks, *soak_unless(text.split(":")[0] in ("v4", "tpu7x", "b200", "t4"))],
+        )
         for text, n in (
             ("v4:2x2x1", 4),
             ("v6e:2x2", 4),
@@ -367,7 +371,7 @@ def test_products_without_a_kernel(topology):
             ("t4:2", 2),
         )
     ],
-)
+)  # fmt: skip
 def test_a_product_on_other_chips(topology, devices):
     """These chips have no other test; the two cores of a v4 chip are one device."""
     target = topology_of(topology)
@@ -463,7 +467,14 @@ def test_decoding(name, topology):
 
 @pytest.mark.long
 @pytest.mark.parametrize("topology", [for_chips("h100:2")])
-@pytest.mark.parametrize(("mask", "T"), [("lengths", 512), ("causal lengths", 511), ("documents", 512)])
+@pytest.mark.parametrize(
+    ("mask", "T"),
+    others_soak(
+        [("lengths", 512), ("causal lengths", 511), ("documents", 512)],
+        ("causal lengths", 511),
+        ("documents", 512),
+    ),
+)
 def test_padding_reaches_a_gpus_kernel_as_lengths(topology, mask, T):
     """Documents need an array of all pairs, because the kernel has no other mask for them."""
     B = 4
@@ -497,7 +508,7 @@ WINDOWS = {
 @pytest.mark.parametrize(
     ("name", "topology"), corners(list(WINDOWS), ("causal", GPU), ("global", GPU), ("global", TPU))
 )
-@pytest.mark.parametrize("mesh", ["data=2", "sequence=2"])
+@pytest.mark.parametrize("mesh", others_soak(["data=2", "sequence=2"], "sequence=2"))
 def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topology, mesh):
     """Forward and backward, with padding; over `sequence` devices exchange only borders."""
     B, axes = 4, mesh

@@ -19,8 +19,10 @@ def ours(x, kernel, padding):
     return conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=AXES)
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID", [(0, 2), (1, 0)]])
-@pytest.mark.parametrize("rows", [16, 12, 3])
+@pytest.mark.parametrize(
+    ("padding", "rows"),
+    [("SAME", 16), ("VALID", 12), ([(0, 2), (1, 0)], 3), ("SAME", 3), ([(0, 2), (1, 0)], 16)],
+)
 def test_it_and_its_derivatives_are_those_of_jax(rng, rows, padding):
     """With small integers every sum is exact in float32, so that its order does not matter."""
 

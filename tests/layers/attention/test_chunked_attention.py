@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.layers.attention import dispatch as attention
 from transformer_jax.layers.attention import visibility
@@ -46,8 +47,16 @@ def values_and_gradients(function, *arguments):
     return output, *gradients
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("groups", "queries", "keys"), [(6, 4, 5), (2, 13, 3), (1, 5, 17)])
+SIZES = [(6, 4, 5), (2, 13, 3), (1, 5, 17)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "groups", "queries", "keys"),
+    others_soak(
+        [(mask, *sizes) for sizes in SIZES for mask in MASKS],
+        *((mask, *SIZES[number % 3]) for number, mask in enumerate(MASKS)),
+    ),
+)
 def test_equals_the_plain_form_with_gradients(rng, mask, groups, queries, keys):
     mask = MASKS[mask]
 
@@ -189,9 +198,18 @@ def test_auto_is_plain_for_short_and_chunked_for_long():
     assert attention.prepare_mask(None, "auto", 3, 3, "float32") is None
 
 
+MESHES = ["sequence=4", "data=2,sequence=4", "sequence=2,tensor=2"]
+KINDS = ["causal", "segments", "dense", "alibi", "bucketed"]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["sequence=4", "data=2,sequence=4", "sequence=2,tensor=2"])
-@pytest.mark.parametrize("kind", ["causal", "segments", "dense", "alibi", "bucketed"])
+@pytest.mark.parametrize(
+    ("mesh", "kind"),
+    others_soak(
+        [(mesh, kind) for kind in KINDS for mesh in MESHES],
+        *((MESHES[number % 3], kind) for number, kind in enumerate(KINDS)),
+    ),
+)
 def test_the_ring_equals_the_plain_form_with_gradients(rng, mesh, kind):
     length = 24
     shapes = (B, length, H, K), (B, length, 2, K), (B, length, 2, W)

@@ -83,7 +83,7 @@ def test_equals_the_plain_form_with_gradients(rng, name, groups, size):
     np.testing.assert_allclose(results[0], oracle(*inputs, mask=mask.dense(), scale=0.3)[0], atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["causal", "packed", "dilated and global"])
+@pytest.mark.parametrize("name", others_soak(["causal", "packed", "dilated and global"], "packed"))
 def test_drops_the_weights_that_the_plain_form_drops(rng, name):
     mask, inputs = masks()[name], arrays(rng, 3)
     options = dict(scale=0.4, weight_dropout=0.3, dropout_key=jax.random.key(5))
@@ -190,7 +190,7 @@ def test_parts_shorter_than_a_window_travel_around_the_ring(rng):
             windowed_attention(*inputs, mask=mask, scale=0.3, local=local)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", others_soak(NAMES, "causal", "packed", "dilated and global", "padded"))
 def test_blocks_in_rows_equal_the_plain_form(rng, name):
     length = 300
     tokens = jnp.array([[0, 111, -1], [5, 280, 3]])
@@ -203,7 +203,9 @@ def test_blocks_in_rows_equal_the_plain_form(rng, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["symmetric", "global", "dilated and global", "packed", "padded"])
+@pytest.mark.parametrize(
+    "name", others_soak(["symmetric", "global", "dilated and global", "packed", "padded"], "global", "packed")
+)
 def test_blocks_by_the_kernel_of_a_tpu(rng, name):
     """Splash attention is interpreted; it needs head widths of 128 only on a device."""
     length = 300
@@ -243,7 +245,7 @@ def test_memory_grows_linearly():
     assert memory.temp_size_in_bytes < 40 * 4 * length * 2 * 8
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", others_soak(NAMES, "causal", "packed", "dilated and global", "global keys"))
 def test_banded_weights(rng, name):
     mask, (query, key, value) = masks()[name], arrays(rng, 2)
     weights = windowed_weights(query, key, mask=mask, scale=0.3)
