@@ -187,3 +187,17 @@ def test_a_processor_survives_its_files():
     np.testing.assert_array_equal(again.images.pixels(image), processor.images.pixels(image))
     with pytest.raises(UserError, match=r"image_text.json"):
         ImageTextProcessor.from_files(files | {"image_text.json": b'{"max_length": 1}'})
+
+
+def test_captions_of_a_tfds_set(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    from tests.data.corpora import tfds_sets
+
+    tfds_sets.write_sets(tmp_path, [tfds_sets.ToyScenes])
+    captioned = open_captioned(["tfds:toy_scenes"], split="train", data_dir=str(tmp_path))
+    assert len(captioned.images) == len(captioned.captions) == 11
+    assert captioned.unused == 1
+    for number, captions in enumerate(captioned.captions):
+        shade = int(captions[0].removeprefix("shade "))
+        assert captions == [f"shade {shade}", f"a picture of grey {shade}"]
+        assert (np.asarray(captioned.images[number]) == shade).all()

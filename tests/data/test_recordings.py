@@ -1,5 +1,6 @@
 """Sound files, tables of recordings, synthesized digits, and the changes of speech."""
 
+import importlib.util
 import io
 import json
 import tarfile
@@ -149,3 +150,20 @@ def test_recordings_of_one_speaker_are_joined():
         assert set(words) <= ({"one", "two"} if number < 2 else {"three", "four"})
         assert sum(sound > 0) == 1_600 * len(words)
     assert max(len(text.split()) for text in result.transcripts) > 1
+
+
+def test_recordings_of_a_tfds_set(tmp_path):
+    tfds_sets = pytest.importorskip("tests.data.corpora.tfds_sets", reason="needs tensorflow-datasets")
+    source = [f"tfds:{tfds_sets.ToySpeech.name}"]
+    if importlib.util.find_spec("tensorflow") is None:
+        with pytest.raises(UserError, match="by TensorFlow: pip install tensorflow"):
+            open_recordings(source, split="train", data_dir=str(tmp_path))
+        return
+    recordings = open_recordings(source, split="train", data_dir=str(tmp_path))
+    assert {len(sound) for sound in recordings.sounds} == {1_600}, "resampled to 16 kHz"
+    assert recordings.conversions == {"8,000 Hz": 12}
+    pairs = set(zip(recordings.transcripts, recordings.speakers, strict=True))
+    assert pairs == {(DIGITS[number % 10], ("ann", "bob")[number % 2]) for number in range(12)}
+    loudness = sorted(float(np.abs(sound).max()) for sound in recordings.sounds)
+    assert loudness[0] < 1e-4, "a quiet recording of integers stays quiet"
+    np.testing.assert_allclose(loudness[1:], 0.25, atol=0.02)

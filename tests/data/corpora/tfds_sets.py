@@ -5,6 +5,7 @@ import io
 
 import numpy as np
 import tensorflow_datasets as tfds
+from PIL import Image
 
 GERMAN = {
     "a red dog": "ein roter hund",
@@ -186,6 +187,43 @@ class ToyDigits(_Toy):
     def _example(self, number):
         label = number % 2
         return {"image": np.full((8, 8, 1), 40 + 100 * label, np.uint8), "label": label}
+
+
+class ToyScenes(_Toy):
+    """Images of one shade of grey with captions as in COCO; image 5 has none."""
+
+    SIZES = (("train", 12), ("test", 6))
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(8, 8, 3)),
+            "captions": tfds.features.Sequence({"id": np.int64, "text": tfds.features.Text()}),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        texts = [] if number == 5 else [f"shade {number}", f"a picture\nof grey {number}"]
+        captions = [{"id": number, "text": text} for text in texts]
+        return {"image": Image.new("RGB", (8, 8), (number % 256,) * 3), "captions": captions}
+
+
+class ToySpeech(_Toy):
+    """Tones of 8 kHz with a digit and the name of a speaker; recording 1 is nearly silent."""
+
+    SIZES = (("train", 12), ("test", 6))
+
+    def _info(self):
+        features = {
+            "audio": tfds.features.Audio(sample_rate=8_000, dtype=np.int64),
+            "label": tfds.features.ClassLabel(num_classes=10),
+            "speaker": tfds.features.Text(),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _example(self, number):
+        loudness = 1 if number == 1 else 8_192
+        tone = np.round(loudness * np.sin(np.arange(800) * 0.3)).astype(np.int64)
+        return {"audio": tone, "label": number % 10, "speaker": ("ann", "bob")[number % 2]}
 
 
 TRANSLATION_SETS = (ToyPairs, ToyTalks, ToyLabels)

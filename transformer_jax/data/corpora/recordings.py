@@ -166,22 +166,27 @@ def _tfds(name: str, split: str, data_dir: str | None) -> Recordings:
     rate = features[sound].sample_rate or 16_000
     speaker = next((n for n in ("speaker", "speaker_id") if n in features), None)
     columns = (sound, text) if speaker is None else (sound, text, speaker)
+    # TFDS keeps the integers of a sound file, by default 16 bits in an int64.
+    is_integer = np.issubdtype(features[sound].np_dtype, np.integer)
+    scale = np.iinfo(np.int16).max + 1 if is_integer else 1
     sounds: list[np.ndarray] = []
     texts: list[str] = []
     speakers: list[str] = []
     for example in tfds_sources.TfdsExamples(builder, split, columns):
         samples = np.asarray(example[sound], np.float32)
-        scale = np.iinfo(np.int16).max + 1 if np.abs(samples).max(initial=0.0) > 1 else 1
-        sounds.append(resample(samples / scale, rate))
         if not len(samples):
             raise UserError(f"{name}:{split}: recording {len(texts) + 1} is empty")
+        sounds.append(resample(samples / scale, rate))
         value = example[text]
-        label = features[text].int2str(int(value)) if text == "label" else value
-        texts.append(_spoken(label.decode() if isinstance(label, bytes) else str(label)))
+        texts.append(_spoken(_text(features[text].int2str(int(value)) if text == "label" else value)))
         if speaker is not None:
-            speakers.append(str(example[speaker]))
+            speakers.append(_text(example[speaker]))
     conversions = {} if rate == 16_000 else {f"{rate:,} Hz": len(texts)}
     return Recordings(f"{name}:{split}", sounds, texts, speakers, 0, conversions)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _spoken(text: str) -> str:

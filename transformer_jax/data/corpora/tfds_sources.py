@@ -279,6 +279,10 @@ def prepared_builder(
         folder = data_dir or tfds.core.constants.DATA_DIR
         raise UserError(f"unknown data set {name!r}: neither TFDS nor {folder} has it{hint}") from None
     except Exception as error:  # noqa: BLE001  raised by a builder's code or for a damaged description
+        if "No module named 'tensorflow'" in str(error):
+            raise UserError(
+                f"tfds:{name}: TFDS reads sets with sound by TensorFlow: pip install tensorflow"
+            ) from None
         reason = f"{_one_line(error)}{_configurations(tfds, name)}"
         raise UserError(f"tfds:{name} cannot be opened: {reason}") from None
     check(builder)
