@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.commands.in_process import error_line, succeed
-from transformer_jax import load
+from transformer_jax import configure, load
 from transformer_jax.commands import classify, pretrain
 from transformer_jax.errors import UserError
 
@@ -93,6 +93,9 @@ def test_texts_above_the_positions_of_a_start(table, bert, tmp_path):
         classify, *flags, "--start-from", tmp_path / "run", "--max-length", 41, "--run-dir", tmp_path / "longer"
     )
     assert "has positions for 40 tokens: --max-length 41 is above them" in line
+    start = (str(tmp_path / "run"),)
+    config = configure("sequence_classification", "fine_tune", start=start, model="longformer").model
+    assert (config.window, config.max_length) == (8, 40), "a longformer keeps its sizes"
 
 
 def test_a_mesh_with_parts_shorter_than_a_window(table, bert):

@@ -39,10 +39,10 @@ def test_passages_are_the_strongest_that_do_not_overlap(tmp_path):
     continues = np.zeros(30, bool)
     continues[8], tokens[8] = True, "##x"
     attention = DocumentAttention(tokens, weights, continues)
-    passages = attention.passages(2, words=3)
+    passages = attention.passages(2, size=3)
     assert [text for _, _, text in passages] == ["w6 w7x", "w18 w19 w20"]
     np.testing.assert_allclose([share for share, _, _ in passages], [0.31, 0.27], atol=1e-6)
-    assert len(attention.passages(50, words=3)) < 15
+    assert len(attention.passages(50, size=3)) < 15
     bytes_of_words = DocumentAttention(
         ["<s>", "The", "\u0120do", "g", "</s>"], np.ones((1, 1, 5), np.float32), np.arange(5) == 3
     )

@@ -141,15 +141,16 @@ PUBLISHED = [
     ("bert", "tiny", 4_385_920), ("bert", "mini", 11_170_560), ("bert", "small", 28_763_648),
     ("bert", "base", 109_482_240), ("bert", "large", 335_141_888), ("roberta", "base", 124_645_632),
     ("roberta", "large", 355_359_744), ("electra", "base", 108_891_648), ("electra", "large", 334_092_288),
-    ("distilbert", "base", 66_362_880),
+    ("distilbert", "base", 66_362_880), ("longformer", "base", 148_659_456),
+    ("longformer", "large", 434_600_960),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "preset", "count"), PUBLISHED)
 def test_presets_have_the_published_numbers_of_parameters(name, preset, count):
-    """The models are BertModel, RobertaModel with its pooler, ElectraModel and DistilBertModel."""
+    """Those of BertModel, RobertaModel and LongformerModel with a pooler, ElectraModel, DistilBertModel."""
     entry = MODELS["encoder"][name]
-    config = entry.preset(preset, **({"pooler": True} if name == "roberta" else {}))
+    config = entry.preset(preset, **({"pooler": True} if name in ("roberta", "longformer") else {}))
     assert jax.eval_shape(lambda: entry.module(config, rngs=nnx.Rngs(0))).parameter_count == count
 
 

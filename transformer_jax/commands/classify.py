@@ -49,8 +49,8 @@ class ClassifyArguments(Arguments):
     """The flags of this command."""
 
     plot_attention: str | None = None
-    """With --text or --stdin: draw where the classification token of the first text attends, as a picture; also
-    for documents of any length."""
+    """With --text or --stdin: draw where the classification token attends in the first text, up to its first
+    `max_length` tokens, as a picture."""
 
 
 def _check(parsed: Parsed) -> Use:

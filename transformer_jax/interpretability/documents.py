@@ -25,19 +25,19 @@ class DocumentAttention(NamedTuple):
     weights: np.ndarray
     continues: np.ndarray
 
-    def passages(self, count: int, words: int = 12) -> list[tuple[float, int, str]]:
+    def passages(self, count: int, size: int = 12) -> list[tuple[float, int, str]]:
         """Return the passages that get most attention, averaged over layers and heads.
 
         Args:
           count: Number of passages.
-          words: Tokens of a passage.
+          size: Number of tokens of a passage.
 
         Returns:
           (share of the attention, index of the first token, text) of each passage, in decreasing order. They do
           not overlap and leave out the special tokens at both ends; an empty document has none.
         """
         mean = self.weights.mean(axis=(0, 1))[1:-1]
-        size = min(words, len(mean))
+        size = min(size, len(mean))
         if not size:
             return []
         sums = np.convolve(mean, np.ones(size), mode="valid")

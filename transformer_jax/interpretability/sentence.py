@@ -125,8 +125,8 @@ def attention_of_encoder(
     ]
 
     def read(tokens: jax.Array, return_weights: bool = True) -> Any:
-        marks = {} if body is model else model.marks(tokens)
-        return body.hidden_states(tokens, types=types, return_weights=return_weights, **marks)
+        derived = {} if body is model else model.derived_inputs(tokens)
+        return body.hidden_states(tokens, types=types, return_weights=return_weights, **derived)
 
     weights = _weights(read, "encoder/self_attention", jnp.asarray([encoding.ids]))
     return {name: AttentionMap(values, tokens, tokens) for name, values in weights.items()}

@@ -78,7 +78,6 @@ def _family(
     architecture: str, module: type, *heads: Tensor, pooler: bool = False, classes: bool = False
 ) -> Family:
     def config(hf_config: Mapping[str, Any]) -> longformer.LongformerConfig:
-        # `transformers` has BERT's default for the types, which published files replace by 1.
         fields = common_fields(hf_config, classes=classes)
         special = convert(hf_config, _Fields, CONFIG)
         # The first position of a text follows that of the padding.

@@ -274,9 +274,11 @@ def with_long_encoder(opened: OpenedStart, model_config: Any) -> OpenedStart:
     if not isinstance(model_config, LongformerConfig) or type(old) not in BUILT_FROM:
         return opened
     names = field_names(LongformerConfig) - field_names(RobertaConfig) | {"max_length"}
+    changes = {name: getattr(model_config, name) for name in names}
     if not isinstance(old, RobertaConfig):
-        names |= {"padding_id"}  # the positions of a BERT do not depend on it
-    config = LongformerConfig.of_encoder(old, **{name: getattr(model_config, name) for name in names})
+        # The positions of a BERT do not depend on it.
+        changes["padding_id"] = getattr(opened.processor, "pad", model_config.padding_id)
+    config = LongformerConfig.of_encoder(old, **changes)
     kind = next(kind for kind, entries in MODELS.items() for e in entries.values() if e.module is type(model))
     module = MODELS[kind]["longformer"].module
     shapes = jax.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))

@@ -272,3 +272,13 @@ def test_widths_that_have_no_halves_are_refused(width):
         visibility.half_window(width)
     with pytest.raises(ValueError, match="dilation 0 is below 1"):
         visibility.window(3, 3, before=1, dilation=0)
+    with pytest.raises(ValueError, match="a window from -1 tokens before a query to 0 after it has no key"):
+        visibility.window(3, 3, before=-1)
+
+
+def test_a_repeated_global_key_is_counted_once(rng):
+    mask = visibility.window(T, T, before=3, after=3, global_keys=jnp.array([[20, 20]]))
+    query, key, value = arrays(rng, 2)
+    weights = windowed_weights(query, key, mask=mask, scale=0.3)
+    _, expected = dot_product_attention(query, key, value, mask=mask, scale=0.3, return_weights=True)
+    np.testing.assert_allclose(weights.dense(), expected, atol=2e-6)

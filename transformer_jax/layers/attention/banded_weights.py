@@ -9,7 +9,13 @@ import jax.numpy as jnp
 
 from transformer_jax.layers.attention.plain import masked_softmax, plain_attention
 from transformer_jax.layers.attention.visibility import Visibility, gather_rows, rows_of
-from transformer_jax.layers.attention.windowed import QUERIES, BlockTensors, block_logits, replace_rows
+from transformer_jax.layers.attention.windowed import (
+    QUERIES,
+    BlockTensors,
+    block_logits,
+    replace_rows,
+    without_repeats,
+)
 from transformer_jax.layers.attention.windows import BlockMask, Blocks, Window, global_part, window_of
 
 
@@ -63,6 +69,7 @@ def windowed_weights(query: jax.Array, key: jax.Array, *, mask: Visibility, scal
     """
     window = window_of(mask)
     assert window is not None
+    window = window._replace(global_keys=without_repeats(window.global_keys))
     (B, T, H, K), G, S = query.shape, key.shape[2], key.shape[1]
     blocks = Blocks.of(window, T, QUERIES)
     by_group = (query * jnp.asarray(scale, query.dtype)).reshape(B, T, G, H // G, K)

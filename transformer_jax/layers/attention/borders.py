@@ -1,8 +1,7 @@
 """Attention within windows over sequences that are sharded over devices, which exchange only borders.
 
-Each device computes the queries of its part. Of the other devices' keys its windows reach only the last ones of
-the part before and the first ones of the part after, which two exchanges between neighbors bring. Global keys
-are few and are replicated.
+Each device computes the queries of its part. Its windows reach only the last keys of the part before and the
+first keys of the part after, which neighbors exchange. Global keys are few and are replicated.
 """
 
 from __future__ import annotations
@@ -90,9 +89,9 @@ def attention_with_borders(
         **({} if by_kernel else {"axis_names": {SEQUENCE}}),
     )  # fmt: skip
     def run(query, key, value, global_pair, mask, arrays, words):
-        here = window._replace(global_queries=arrays[0], global_keys=arrays[1])
+        replicated = window._replace(global_queries=arrays[0], global_keys=arrays[1])
         return local(
-            query, exchange(key), exchange(value), global_pair, window=here, mask=mask, words=words,
+            query, exchange(key), exchange(value), global_pair, window=replicated, mask=mask, words=words,
             first=jax.lax.axis_index(SEQUENCE) * part, extended=True, **options,
         )  # fmt: skip
 

@@ -161,7 +161,8 @@ def dot_product_attention(
                 str(kernel), query, key, value, mask, bias, has_dropout=has_dropout, ring=ring
             ):
                 return _attend_windows(
-                    query, key, value, relations, kernel, ring, scale=scale, weight_dropout=weight_dropout,
+                    query, key, value, relations, kernel, ring, requested=implementation == "fused",
+                    scale=scale, weight_dropout=weight_dropout,
                     dropout_key=dropout_key if has_dropout else None,
                 )  # fmt: skip
         if kernel is not None:
@@ -174,8 +175,7 @@ def dot_product_attention(
                     kernel, query, key, value, mask=mask, scale=scale, weight_dropout=weight_dropout,
                     dropout_key=dropout_key if has_dropout else None,
                 )  # fmt: skip
-            if implementation == "fused" or reason.startswith(("head width", "dtype", "values")):
-                report_refusal(kernel, reason, form)
+            report_refusal(kernel, reason, form, requested=implementation == "fused")
         if form == "chunked":
             attend = ring_attention if ring > 1 else chunked_attention
             return attend(
@@ -196,6 +196,8 @@ def _attend_windows(
     mask: Visibility,
     kernel: str | None,
     ring: int,
+    *,
+    requested: bool,
     **options: Any,
 ) -> jax.Array:
     """Compute `windowed_attention` in the form for the platform and the mesh."""
@@ -203,7 +205,7 @@ def _attend_windows(
     assert window is not None
     local: Any = local_attention
     if platform() != "cpu" and window.lowest <= 0 <= window.highest:
-        local = functools.partial(blocks_in_rows, kernel=kernel)
+        local = functools.partial(blocks_in_rows, kernel=kernel, requested=requested)
     if ring > 1:
         by_kernel = kernel is not None and options["dropout_key"] is None
         local = functools.partial(attention_with_borders, size=ring, local=local, by_kernel=by_kernel)

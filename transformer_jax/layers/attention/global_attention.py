@@ -112,8 +112,8 @@ class LongformerAttention(SelfAttention):
         query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
         x = x.astype(query.dtype)
         g, H = query.shape[1:3]
-        few = g * H <= x.shape[2]
-        if few:
+        projects_queries = g * H <= x.shape[2]
+        if projects_queries:
             kernel = self.global_key.kernel[...].astype(query.dtype)
             # The bias of the keys would add the same number to all logits of a query.
             by_input = jnp.einsum("bghk,dhk->bghd", query, kernel)
@@ -122,7 +122,7 @@ class LongformerAttention(SelfAttention):
             logits = float32_product("bghk,bthk->bhgt", query, self.global_key(x))
         weights = masked_softmax(logits, context.visible)
         mixing = dropout(weights, self.weight_dropout, dropout_key)
-        if not few:
+        if not projects_queries:
             return jnp.einsum("bhgt,bthk->bghk", mixing.astype(x.dtype), self.global_value(x)), weights
         mixed = jnp.einsum("bhgt,btd->bghd", mixing.astype(x.dtype), x)
         values = jnp.einsum("bghd,dhk->bghk", mixed, self.global_value.kernel[...].astype(x.dtype))

@@ -61,7 +61,7 @@ class KernelMask(flax.struct.PyTreeNode):
             is_band = (
                 relation.dilation == 1 and relation.global_queries is None and relation.global_keys is None
             )
-            if relation.kind == "places" and is_band:
+            if relation.kind == "positions" and is_band:
                 low, high = (
                     None if limit is None else limit + relation.first
                     for limit in (relation.lowest, relation.highest)

@@ -180,9 +180,18 @@ def prepare_for_kernel(mask: Visibility, queries: int, keys: int, dtype: str) ->
 
 
 @functools.cache
-def report_refusal(kernel: str, reason: str, form: str) -> None:
-    """Warn once about the form of attention that is used instead of a kernel."""
-    warnings.warn(f"attention: {kernel} does not support {reason}; the {form} form is used", stacklevel=2)
+def report_refusal(kernel: str, reason: str, form: str, *, requested: bool) -> None:
+    """Warn once about the form of attention that is used instead of a kernel.
+
+    Args:
+      kernel: The kernel.
+      reason: Why the kernel does not support the arguments, see `refusal`.
+      form: The form that is used.
+      requested: Whether the user asked for a kernel; otherwise only reasons that another choice of sizes or
+        dtype avoids are reported.
+    """
+    if requested or reason.startswith(("head width", "dtype", "values")):
+        warnings.warn(f"attention: {kernel} does not support {reason}; the {form} form is used", stacklevel=2)
 
 
 def kernel_attention(

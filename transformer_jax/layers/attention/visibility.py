@@ -23,7 +23,7 @@ class Relation(flax.struct.PyTreeNode):
       key: (B, S) integers; a size of 1 broadcasts.
       lowest: Lower limit, or None.
       highest: Upper limit, or None.
-      kind: Meaning of the numbers, from which kernels derive their form of the mask. "places": index t +
+      kind: Meaning of the numbers, from which kernels derive their form of the mask. "positions": index t +
         `first` of a query and index s of a key; "segments": numbers of documents; "real": 1 for a query, 1 or 0
         (padding) for a key; "leading": "real", with the padding of each row last; "trailing": "real", with the
         padding first.
@@ -37,7 +37,7 @@ class Relation(flax.struct.PyTreeNode):
     key: jax.Array
     lowest: int | None = flax.struct.field(pytree_node=False, default=None)
     highest: int | None = flax.struct.field(pytree_node=False, default=None)
-    kind: Literal["places", "segments", "real", "leading", "trailing", "other"] = flax.struct.field(
+    kind: Literal["positions", "segments", "real", "leading", "trailing", "other"] = flax.struct.field(
         pytree_node=False, default="other"
     )
     first: int = flax.struct.field(pytree_node=False, default=0)
@@ -145,13 +145,15 @@ def window(
       global_keys: (B, g) positions of keys that every query sees, -1 for none.
 
     Raises:
-      ValueError: The dilation is below 1.
+      ValueError: The dilation is below 1, or the window has no key.
     """
     if dilation < 1:
         raise ValueError(f"dilation {dilation} is below 1")
+    if before is not None and before + after < 0:
+        raise ValueError(f"a window from {before} tokens before a query to {after} after it has no key")
     indices = jnp.asarray(first_query).reshape(-1, 1) + jnp.arange(queries)
     lowest = None if before is None else -before
-    kind: Literal["places", "other"] = "places" if isinstance(first_query, int) else "other"
+    kind: Literal["positions", "other"] = "positions" if isinstance(first_query, int) else "other"
     first = first_query if isinstance(first_query, int) else 0
     relation = Relation(
         indices, _row(jnp.arange(keys)), lowest, after, kind, first, dilation, global_queries, global_keys

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.layers.attention.kernel_mask import KernelMask
-from transformer_jax.layers.attention.kernels import kernel_attention, refusal
+from transformer_jax.layers.attention.kernels import kernel_attention, refusal, report_refusal
 from transformer_jax.layers.attention.plain import plain_attention
 from transformer_jax.layers.attention.visibility import Visibility, gather_rows, is_among, take
 from transformer_jax.layers.attention.windows import BlockMask, Blocks, Window, global_part
 
-# Blocks and the number of global keys are multiples, which suits the kernels' own blocks.
+# Sizes of blocks and numbers of global keys are rounded up to a multiple of the kernels' block.
 _MULTIPLE = 128
 _HIDDEN = -1  # segment of keys that no query of a row sees
 
@@ -38,6 +38,7 @@ def blocks_in_rows(
     first: int | jax.Array = 0,
     extended: bool = False,
     kernel: str | None = None,
+    requested: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Compute `local_attention` with one row for each block.
@@ -56,6 +57,7 @@ def blocks_in_rows(
       first: See `local_attention`.
       extended: See `local_attention`.
       kernel: The kernel to use if it supports the arguments, "cudnn" or "splash".
+      requested: See `report_refusal`.
       interpret: See `kernel_attention`.
     """
     B, T = query.shape[:2]
@@ -96,11 +98,14 @@ def blocks_in_rows(
         indices = jnp.pad(indices, [(0, 0), (0, missing)], constant_values=-1)
     query = in_rows(blocks.split_queries(query))
     key, value = with_neighbors(key, global_key), with_neighbors(value, global_value)
-    form = None
+    form, reason = None, "dropout of the weights within a window"
     if kernel is not None and words is None:
         band = exact.lowest - blocks.lowest, exact.highest - blocks.lowest
         form = _kernel_mask(mask, band, queries, keys, shape[2:], indices, count, B)
-    if form is not None and kernel is not None and refusal(kernel, query, key, value, form, None) is None:
+        reason = "the mask" if form is None else refusal(kernel, query, key, value, form, None)
+    if kernel is not None and reason is not None:
+        report_refusal(kernel, reason, "windowed", requested=requested)
+    if form is not None and kernel is not None and reason is None:
         output = kernel_attention(kernel, query, key, value, mask=form, scale=scale, interpret=interpret)
     else:
         part = None if indices is None else global_part(mask, indices)
@@ -140,7 +145,7 @@ def _kernel_mask(
       count: g.
       rows: B.
     """
-    besides_window = Visibility(tuple(r for r in mask.relations if r.kind != "places"))
+    besides_window = Visibility(tuple(r for r in mask.relations if r.kind != "positions"))
     if len(mask.relations) - len(besides_window.relations) != 1:
         return None
     query_segments, key_segments = jnp.ones((1, 1), jnp.int32), jnp.ones((1, 1), jnp.int32)

@@ -46,7 +46,7 @@ def window_of(mask: Any) -> Window | None:
     lowest, highest, dilation = None, None, 1
     global_queries = global_keys = None
     for relation in mask.relations:
-        if relation.kind != "places":
+        if relation.kind != "positions":
             continue
         if relation.lowest is not None:
             limit = relation.lowest + relation.first

@@ -59,8 +59,8 @@ class EncoderWithHead(EncoderModel):
         """Compute the head's logits from the encoder's states (B, T, D)."""
         raise NotImplementedError
 
-    def marks(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return further inputs of the encoder that follow from the tokens (B, T), such as global tokens."""
+    def derived_inputs(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        """Return inputs of the encoder that are computed from the tokens (B, T), such as global tokens."""
         return {}
 
     def __call__(
@@ -83,7 +83,9 @@ class EncoderWithHead(EncoderModel):
           The float32 logits that `logits` returns, or (logits, weights (B, L, H, T, T) float32).
         """
         encoder_key, head_key = _split(dropout_key)
-        inputs = self.marks(tokens) | {name: value for name, value in inputs.items() if value is not None}
+        inputs = self.derived_inputs(tokens) | {
+            name: value for name, value in inputs.items() if value is not None
+        }
         output = self.encoder.hidden_states(
             tokens, dropout_key=encoder_key, return_weights=return_weights, **inputs
         )

@@ -32,7 +32,8 @@ class LongformerConfig(RobertaConfig):
     Attributes:
       window: Total width of the window, half of it on each side of a token.
       global_tokens: Maximum number of global tokens of a text; answering reads each token of the question as
-        one.
+        one. The model itself leaves out the tokens of a question beyond this number; `transformer-jax answer`
+        and `.answer` refuse such a question.
       separator_id: Id of the token that ends a question.
       max_length: Maximum length of a text in tokens.
 
@@ -114,15 +115,15 @@ class Longformer(Roberta):
             )
         visible = visible_tokens(T, mask, segments)
         half = half_window(config.window)
-        near = window(T, T, before=half, after=half, global_keys=global_tokens)
+        local = window(T, T, before=half, after=half, global_keys=global_tokens)
         if global_tokens is None and arguments.get("return_weights") == "global":
             raise ValueError("there are no global tokens whose weights could be returned")
-        seen = None
+        visible_to_global = None
         if global_tokens is not None and visible is not None:
-            seen = rows_of(visible, global_tokens)
-        near = near if visible is None else near & visible
-        prepared = prepare_mask(near, self.compute.attention, T, T, config.dtype)
-        context = GlobalContext(prepared, global_tokens, seen)
+            visible_to_global = rows_of(visible, global_tokens)
+        local = local if visible is None else local & visible
+        prepared = prepare_mask(local, self.compute.attention, T, T, config.dtype)
+        context = GlobalContext(prepared, global_tokens, visible_to_global)
         return super().hidden_states(tokens, mask=mask, segments=segments, context=context, **arguments)
 
 
@@ -187,7 +188,7 @@ class LongformerClassifier(SequenceClassifier):
 
     body = Longformer
 
-    def marks(self, tokens: jax.Array) -> dict[str, jax.Array]:
+    def derived_inputs(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """Return the first token of each text as its global token."""
         return {"global_tokens": first_tokens(tokens)}
 
@@ -203,7 +204,7 @@ class LongformerReader(SpanPredictor):
 
     body = Longformer
 
-    def marks(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the tokens of each question as global tokens."""
+    def derived_inputs(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        """Return the tokens of each question, at most `global_tokens` of them, as global tokens."""
         count = min(self.config.global_tokens, tokens.shape[1])
         return {"global_tokens": question_tokens(tokens, self.config.separator_id, count)}

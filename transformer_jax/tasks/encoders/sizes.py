@@ -49,7 +49,7 @@ def choose_encoder(
         name, config = started_config(starts[0].folder, kind)
         if name not in models:
             raise UserError(f"`start` {starts[0].folder} holds a {name}: this task takes {', '.join(models)}")
-        if model == "longformer" and isinstance(config, BUILT_FROM):
+        if model == "longformer" and type(config) in BUILT_FROM:
             lengths = {} if max_length is None else {"max_length": max_length}
             name, config = model, LongformerConfig.of_encoder(config, **lengths)
         if model and model != name:
