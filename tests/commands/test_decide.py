@@ -25,7 +25,7 @@ def test_training_prints_returns(run):
     results = json.loads((folder / "results.json").read_text())
     assert {"return_mean", "baseline_return", "return_at_target"} <= set(results)
     assert "38 episodes" in completed.stderr
-    assert "return asked for   mean return" in completed.stdout
+    assert "target return   mean return" in completed.stdout
 
 
 def test_episodes_are_played_and_drawn(run, tmp_path):
@@ -64,6 +64,7 @@ def test_recorded_episodes_are_played_in_gymnasium(tmp_path):
         (("--play", 2), "name the trained run with --run-dir"),
         (("--play", 0, "--run-dir", "x"), "--play 0 is below 1"),
         (("--plot-returns", "a.png"), "--plot-returns needs --play"),
+        (("--play-seed", 3), "--play-seed needs --play"),
         (("--data", "nothing.npz"), "nothing.npz: cannot be read"),
         (("--environment", "maze"), "maze"),
         (("--environment", "gymnasium:CartPole-v1"), "name episodes with --data"),
@@ -89,6 +90,6 @@ def test_bad_episodes(tmp_path):
     assert "action 1 is outside of 0 to 0" in error_line(decide, *SIZES, *flags, "--actions", 1)
     message = error_line(decide, *SIZES, *flags, "--environment", "key_door")
     assert (
-        "key_door has states of 7 values and 4 numbered actions, but the model has --state-width 1" in message
+        "key_door has states of 7 values and 4 discrete actions, but the model has --state-width 1" in message
     )
     assert not list(tmp_path.glob("run/checkpoints/*")), "nothing is trained before the error"

@@ -1,14 +1,16 @@
 """Sound files, tables of recordings, synthesized digits, and the changes of speech."""
 
+import dataclasses
 import importlib.util
 import io
 import json
 import tarfile
 
+import msgspec
 import numpy as np
 import pytest
 
-from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, change_pitch, joined
+from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, change_pitch, join_recordings
 from transformer_jax.data.corpora.audio_files import read_audio
 from transformer_jax.data.corpora.recordings import Recordings, open_recordings
 from transformer_jax.data.corpora.synthetic_speech import DIGITS, Voice, say
@@ -141,8 +143,8 @@ def test_recordings_of_one_speaker_are_joined():
     processor = SpeechProcessor.train(
         ["one two three four"] * 3, 300, mel_bins=8, max_frames=200, max_length=32
     )
-    result = joined(recordings, processor, 5)
-    again = joined(recordings, processor, 5)
+    result = join_recordings(recordings, processor, 5)
+    again = join_recordings(recordings, processor, 5)
     assert list(result.transcripts) == list(again.transcripts)
     for number, (sound, text) in enumerate(zip(result.sounds, result.transcripts, strict=True)):
         words = text.split()
@@ -150,6 +152,11 @@ def test_recordings_of_one_speaker_are_joined():
         assert set(words) <= ({"one", "two"} if number < 2 else {"three", "four"})
         assert sum(sound > 0) == 1_600 * len(words)
     assert max(len(text.split()) for text in result.transcripts) > 1
+    # No more recordings are joined than the maximum length of a transcript has room for.
+    settings = msgspec.structs.replace(processor.settings, max_length=5)
+    short = dataclasses.replace(processor, settings=settings)
+    result = join_recordings(recordings, short, 5)
+    assert not short.encode(result.transcripts, ()).truncated
 
 
 def test_recordings_of_a_tfds_set(tmp_path):

@@ -92,6 +92,11 @@ def test_episodes_that_cannot_be_read(tmp_path):
         ({"rewards": [1.0, 2.0]}, "line 1: lists of unequal lengths: 3 observations, 3 actions, 2 rewards"),
         ({"rewards": [1.0, "a", 2.0]}, "rewards"),
         ({"actions": [0, -1, 2]}, "line 1, step 2: action -1 is negative"),
+        (
+            {"actions": [0, 1, 99_999_999_999]},
+            "line 1, step 3: action 99999999999 is above the limit of 999,999",
+        ),
+        ({"rewards": [1.0, 1e300, 2.0]}, "line 1, step 2: rewards are NaN or infinite"),
         ({"observations": [[1.0], [1.0, 2.0], [1.0]]}, "line 1: observations of different sizes"),
         ({"observations": [["a"], ["b"], ["c"]]}, "line 1: observations must be numbers"),
         ({name: [] for name in line}, "line 1: an episode without steps"),
@@ -111,6 +116,10 @@ def test_episodes_that_cannot_be_read(tmp_path):
     rewards = np.array([0.0, np.nan, 0.0])
     np.savez(tmp_path / "nan.npz", **(arrays | {"rewards": rewards, "terminals": np.array([0, 0, 1])}))
     np.savez(tmp_path / "short.npz", **(arrays | {"terminals": np.zeros(2)}))
+    np.savez(tmp_path / "two.npz", **(arrays | {"rewards": np.zeros((3, 2)), "terminals": np.zeros(3)}))
+    np.savez(tmp_path / "number.npz", **(arrays | {"terminals": np.zeros(())}))
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     for name, message in (
         ("empty.jsonl", "no episodes"),
         ("text.npz", "cannot be read"),
@@ -118,6 +127,9 @@ def test_episodes_that_cannot_be_read(tmp_path):
         ("ends.npz", "no array terminals, only actions, observations, rewards"),
         ("nan.npz", "episode 1, step 2: rewards are NaN or infinite"),
         ("short.npz", "2 terminals, but 3 rewards"),
+        ("two.npz", "episode 1: a step has 2 rewards, but needs one number"),
+        ("number.npz", "terminals is a single number"),
+        ("array.npz", "cannot be read"),
         ("a.txt", r"episodes are a \.npz file, a \.jsonl file, or minari:NAME"),
     ):
         with pytest.raises(UserError, match=message):
@@ -131,11 +143,16 @@ def test_sets_that_do_not_fit_together():
     train = of(*episode(3))
     with pytest.raises(UserError, match="states have 2 values, but those of other have 4"):
         of(np.zeros((2, 2)), np.zeros(2, int), np.zeros(2)).check_like(train)
-    with pytest.raises(UserError, match="one has numbered actions, one continuous ones"):
+    with pytest.raises(UserError, match="one has discrete actions, one continuous ones"):
         of(*episode(3, continuous=True)).check_like(train)
     states, _, rewards = episode(3)
     with pytest.raises(UserError, match="episode 1, step 2: action 9 is outside of 0 to 2"):
         of(states, np.array([0, 9, 0]), rewards).check_actions(3)
+    named = Trajectories(
+        "set", [states] * 2, [np.zeros(3, int), np.full(3, 9)], [rewards] * 2, ["line 1", "line 4"]
+    )
+    with pytest.raises(UserError, match="set, line 4, step 1: action 9"):
+        named.select(np.array([1])).check_actions(3)
     with pytest.raises(UserError, match="actions have 2 values instead of 3"):
         of(*episode(3, continuous=True)).check_actions(3)
 
@@ -167,4 +184,8 @@ def test_windows_hold_the_returns_to_go():
 def test_the_processor_is_stored():
     processor = DecisionProcessor.of(Trajectories("set", *([x] for x in episode(3))), "key_door")
     assert DecisionProcessor.from_files(processor.files()) == processor
-    assert processor.playing("cart_pole").settings.environment == "cart_pole"
+    states, actions, rewards = episode(3)
+    other = processor.with_episodes(Trajectories("set", [states], [actions], [rewards + 1]), "cart_pole")
+    assert other.settings.environment == "cart_pole"
+    assert other.settings.target_return == pytest.approx(rewards.sum() + 3)
+    assert other.settings.return_scale == processor.settings.return_scale

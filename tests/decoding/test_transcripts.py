@@ -84,4 +84,7 @@ def test_segments_end_at_timestamps_and_the_next_window_starts_at_the_last_pair(
     assert segments(100, 5, 150) == ([(0.0, 5.0, "5")], 30.0)
     assert segments(100, 5, 150, 150, 6, 220, 220) == ([(0.0, 5.0, "5"), (5.0, 12.0, "6")], 12.0)
     assert segments(100, 7, 106, 106) == ([(0.0, 0.6, "7")], 1.0)  # a step of at least a second
+    # A segment without an end is read again by the next window.
+    assert segments(100, 5, 150, 150, 6) == ([(0.0, 5.0, "5")], 5.0)
+    assert segments(100, 5) == ([(0.0, 30.0, "5")], 30.0)
     assert segments(150, 8, 160, duration=2.0) == ([(2.0, 2.0, "8")], 2.0)

@@ -38,10 +38,10 @@ class Arguments(PlanFlags):
     play_seed: int = 0
     """With --play: seed of the episodes and the actions."""
     plot_returns: str | None = None
-    """With --play: draw the returns over those that were asked for, to this picture."""
+    """With --play: draw the mean returns over the target returns, to this picture."""
     plot_attention: str | None = None
-    """With --play: draw an episode that asks for the last of the --targets, and the earlier steps that each
-    action attends to, to this picture."""
+    """With --play: draw an episode with the last of the --targets, and the earlier steps that each action
+    attends to, to this picture."""
     json: bool = False
     """With --play: print a JSON object per line. With --dry-run --topology: print a JSON object last."""
 
@@ -71,6 +71,8 @@ def _check(parsed: Parsed) -> None:
             from transformer_jax.plotting.page import check_writable
 
             check_writable(path, name)
+    if not flags.play and "play_seed" in parsed.named:
+        raise UserError("`play_seed` needs `play`")
     if flags.play and flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
 
@@ -97,7 +99,7 @@ def use(parsed: Parsed) -> None:
         if flags.json:
             print(json.dumps({"target": target, "return": mean, "steps": steps}))
         else:
-            print(one_line(f"asked for {target:8.3f}: mean return {mean:8.3f}, {steps:6.1f} steps"))
+            print(one_line(f"target {target:8.3f}   : mean return {mean:8.3f}, {steps:6.1f} steps"))
     mean = float(np.mean(baseline.returns))
     line = {"target": None, "return": mean, "steps": float(np.mean(baseline.lengths))}
     print(json.dumps(line) if flags.json else f"behavior cloning  : mean return {mean:8.3f}")

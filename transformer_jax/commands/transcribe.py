@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any
 from transformer_jax.commands.parsing import Parsed, flag_value, parse_run
 from transformer_jax.commands.terminal import one_line
 from transformer_jax.commands.train import PlanFlags, planned, run_dir_of, train
+from transformer_jax.data.corpora.audio_files import read_audio
 from transformer_jax.distributed.processes import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import load
@@ -85,9 +87,13 @@ def use(parsed: Parsed) -> None:
     task = parsed.config.task
     options: dict[str, Any] = {"timestamps": flags.timestamps, "task": flags.speech_task}
     names = {"search": "search", "beam_size": "beam_size", "length_penalty": "alpha", "language": "language"}
-    options |= {theirs: getattr(task, ours) for ours, theirs in names.items() if ours in parsed.named}
-    for file in flags.audio:
-        (transcript,) = run.transcripts([file], **options)
+    options |= {name: getattr(task, field) for field, name in names.items() if field in parsed.named}
+    recordings = [read_audio(file) for file in flags.audio]
+    if conversions := collections.Counter(conversion for _, conversion in recordings if conversion):
+        counts = ", ".join(f"{count} {conversion}" for conversion, count in conversions.items())
+        print(f"converted to mono at 16,000 Hz: {counts}", file=sys.stderr)
+    transcripts = run.transcripts([samples for samples, _ in recordings], **options)
+    for file, transcript in zip(flags.audio, transcripts, strict=True):
         if flags.json:
             segments = [dataclasses.asdict(segment) for segment in transcript.segments]
             line = {"file": file, "text": transcript.text, "segments": segments}
@@ -100,7 +106,7 @@ def use(parsed: Parsed) -> None:
     if flags.plot_attention is not None:
         from transformer_jax.plotting.speech import plot_speech
 
-        attention = run.align(flags.audio[0], **options)
+        attention = run.align(recordings[0][0], **options)
         try:
             plot_speech(attention, path=flags.plot_attention)
         except (OSError, ValueError) as error:

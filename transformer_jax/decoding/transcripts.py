@@ -153,6 +153,15 @@ def _ctc_tokens(model: Any, waveforms: jax.Array, *, mel_bins: int) -> jax.Array
     return replicated(jnp.argmax(model.ctc_logits(model.encode(log_mel(waveforms, mel_bins))), axis=-1))
 
 
+@functools.partial(jax.jit, static_argnames="mel_bins")
+def _weights(model: Any, waveforms: jax.Array, tokens: jax.Array, *, mel_bins: int) -> jax.Array:
+    """Return the weights (B, L, H, T, S) with which tokens (B, T) and what precedes them attend to recordings.
+
+    Row t are the weights with which the token after token t is predicted.
+    """
+    return model(log_mel(waveforms, mel_bins), tokens, return_weights=True)[1]
+
+
 def window_end(waveform: np.ndarray, start: int, size: int) -> int:
     """Return the end of the window from `start` on: the quietest place of its last fifth, or the end.
 
@@ -205,6 +214,8 @@ class Transcriber:
         check_search(beam_size, alpha)
         if search == "ctc" and not model.config.ctc:
             raise UserError("`search` ctc: the model has no such head; use `search` attention")
+        if search == "ctc" and beam_size > 1:
+            raise UserError("`beam_size` needs `search` attention: the CTC head has no beams")
         if search == "ctc" and timestamps:
             raise UserError("`timestamps` need `search` attention: the CTC head writes none")
         self.model, self.processor, self.rows, self._search = model, processor, rows, search
@@ -259,12 +270,13 @@ class Transcriber:
             if text := self.processor.decode(tokens[first:mark]):
                 segments.append(Segment(start, time, text))
             start, first = time, mark + 1
-        if text := self.processor.decode(tokens[first:]):
-            segments.append(Segment(start, duration, text))
-            return segments, duration
-        # Two timestamps at the end: what follows the last segment belongs to the next window.
+        # Two timestamps in a row begin a segment. If it has no end, the next window begins with it.
+        has_pair = any(second == first + 1 for first, second in itertools.pairwise(marks))
         ends_in_pair = len(marks) > 1 and marks[-1] == len(tokens) - 1 and marks[-2] == len(tokens) - 2
-        return segments, min(max(start, _MIN_PROGRESS), duration) if ends_in_pair else duration
+        text = self.processor.decode(tokens[first:])
+        if ends_in_pair or (has_pair and text):
+            return segments, min(max(start, _MIN_PROGRESS), duration)
+        return [*segments, *([Segment(start, duration, text)] if text else [])], duration
 
     def _batches(self, waveforms: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches (rows, samples) of padded windows, with the number of rows in use."""
@@ -346,15 +358,24 @@ class Transcriber:
         if language is None and settings.languages:
             (language,) = self.detect_languages([window])
         ((batch, _),) = self._batches([window])
-        hypotheses = _search(self._prepared, batch, **self._arguments(language), return_weights=True)
-        assert hypotheses.weights is not None, "requested by return_weights"
-        ids = np.asarray(hypotheses.tokens)[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
+        if self._search == "ctc":
+            # The decoder reads the transcript of the other head.
+            (ids,) = self.tokens([window], language=language)
+            prefix = self._prefix(language)
+            inputs = jnp.asarray([[*prefix, *ids]], jnp.int32)[:, : settings.max_length]
+            weights = np.asarray(_weights(self._prepared, batch, inputs, mel_bins=settings.mel_bins))[0]
+            ids, weights = ids[: inputs.shape[1] - len(prefix)], weights[:, :, len(prefix) - 1 : -1]
+        else:
+            hypotheses = _search(self._prepared, batch, **self._arguments(language), return_weights=True)
+            assert hypotheses.weights is not None, "requested by return_weights"
+            ids = np.asarray(hypotheses.tokens)[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
+            weights = np.asarray(hypotheses.weights)[0, 0]
         spoken = [n for n, token in enumerate(ids) if token != settings.end]
         states = -(-len(window) // (HOP * self.model.config.frames_per_state))
         return SpeechAttention(
             self.processor.decode(ids),
             self.processor.tokenizer.tokens([ids[n] for n in spoken]),
-            np.asarray(hypotheses.weights)[0, 0][:, :, spoken][..., :states],
+            weights[:, :, spoken][..., :states],
             np.asarray(log_mel(jnp.asarray(batch), settings.mel_bins))[0, : -(-len(window) // HOP)],
             self.model.config.frames_per_state * HOP / SAMPLE_RATE,
         )

@@ -1,4 +1,4 @@
-"""Played episodes: their returns over those that were asked for, and the steps that actions attend to."""
+"""Played episodes: mean returns over target returns, and the steps that actions attend to."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plot_returns(
     optimal: float,
     path: str | pathlib.Path | None = None,
 ) -> Figure:
-    """Draw the mean return of episodes over the return that was asked for.
+    """Draw the mean return of episodes over the target return.
 
     Args:
-      means: Mean return by return that was asked for.
+      means: Mean return by target return.
       baseline: Mean return of behavior cloning.
       optimal: Largest mean return; NaN if it is not known.
       path: File to write; its extension selects the format.
@@ -34,13 +34,13 @@ def plot_returns(
     """
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
-    asked = list(means)
-    axes.plot(asked, list(means.values()), "o-", label="conditioned on the return")
-    axes.plot(asked, asked, ":", color="grey", label="the return asked for")
+    targets = list(means)
+    axes.plot(targets, list(means.values()), "o-", label="conditioned on the return")
+    axes.plot(targets, targets, ":", color="grey", label="the target return")
     axes.axhline(baseline, color="tab:orange", linestyle="--", label="behavior cloning")
     if np.isfinite(optimal):
         axes.axhline(optimal, color="tab:green", linestyle="--", label="optimal")
-    finish_lines(axes, xlabel="return asked for", ylabel="mean return", title="")
+    finish_lines(axes, xlabel="target return", ylabel="mean return", title="")
     return finish(figure, path)
 
 

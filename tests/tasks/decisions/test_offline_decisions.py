@@ -13,7 +13,7 @@ from transformer_jax.data.corpora.trajectories import open_trajectories
 from transformer_jax.errors import UserError
 from transformer_jax.parameter_names import named_leaves
 from transformer_jax.plotting.decisions import plot_episode, plot_returns
-from transformer_jax.tasks.decisions.data import drawn_episodes
+from transformer_jax.tasks.decisions.data import sampled_episodes
 from transformer_jax.tasks.decisions.environments import CART_POLE, KEY_DOOR
 from transformer_jax.tasks.decisions.environments.key_door import KeyDoorState
 from transformer_jax.tasks.decisions.offline_decisions import OfflineDecisions
@@ -96,8 +96,8 @@ def test_the_cart_moves_as_in_gymnasium():
         assert (bool(ends), float(reward)) == (expected, 1.0)
 
 
-def test_drawn_episodes_are_random_and_mixed():
-    episodes = drawn_episodes(KEY_DOOR, 400, 0.7)
+def test_sampled_episodes_are_random_and_mixed():
+    episodes = sampled_episodes(KEY_DOOR, 400, 0.7)
     assert episodes.returns[::2].mean() < episodes.returns[1::2].mean()
     assert episodes.returns.mean() < 0.4 * 0.8
     assert all(len(rewards) == 30 or rewards[-1] > 0 for rewards in episodes.rewards)
@@ -212,6 +212,16 @@ def test_a_policy_is_fine_tuned(trained, tmp_path):
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("share", "absent"), [(1.0, {"return_mean", "return_at_target"}), (0.0, {"baseline_return"})]
+)
+def test_inputs_that_were_not_trained_are_not_scored(share, absent, tmp_path):
+    results = train(config_of(hidden_returns=share, steps=1, targets=(0.5, 0.5)), tmp_path / "run")
+    every = {"return_mean", "return_at_target", "baseline_return"}
+    assert every - results.keys() == absent
+    assert results["optimal_return"] > 0
+
+
 def test_values_that_cannot_be():
     for changes, message in (
         (dict(valid="a.npz"), "`valid` and `test` need `data`"),
@@ -219,6 +229,9 @@ def test_values_that_cannot_be():
         (dict(held_out=0.0), "`held_out` 0.0 must be above 0"),
         (dict(hidden_returns=1.5), "`hidden_returns` 1.5 must be at most 1"),
         (dict(temperature=-1.0), "`temperature` -1.0 is below 0"),
+        (dict(targets=(float("nan"),)), "`targets` nan must be finite"),
+        (dict(data="a.npz", episodes=7), "`episodes` and `max_skill` are for sampled episodes"),
+        (dict(data="a.npz", environment="", targets=(1.0,)), "`targets` need an `environment`"),
     ):
         with pytest.raises(UserError, match=message):
             config_of(**changes)

@@ -16,7 +16,7 @@ from transformer_jax.parameter_names import named_leaves
 from transformer_jax.plotting.speech import plot_speech
 from transformer_jax.tasks.speech import data as speech_data
 from transformer_jax.tasks.speech import speech_recognition
-from transformer_jax.tasks.speech.speech_recognition import SpeechRecognition, hide_bands
+from transformer_jax.tasks.speech.speech_recognition import SpeechRecognition, mask_bands
 from transformer_jax.training import plan
 from transformer_jax.training.execution import Execution
 
@@ -118,7 +118,7 @@ def test_losses_are_those_of_their_formulas(trained, corpus):
 
 def test_bands_are_hidden():
     spectrograms = jnp.asarray(np.random.default_rng(0).normal(size=(4, 60, 20)), jnp.float32)
-    hidden = hide_bands(spectrograms, 2, jax.random.key(0))
+    hidden = mask_bands(spectrograms, 2, jax.random.key(0))
     changed = np.asarray(hidden != spectrograms)
     assert 0 < changed.mean() < 0.5
     means = np.broadcast_to(spectrograms.mean(axis=(1, 2), keepdims=True), spectrograms.shape)
@@ -139,6 +139,10 @@ def test_recordings_are_transcribed(trained, corpus, tmp_path):
     attention = run.align(sounds[0], beam_size=2)
     assert attention.text == run.transcribe(sounds[:1], beam_size=2)[0]
     assert attention.weights.shape[:3] == (1, 2, len(attention.tokens))
+    # The decoder reads what the CTC head wrote.
+    aligned = run.align(sounds[0])
+    assert aligned.text == texts[0]
+    assert aligned.weights.shape == (1, 2, len(aligned.tokens), attention.weights.shape[3])
     plot_speech(attention, path=tmp_path / "words.png")
     assert (tmp_path / "words.png").stat().st_size > 10_000
     with pytest.raises(UserError, match="samples must be floats"):

@@ -19,7 +19,8 @@ class DecisionViews:
       trajectories: The episodes.
       processor: Scales of states and returns.
       context: T.
-      hidden_returns: Share of the windows whose returns are hidden.
+      hidden_returns: Share of the training windows whose returns are masked.
+      conditioned: Whether the windows of `batches` have returns.
       step: Distance between the first steps of an episode's windows.
     """
 
@@ -30,10 +31,11 @@ class DecisionViews:
         context: int,
         *,
         hidden_returns: float = 0.0,
+        conditioned: bool = True,
         step: int = 1,
     ):
         self._trajectories, self._processor = trajectories, processor
-        self._context, self._hidden = context, hidden_returns
+        self._context, self._hidden, self._conditioned = context, hidden_returns, conditioned
         firsts = [np.arange(0, max(1, n - context + step), step) for n in trajectories.lengths]
         # (windows, 2) the episode and the first step of each window.
         self.windows = np.concatenate(
@@ -75,11 +77,11 @@ class DecisionViews:
         Args:
           examples: Ignored; see `RowBatches`.
           number: Row of `windows`.
-          rng: Decides whether the returns are hidden.
+          rng: Decides whether the returns are masked.
         """
         return self.window(number) | {"is_conditioned": np.array(rng.random() >= self._hidden)}
 
     def batches(self, rows: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield all windows in order, in batches whose last one is padded by rows of weight 0."""
         for batch in rows_in_order(self.window, len(self.windows), rows):
-            yield batch | {"is_conditioned": np.ones(rows, bool)}
+            yield batch | {"is_conditioned": np.full(rows, self._conditioned)}

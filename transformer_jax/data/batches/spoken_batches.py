@@ -116,7 +116,18 @@ class SpokenViews:
         speakers = self._recordings.speakers
         others = self._by_speaker[speakers[number]] if speakers else range(len(self._recordings))
         count = int(rng.integers(self._join))
-        return [number, *(int(n) for n in rng.choice(others, count))]
+        return self._fitting([number, *(int(n) for n in rng.choice(others, count))])
+
+    def _fitting(self, numbers: list[int]) -> list[int]:
+        """Return the first of these recordings, as many as have a transcript that is not truncated."""
+        for count in range(len(numbers), 1, -1):
+            if not self._processor.encode([self.transcript(numbers[:count])], self._prefix).truncated:
+                return numbers[:count]
+        return numbers[:1]
+
+    def transcript(self, numbers: Sequence[int]) -> str:
+        """Return the transcript of recordings one after another."""
+        return " ".join(self._recordings.transcripts[n] for n in numbers)
 
     def samples(self, numbers: Sequence[int], rng: np.random.Generator) -> tuple[np.ndarray, int]:
         """Return (the samples of a window (n,), how many of the recordings fit into it)."""
@@ -144,17 +155,25 @@ class SpokenViews:
         """
         numbers = self.numbers(number, rng)
         window, count = self.samples(numbers, rng)
-        text = " ".join(self._recordings.transcripts[n] for n in numbers[:count])
-        encoded = self._processor.encode([text], self._prefix)
+        encoded = self._processor.encode([self.transcript(numbers[:count])], self._prefix)
         sounds = as_integers(window, len(window))
         return {"sounds": sounds, "tokens": encoded.tokens[0], "lengths": encoded.lengths[0]}
 
 
-def joined(recordings: Recordings, processor: SpeechProcessor, join: int) -> Recordings:
-    """Return recordings to score on: each with up to `join - 1` others of its speaker, drawn with seed 0."""
+def join_recordings(
+    recordings: Recordings, processor: SpeechProcessor, join: int, prefix: Sequence[int] = ()
+) -> Recordings:
+    """Return recordings to score on: each with up to `join - 1` others of its speaker, drawn with seed 0.
+
+    Args:
+      recordings: The recordings.
+      processor: The processor, whose window and maximum length the results do not exceed.
+      join: Maximum number of recordings to join.
+      prefix: Control tokens of the transcripts.
+    """
     if join == 1:
         return recordings
-    views = SpokenViews(recordings, processor, (), join=join, augmentation=SpeechAugmentation())
+    views = SpokenViews(recordings, processor, prefix, join=join, augmentation=SpeechAugmentation())
     sounds, texts = [], []
     for number in range(len(recordings)):
         if len(recordings.sounds[number]) > processor.samples:
@@ -166,5 +185,5 @@ def joined(recordings: Recordings, processor: SpeechProcessor, join: int) -> Rec
         window, count = views.samples(numbers, rng)
         used = np.flatnonzero(window)
         sounds.append(window[: used[-1] + 1 if len(used) else len(window)])
-        texts.append(" ".join(recordings.transcripts[n] for n in numbers[:count]))
+        texts.append(views.transcript(numbers[:count]))
     return dataclasses.replace(recordings, sounds=sounds, transcripts=texts)

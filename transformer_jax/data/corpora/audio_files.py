@@ -50,7 +50,7 @@ def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[
       name: Name of a content, for error messages.
 
     Returns:
-      (samples (n,) float32 in [-1, 1] at 16 kHz, what was converted: "stereo", "8,000 Hz", both, or "").
+      (samples (n,) float32 in [-1, 1] at 16 kHz, the conversions applied: "stereo", "8,000 Hz", both, or "").
 
     Raises:
       UserError: The file is missing, empty, truncated or no sound file, or longer than `SAMPLES_OF_SOUND`; or
@@ -67,7 +67,8 @@ def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[
     try:
         with soundfile.SoundFile(file) as opened:
             rate, frames, channels = opened.samplerate, opened.frames, opened.channels
-            SAMPLES_OF_SOUND.check(frames * channels, f"{name}: the number of samples")
+            size = max(frames * channels, round(frames * SAMPLE_RATE / max(rate, 1)))
+            SAMPLES_OF_SOUND.check(size, f"{name}: the number of samples")
             samples = opened.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, RuntimeError, MemoryError) as error:
         reason = " ".join(str(error).split()).rstrip(".")

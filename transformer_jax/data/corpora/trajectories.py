@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.json_files import parse_json
 
 _ARRAYS = ("observations", "actions", "rewards")
+# Largest number of discrete actions, each of which has a row in a table.
+_MAX_ACTIONS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Trajectories:
       states: The states of each episode, (n, state_width) float32.
       actions: The actions, (n,) int32, or (n, A) float32 if they are continuous.
       rewards: The rewards, (n,) float32.
+      names: Where each episode is in the file, such as "line 3", for messages; () numbers them.
     """
 
     path: str
     states: Sequence[np.ndarray]
     actions: Sequence[np.ndarray]
     rewards: Sequence[np.ndarray]
+    names: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -68,7 +72,11 @@ class Trajectories:
     def select(self, numbers: np.ndarray) -> Trajectories:
         """Return these episodes, in this order."""
         parts = ([values[n] for n in numbers] for values in (self.states, self.actions, self.rewards))
-        return Trajectories(self.path, *parts)
+        return Trajectories(self.path, *parts, names=[self.name(n) for n in numbers])
+
+    def name(self, number: int) -> str:
+        """Return where an episode is in the file, for messages."""
+        return self.names[number] if self.names else f"episode {number + 1}"
 
     def fingerprint(self) -> str:
         """Return a digest of all episodes."""
@@ -87,7 +95,7 @@ class Trajectories:
                 f"{other.state_width}"
             )
         if self.continuous != other.continuous:
-            raise UserError(f"{self.path} and {other.path}: one has numbered actions, one continuous ones")
+            raise UserError(f"{self.path} and {other.path}: one has discrete actions, one continuous ones")
 
     def check_actions(self, count: int) -> None:
         """Check that every action is one of `count`, or has so many values.
@@ -102,8 +110,8 @@ class Trajectories:
         for number, actions in enumerate(self.actions):
             if (outside := np.flatnonzero(actions >= count)).size:
                 raise UserError(
-                    f"{self.path}, episode {number + 1}, step {outside[0] + 1}: action {actions[outside[0]]} "
-                    f"is outside of 0 to {count - 1}"
+                    f"{self.path}, {self.name(number)}, step {outside[0] + 1}: action {actions[outside[0]]} "
+                    f"is outside of 0 to {count - 1}; `actions` sets another number"
                 )
 
 
@@ -117,7 +125,7 @@ def open_trajectories(source: str) -> Trajectories:
 
     Raises:
       UserError: The source is none of these or cannot be read; an episode has no steps or lists of unequal
-        lengths; a value is not finite; or an action is negative.
+        lengths; a value is not finite in float32; or an action is negative or above a million.
     """
     if source.startswith("minari:"):
         episodes = _minari(source)
@@ -129,8 +137,9 @@ def open_trajectories(source: str) -> Trajectories:
         raise UserError(f"{source}: episodes are a .npz file, a .jsonl file, or minari:NAME")
     if not episodes:
         raise UserError(f"{source}: no episodes")
-    checked = [_checked(episode, f"{source}, {place}") for place, episode in episodes]
-    trajectories = Trajectories(source, *zip(*checked, strict=True))
+    checked = [_checked(episode, f"{source}, {name}") for name, episode in episodes]
+    names = [name for name, _ in episodes]
+    trajectories = Trajectories(source, *zip(*checked, strict=True), names=names)
     widths = {states.shape[1] for states in trajectories.states}
     if len(widths) > 1:
         raise UserError(f"{source}: states have {' and '.join(map(str, sorted(widths)))} values")
@@ -148,7 +157,7 @@ class _Line(msgspec.Struct):
     rewards: list[float]
 
 
-# An episode with its place in the file, for messages.
+# Where an episode is in the file, and its observations, actions and rewards.
 _Episode = tuple[str, tuple[Any, Any, Any]]
 
 
@@ -165,11 +174,13 @@ def _npz(path: str) -> list[_Episode]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     for name in (*_ARRAYS, "terminals"):
         if name not in arrays:
             raise UserError(f"{path}: no array {name}, only {', '.join(sorted(arrays)) or 'none'}")
+        if not arrays[name].ndim:
+            raise UserError(f"{path}: {name} is a single number, not an array of steps")
     steps = len(arrays["rewards"])
     for name in ("observations", "actions", "terminals", "timeouts"):
         if name in arrays and len(arrays[name]) != steps:
@@ -196,6 +207,8 @@ def _minari(source: str) -> list[_Episode]:
         episodes = list(minari.load_dataset(name).iterate_episodes())
     except (ValueError, OSError, KeyError) as error:
         raise UserError(f"{source}: the data set cannot be read ({error})") from None
+    if any(isinstance(episode.observations, Mapping | tuple) for episode in episodes):
+        raise UserError(f"{source}: observations have several parts; only sets with one array are read")
     # The last observation is what the agent saw after its last action.
     return [
         (
@@ -206,7 +219,7 @@ def _minari(source: str) -> list[_Episode]:
     ]
 
 
-def _checked(episode: tuple[Any, Any, Any], place: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _checked(episode: tuple[Any, Any, Any], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the (states, actions, rewards) of an episode as arrays.
 
     Raises:
@@ -214,28 +227,36 @@ def _checked(episode: tuple[Any, Any, Any], place: str) -> tuple[np.ndarray, np.
     """
     lengths = dict(zip(_ARRAYS, map(len, episode), strict=True))
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{count} {name}" for name, count in lengths.items())
-        raise UserError(f"{place}: lists of unequal lengths: {listed}")
+        listed = ", ".join(f"{count} {array_name}" for array_name, count in lengths.items())
+        raise UserError(f"{name}: lists of unequal lengths: {listed}")
     if not lengths["rewards"]:
-        raise UserError(f"{place}: an episode without steps")
+        raise UserError(f"{name}: an episode without steps")
     arrays = []
-    for name, values in zip(_ARRAYS, episode, strict=True):
+    for array_name, values in zip(_ARRAYS, episode, strict=True):
         try:
             array = np.asarray(values)
         except ValueError:
-            raise UserError(f"{place}: {name} of different sizes") from None
+            raise UserError(f"{name}: {array_name} of different sizes") from None
         if array.dtype.kind not in "fiub":
-            raise UserError(f"{place}: {name} must be numbers")
-        if not np.isfinite(array).all():
-            step = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0] + 1
-            raise UserError(f"{place}, step {step}: {name} are NaN or infinite")
+            raise UserError(f"{name}: {array_name} must be numbers")
+        # A large float64 is infinite in float32.
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(array.astype(np.float32)).reshape(len(array), -1).all(axis=1)
+        if not is_finite.all():
+            step = np.flatnonzero(~is_finite)[0] + 1
+            raise UserError(f"{name}, step {step}: {array_name} are NaN or infinite")
         arrays.append(array)
     states, actions, rewards = arrays
+    if rewards.size != len(rewards):
+        raise UserError(f"{name}: a step has {rewards.size // len(rewards)} rewards, but needs one number")
     states = states.reshape(len(states), -1).astype(np.float32)
-    if actions.ndim == 1 and actions.dtype.kind != "f":
-        if (actions < 0).any():
-            step = np.flatnonzero(actions < 0)[0]
-            raise UserError(f"{place}, step {step + 1}: action {actions[step]} is negative")
+    if actions.size == len(actions) and actions.dtype.kind != "f":
+        actions = actions.reshape(-1)
+        outside = (actions < 0) | (actions >= _MAX_ACTIONS)
+        if outside.any():
+            step = np.flatnonzero(outside)[0]
+            fault = "negative" if actions[step] < 0 else f"above the limit of {_MAX_ACTIONS - 1:,}"
+            raise UserError(f"{name}, step {step + 1}: action {actions[step]} is {fault}")
         actions = actions.astype(np.int32)
     else:
         actions = actions.reshape(len(actions), -1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Processor of policies: how states and returns are scaled, and which return to ask for."""
+"""Processor of policies: the scales of states and returns, and the default target return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DecisionSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
       state_mean: Mean of each value of a state in the training data.
       state_deviation: Standard deviation of each value.
       return_scale: Divisor of returns, the largest absolute return in the training data.
-      target_return: Return to ask for, unless another is named: the largest in the training data.
+      target_return: Default return to condition on, the largest in the training data.
       min_return: Smallest return in the training data.
       environment: Name of the environment, or "" if it is not known.
     """
@@ -69,11 +69,21 @@ class DecisionProcessor:
         )
         return cls(settings)
 
-    def playing(self, environment: str) -> Self:
-        """Return the processor for another environment with the same states."""
-        return dataclasses.replace(
-            self, settings=msgspec.structs.replace(self.settings, environment=environment)
+    def with_episodes(self, trajectories: Trajectories, environment: str = "") -> Self:
+        """Return a copy for other episodes with the same scales.
+
+        Args:
+          trajectories: The episodes, whose largest return becomes the target.
+          environment: Name of their environment; "" keeps the present one.
+        """
+        returns = trajectories.returns
+        settings = msgspec.structs.replace(
+            self.settings,
+            target_return=float(returns.max()),
+            min_return=float(returns.min()),
+            environment=environment or self.settings.environment,
         )
+        return dataclasses.replace(self, settings=settings)
 
     @property
     def state_width(self) -> int:

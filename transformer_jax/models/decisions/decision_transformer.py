@@ -173,7 +173,7 @@ class DecisionTransformer(nnx.Module):
           actions: (B, T) integers below A, or (B, T, A) float32 if they are continuous.
           returns: (B, T) float32, the scaled sum of the rewards from each step on.
           steps: (B, T) number of each step in its episode.
-          is_conditioned: (B,) False for episodes whose returns are hidden, which makes the model imitate all
+          is_conditioned: (B,) False for episodes whose returns are masked, which makes the model imitate all
             episodes alike; None conditions all.
           dropout_key: Turns dropout on.
           return_weights: Also return the attention weights.

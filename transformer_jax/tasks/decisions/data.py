@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -29,7 +30,7 @@ class OfflineDecisionsConfig:
     """Environment to score the policy in: key_door, cart_pole, gymnasium:NAME, or "" for none. Without `data`
     its own episodes are the training data."""
     data: str = ""
-    """Episodes to train on: a .npz or .jsonl file, or minari:NAME; "" draws them in `environment`."""
+    """Episodes to train on: a .npz or .jsonl file, or minari:NAME; "" samples them in `environment`."""
     valid: str = ""
     """Episodes to validate on, as in `data`; "" holds out the share `held_out` of `data`."""
     test: str = ""
@@ -37,25 +38,33 @@ class OfflineDecisionsConfig:
     held_out: float = 0.05
     """Share of the episodes to hold out for validation, unless `valid` is set."""
     episodes: int = 4_000
-    """Number of episodes to draw in `environment`, half of them of random actions."""
+    """Number of episodes to sample in `environment` without `data`, half of them with random actions."""
     max_skill: float = 0.7
-    """Largest share of good actions in the other half of the drawn episodes."""
+    """Largest share of good actions in the other half of the sampled episodes."""
     batch_size: int = 32
     """Windows of episodes per batch, B."""
     hidden_returns: float = 0.25
-    """Share of the windows whose returns are hidden. From these the model learns the baseline, to imitate all
-    episodes alike (behavior cloning); 1 trains only the baseline."""
+    """Share of the training windows whose returns are masked. From these the model learns the baseline, to
+    imitate all episodes alike (behavior cloning); 1 trains only the baseline, 0 trains none."""
     targets: tuple[float, ...] = dataclasses.field(default=(), metadata=FREE)
-    """Returns to ask for when the trained model is scored; () means five, from the smallest to the largest
-    return of the training data."""
+    """Target returns to score the trained model with; () means five, from the smallest to the largest return of
+    the training data."""
     score_episodes: int = dataclasses.field(default=200, metadata=FREE)
     """Number of episodes to play for each return."""
     temperature: float = dataclasses.field(default=0.5, metadata=FREE)
-    """Divisor of the logits that actions are drawn from; 0 takes the most probable action."""
+    """Divisor of the logits that actions are sampled from; 0 takes the most probable action."""
 
     def __post_init__(self) -> None:
         if (self.valid or self.test) and not self.data:
             raise UserError("`valid` and `test` need `data`")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        sampling = ("episodes", "max_skill")
+        if self.data and any(getattr(self, name) != defaults[name] for name in sampling):
+            raise UserError("`episodes` and `max_skill` are for sampled episodes: leave them out with `data`")
+        if self.targets and self.data and not self.environment:
+            raise UserError("`targets` need an `environment` to play in")
+        if not all(math.isfinite(target) for target in self.targets):
+            raise UserError(f"`targets` {' '.join(map(str, self.targets))} must be finite")
         if self.environment and not self.environment.startswith(GYMNASIUM):
             choose("environment", self.environment, (*ENVIRONMENTS, "gymnasium:NAME"))
         if not 0 < self.held_out < 1:
@@ -68,7 +77,7 @@ class OfflineDecisionsConfig:
                 raise UserError(f"`{name}` {getattr(self, name)} must be at most 1")
 
 
-def drawn_episodes(environment: Environment, count: int, max_skill: float, seed: int = 0) -> Trajectories:
+def sampled_episodes(environment: Environment, count: int, max_skill: float, seed: int = 0) -> Trajectories:
     """Play episodes of random and of mixed policies.
 
     Args:
@@ -98,7 +107,7 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Traject
     elif task.environment not in ENVIRONMENTS:
         raise UserError(f"name episodes with `data`, or as `environment` one of {', '.join(ENVIRONMENTS)}")
     else:
-        train = drawn_episodes(ENVIRONMENTS[task.environment], task.episodes, task.max_skill)
+        train = sampled_episodes(ENVIRONMENTS[task.environment], task.episodes, task.max_skill)
     if task.valid:
         valid = open_trajectories(task.valid)
     else:
@@ -112,8 +121,9 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Traject
             raise UserError(
                 f"{split.path}: an episode has {longest:,} steps, but the model takes `max_steps` {limit:,}"
             )
+    actions = f"continuous actions of {train.action_count} values" if train.continuous else "discrete actions"
     note(
-        f"{len(train):,} episodes ({int(train.lengths.sum()):,} steps) for training, mean return "
+        f"{len(train):,} episodes ({int(train.lengths.sum()):,} steps, {actions}) for training, mean return "
         f"{train.returns.mean():.3f}; {len(valid):,} for validation"
     )
     return train, valid, test

@@ -74,7 +74,8 @@ def recorded(*, model: str = "decision_transformer", preset: str = "mini", steps
       preset: Name of the model's size.
       steps: Number of training steps.
     """
-    return _config_of(OfflineDecisionsConfig(), model, preset, steps, "recorded", max_steps=1_000)
+    sizes = {"max_steps": 1_000} if preset == "mini" else {}
+    return _config_of(OfflineDecisionsConfig(), model, preset, steps, "recorded", **sizes)
 
 
 def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
@@ -173,9 +174,11 @@ class OfflineDecisions:
         self._config, self._settings, self._mesh, self.processor = config, task, mesh, processor
         train, valid, test = splits
         self._train = train
+        # Held-out episodes may have an action that no other one has.
+        known = [train] if task.valid else [train, valid]
         sizes = {
             "state_width": train.state_width,
-            "actions": config.model.actions or train.action_count,
+            "actions": config.model.actions or max(split.action_count for split in known),
             "continuous": train.continuous,
         }
         self.model_config = config.model if config.start else dataclasses.replace(config.model, **sizes)
@@ -190,8 +193,10 @@ class OfflineDecisions:
 
         context = self.model_config.context
         views = DecisionViews(train, processor, context, hidden_returns=task.hidden_returns)
+        self._trains_policy, self._trains_baseline = task.hidden_returns < 1, task.hidden_returns > 0
         self._valid, self._test = (
-            DecisionViews(split, processor, context, step=context) for split in (valid, test)
+            DecisionViews(split, processor, context, step=context, conditioned=self._trains_policy)
+            for split in (valid, test)
         )
         batches = RowBatches(views.windows, task.batch_size, config.seed, views=views)
         self.batches = batches.share(
@@ -206,14 +211,14 @@ class OfflineDecisions:
         if episodes.state_width != model.state_width or episodes.continuous != model.continuous:
             raise UserError(
                 f"{episodes.path}: states of {episodes.state_width} values and "
-                f"{'continuous' if episodes.continuous else 'numbered'} actions do not fit the model's "
+                f"{'continuous' if episodes.continuous else 'discrete'} actions do not fit the model's "
                 f"`state_width` {model.state_width} and `continuous` {model.continuous}"
             )
         episodes.check_actions(model.actions)
 
-    def _returns(self, model: Any, target: float, count: int, *, conditioned: bool = True) -> np.ndarray:
+    def _returns(self, model: Any, target: float, count: int, *, conditioned: bool) -> np.ndarray:
         """Return (returns, optimal returns) (2, count) of played episodes."""
-        # The same episodes for every return that is asked for.
+        # The same episodes for every target.
         policy = TrainedPolicy(model, self.processor, self._config)
         episodes = policy.play(count, target=target, conditioned=conditioned, seed=1)
         return np.stack([episodes.returns, episodes.optimal])
@@ -231,7 +236,8 @@ class OfflineDecisions:
             yield f"valid_{name}", value
         if self._is_played:
             target = self.processor.settings.target_return
-            yield "valid_return", float(self._returns(model, target, _PLAYED_WHILE_TRAINING)[0].mean())
+            count, conditioned = _PLAYED_WHILE_TRAINING, self._trains_policy
+            yield "valid_return", float(self._returns(model, target, count, conditioned=conditioned)[0].mean())
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         """Score the kept model: predicted actions, and the returns of played episodes."""
@@ -246,30 +252,31 @@ class OfflineDecisions:
         lines = [", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in results.items())]
         if not self._is_played:
             return results, lines
-        count = task.score_episodes
-        asked = target_returns(task.targets, settings)
-        largest = settings.target_return
-        played = {target: self._returns(kept_model, target, count) for target in {*asked, largest}}
-        means = {target: float(played[target][0].mean()) for target in asked}
-        returns, optimal = played[largest]
-        baseline = self._returns(kept_model, largest, count, conditioned=False)[0]
-        results |= {
-            "return_mean": float(returns.mean()),
-            "baseline_return": float(baseline.mean()),
-            "return_at_target": {f"{target:g}": mean for target, mean in means.items()},
-        }
+        count, largest = task.score_episodes, settings.target_return
+        scores, optimal = [], np.array([np.nan])
+        if self._trains_policy:
+            targets = target_returns(task.targets, settings)
+            played = {t: self._returns(kept_model, t, count, conditioned=True) for t in {*targets, largest}}
+            means = {target: float(played[target][0].mean()) for target in targets}
+            returns, optimal = played[largest]
+            results |= {
+                "return_mean": float(returns.mean()),
+                "return_at_target": {f"{target:g}": mean for target, mean in means.items()},
+            }
+            if len(means) > 2 and np.std(list(means.values())) > 0:
+                results["target_correlation"] = float(np.corrcoef(list(means), list(means.values()))[0, 1])
+            lines += ["", "   target return   mean return"]
+            lines += [f"{target:16.3f}   {mean:11.3f}" for target, mean in means.items()]
+            scores.append(f"mean return {results['return_mean']:.3f}")
+        if self._trains_baseline:
+            returns, optimal = self._returns(kept_model, largest, count, conditioned=False)
+            results["baseline_return"] = float(returns.mean())
+            scores.append(f"behavior cloning {results['baseline_return']:.3f}")
+        scores.append(f"training data {results['data_return']:.3f}")
         if np.isfinite(optimal).all():
             results["optimal_return"] = float(optimal.mean())
-        if len(means) > 2 and np.std(list(means.values())) > 0:
-            results["target_correlation"] = float(np.corrcoef(asked, list(means.values()))[0, 1])
-        lines += ["", "return asked for   mean return"]
-        lines += [f"{target:16.3f}   {mean:11.3f}" for target, mean in means.items()]
-        best = f", optimal {results['optimal_return']:.3f}" if "optimal_return" in results else ""
-        lines += [
-            "",
-            f"mean return {results['return_mean']:.3f}, behavior cloning {results['baseline_return']:.3f}, "
-            f"training data {results['data_return']:.3f}{best}, {count:,} episodes each",
-        ]
+            scores.append(f"optimal {results['optimal_return']:.3f}")
+        lines += ["", f"{', '.join(scores)}, {count:,} episodes each"]
         return results, lines
 
 
@@ -281,7 +288,7 @@ def prepare(config, objective, *, mesh, stored, starts, note):
         environment = config.task.environment
         if (processor := processor_of(starts)) is None:
             return DecisionProcessor.of(splits[0], environment)
-        return processor.playing(environment) if environment else processor
+        return processor.with_episodes(splits[0], environment)
 
     processor = shared_processor(DecisionProcessor, make, stored)
     return on_every_process(lambda: OfflineDecisions(config, splits, processor, objective, mesh))

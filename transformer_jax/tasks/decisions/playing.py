@@ -34,7 +34,7 @@ def check_environment(name: str, config: Any) -> None:
     ):
         raise UserError(
             f"`environment` {name} has states of {environment.state_width} values and {environment.actions} "
-            f"numbered actions, but the model has `state_width` {config.state_width}, `actions` "
+            f"discrete actions, but the model has `state_width` {config.state_width}, `actions` "
             f"{config.actions} and `continuous` {config.continuous}"
         )
     if environment.max_steps > config.max_steps:

@@ -111,11 +111,11 @@ def episodes_of_model(
       model: A `DecisionTransformer` with A actions.
       environment: The environment.
       keys: (N,) random keys.
-      targets: (N,) return to ask for.
+      targets: (N,) return to condition on.
       normalize: (mean, standard deviation) of states, each (state_width,).
       return_scale: Divisor of returns.
-      is_conditioned: (N,) False for episodes that ask for no return; None conditions all.
-      temperature: Divisor of the logits that actions are drawn from; 0 takes the most probable action.
+      is_conditioned: (N,) False for episodes without a target; None conditions all.
+      temperature: Divisor of the logits that actions are sampled from; 0 takes the most probable action.
     """
     K = min(model.config.context, environment.max_steps)
     mean, deviation = normalize
@@ -138,7 +138,7 @@ def episodes_of_model(
             (first + jnp.arange(K))[None],
             is_conditioned=conditioned[None],
         )[0, number - first]
-        drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))
-        return jnp.where(temperature > 0, drawn, logits.argmax()).astype(jnp.int32)
+        sampled = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))
+        return jnp.where(temperature > 0, sampled, logits.argmax()).astype(jnp.int32)
 
     return _run(environment, choose, keys, (targets, is_conditioned))

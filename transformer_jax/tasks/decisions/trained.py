@@ -90,8 +90,8 @@ class TrainedPolicy(Trained):
           observations: (t, state_width), what the agent saw so far, also now.
           actions: (t - 1,) its actions so far, or (t - 1, A) if they are continuous.
           rewards: (t - 1,) the rewards of these actions.
-          target: Return of the complete episode to ask for; None asks for the largest of the training data.
-          conditioned: False asks for no return, which imitates the training data.
+          target: Return of the complete episode to condition on; None means the largest of the training data.
+          conditioned: False masks the returns, which imitates the training data.
 
         Returns:
           An integer, or (A,) float32 if actions are continuous.
@@ -124,8 +124,8 @@ class TrainedPolicy(Trained):
           count: Number of episodes.
           target: See `act`.
           conditioned: See `act`.
-          temperature: Divisor of the logits that actions are drawn from; 0 takes the most probable action. None
-            uses the run's.
+          temperature: Divisor of the logits that actions are sampled from; 0 takes the most probable action.
+            None uses the run's.
           seed: Seed of the episodes and the actions.
 
         Raises:

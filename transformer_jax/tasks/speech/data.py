@@ -42,7 +42,8 @@ class SpeechRecognitionConfig:
     valid_speaker: str = ""
     """Speaker whose recordings are held out for validation."""
     join: int = 1
-    """Maximum number of recordings of one speaker that are joined to an example, in training and scoring."""
+    """Maximum number of recordings that are joined to an example, in training and scoring; of one speaker if
+    the table has speakers."""
     batch_size: int = 32
     """Examples per batch, B."""
     speed: float = 0.0
@@ -84,6 +85,8 @@ class SpeechRecognitionConfig:
         )  # fmt: skip
         check_below_one(self, "speed", "pitch", "label_smoothing", "ctc_weight")
         choose("search", self.search, ("ctc", "attention"))
+        if self.length_penalty and self.beam_size == 1:
+            raise UserError("`length_penalty` compares beams: set `beam_size` above 1")
 
 
 def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordings, ...]:
@@ -96,7 +99,7 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordi
     if not task.data:
         return spoken_digits()
 
-    def opened(source: Sequence[str], split: str) -> Recordings:
+    def open_split(source: Sequence[str], split: str) -> Recordings:
         recordings = open_recordings(source, split=split, data_dir=task.data_dir)
         if recordings.unused > 0:
             note(f"{recordings.unused:,} sound files of {recordings.path} have no transcript and are left out")
@@ -104,9 +107,9 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordi
             note(f"{count:,} recordings of {recordings.path} are {conversion}: converted to mono at 16,000 Hz")
         return recordings
 
-    train = opened(task.data, task.splits[0])
+    train = open_split(task.data, task.splits[0])
     if task.valid:
-        valid = opened(task.valid, task.splits[1])
+        valid = open_split(task.valid, task.splits[1])
     elif task.valid_speaker:
         chosen = np.array([speaker == task.valid_speaker for speaker in train.speakers], bool)
         if not chosen.any() or chosen.all():
@@ -116,5 +119,5 @@ def open_splits(config: RunConfig, note: Callable[[str], None]) -> tuple[Recordi
     else:
         train, valid = train.hold_out(task.held_out)
     is_tfds = task.data[0].startswith("tfds:")
-    test = opened(task.test or task.data, task.splits[1]) if task.test or is_tfds else valid
+    test = open_split(task.test or task.data, task.splits[1]) if task.test or is_tfds else valid
     return train, valid, test

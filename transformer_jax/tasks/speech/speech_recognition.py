@@ -14,8 +14,14 @@ import optax
 from jax.sharding import Mesh
 
 from transformer_jax.data.batches.row_batches import RowBatches
-from transformer_jax.data.batches.spoken_batches import SpeechAugmentation, SpokenViews, as_integers, joined
+from transformer_jax.data.batches.spoken_batches import (
+    SpeechAugmentation,
+    SpokenViews,
+    as_integers,
+    join_recordings,
+)
 from transformer_jax.data.corpora.audio_files import SAMPLE_RATE
+from transformer_jax.data.corpora.held_out import sample_rows
 from transformer_jax.data.corpora.recordings import Recordings
 from transformer_jax.data.corpora.tables import fingerprint
 from transformer_jax.data.tokenizers.speech_processor import SpeechProcessor
@@ -83,8 +89,8 @@ def fine_tune(*, start: tuple[str, ...] = (), steps: int = 1_000) -> RunConfig:
     return RunConfig(task=task, model=model, optimization=optimization, recipe="fine_tune", start=starts)
 
 
-def hide_bands(spectrograms: jax.Array, count: int, key: jax.Array) -> jax.Array:
-    """Hide random bands of spectrograms (B, frames, bins) by their mean (SpecAugment, Park et al. 2019).
+def mask_bands(spectrograms: jax.Array, count: int, key: jax.Array) -> jax.Array:
+    """Mask random bands of spectrograms (B, frames, bins) by their mean (SpecAugment, Park et al. 2019).
 
     Args:
       spectrograms: The spectrograms.
@@ -132,7 +138,7 @@ class SpeechLoss(Objective):
         if key is not None:
             mask_key, encoder_key, decoder_key = jax.random.split(key, 3)
             if self._config.masks:
-                spectrograms = hide_bands(spectrograms, self._config.masks, mask_key)
+                spectrograms = mask_bands(spectrograms, self._config.masks, mask_key)
         memory = model.encode(spectrograms, dropout_key=encoder_key)
         states = model.decoder.hidden_states(tokens[:, :-1], memory=memory, dropout_key=decoder_key)
         index = jnp.arange(T)
@@ -221,8 +227,10 @@ class SpeechRecognition:
                 f"{encoded.truncated:,} of {len(train):,} transcripts for training are truncated to "
                 f"{processor.settings.max_length} tokens; a larger `max_length` keeps them"
             )
-        self._valid = joined(valid, processor, task.join)
-        self._test = self._valid if test is valid else joined(test, processor, task.join)
+        self._valid = join_recordings(valid, processor, task.join, self._prefix)
+        self._test = self._valid
+        if test is not valid:
+            self._test = join_recordings(test, processor, task.join, self._prefix)
         augmentation = SpeechAugmentation(task.speed, task.pitch, task.noise)
         self._views = SpokenViews(train, processor, self._prefix, join=task.join, augmentation=augmentation)
         batches = RowBatches(train.sounds, task.batch_size, config.seed, views=self._row, workers=task.workers)
@@ -276,9 +284,7 @@ class SpeechRecognition:
                 "weight": (numbers < len(self._valid)).astype(np.float32),
             }
 
-    def _transcribe(
-        self, model: Any, recordings: Recordings, count: int | None = None, **search: Any
-    ) -> list[str]:
+    def _transcribe(self, model: Any, sounds: Sequence[np.ndarray], **search: Any) -> list[str]:
         transcriber = Transcriber(
             model,
             self.processor,
@@ -287,7 +293,6 @@ class SpeechRecognition:
             rows=32,
             **search,
         )
-        sounds = [recordings.sounds[n] for n in range(len(recordings) if count is None else count)]
         return [transcript.text for transcript in transcriber(sounds)]
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
@@ -297,15 +302,18 @@ class SpeechRecognition:
             "valid_loss",
             sum(float(total) for total, _ in totals) / max(1.0, sum(float(w) for _, w in totals)),
         )
-        count = min(len(self._valid), _TRANSCRIBED_WHILE_TRAINING)
-        transcripts = self._transcribe(model, self._valid, count)
-        for name, value in transcript_scores(transcripts, self._valid.transcripts[:count]):
+        # Tables are often sorted, so the recordings are drawn.
+        part = self._valid.select(sample_rows(len(self._valid), _TRANSCRIBED_WHILE_TRAINING))
+        transcripts = self._transcribe(model, part.sounds)
+        for name, value in transcript_scores(transcripts, part.transcripts):
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         """Score the kept model's transcripts of the test recordings."""
         task, test = self._settings, self._test
-        transcripts = self._transcribe(kept_model, test, beam_size=task.beam_size, alpha=task.length_penalty)
+        transcripts = self._transcribe(
+            kept_model, test.sounds, beam_size=task.beam_size, alpha=task.length_penalty
+        )
         results: dict[str, Any] = dict(transcript_scores(transcripts, test.transcripts))
         results |= {
             "tokens_per_second": totals.weight / max(totals.seconds, 1e-9),

@@ -1,7 +1,7 @@
 """A grid world in which an agent fetches a key and opens a door.
 
-The agent sees its position, the ways to the key and the door, and whether it carries the key. The earlier the
-door is opened, the larger the return, as in MiniGrid (Chevalier-Boisvert et al. 2023).
+The agent sees its position, the offsets to the key and the door, and whether it carries the key. The earlier
+the door is opened, the larger the return, as in MiniGrid (Chevalier-Boisvert et al. 2023).
 """
 
 from __future__ import annotations
