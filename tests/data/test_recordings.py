@@ -62,6 +62,14 @@ def test_sounds_that_cannot_be_read(tmp_path):
     content = encoded(np.random.default_rng(0).normal(size=16_000) * 0.1, 16_000)
     with pytest.raises(UserError, match=r"a\.flac: (the file is truncated|not a readable sound file)"):
         read_audio(content[: len(content) // 2], "a.flac")
+    for kind in ("OGG", "AIFF"):
+        content = encoded(np.random.default_rng(0).normal(size=16_000) * 0.1, 16_000, kind)
+        assert len(read_audio(content)[0]) == 16_000
+        for size in (len(content) // 2, len(content) - 10):
+            with pytest.raises(
+                UserError, match=r"a: (the file is truncated|not a readable|the recording is empty)"
+            ):
+                read_audio(content[:size], "a")
     with pytest.raises(UserError, match=r"note\.wav: not a readable sound file"):
         read_audio(b"not a sound", "note.wav")
 

@@ -15,6 +15,8 @@ from transformer_jax.limits import SAMPLES_OF_SOUND
 
 SAMPLE_RATE = 16_000
 ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif")
+# Maximum number of bytes of a page of an OGG file.
+_OGG_PAGE = 65_307
 # Error when soundfile or soxr is missing.
 _EXTRA = "reading sound needs the extra speech: pip install 'transformer_jax[speech]'"
 
@@ -90,17 +92,27 @@ def read_audio(source: str | os.PathLike[str] | bytes, name: str = "") -> tuple[
 
 
 def _check_complete(source: str | os.PathLike[str] | bytes, name: str) -> None:
-    """Check that a WAV file is as long as its header says; the library reads a truncated one without a word.
+    """Check that a WAV, AIFF or OGG file is complete; the library reads a truncated one without an error.
 
     Raises:
-      UserError: It is shorter.
+      UserError: It is shorter than its header says, or its last page is missing.
     """
     if isinstance(source, bytes):
-        header, size = source[:12], len(source)
+        header, end, size = source[:12], source[-_OGG_PAGE:], len(source)
     else:
         with open(source, "rb") as file:
             header, size = file.read(12), os.path.getsize(source)
-    stated = int.from_bytes(header[4:8], "little")
-    # Streams are written with a size of 0 or the largest number.
-    if header[:4] == b"RIFF" and stated not in (0, 2**32 - 1) and size < stated + 8:
-        raise UserError(f"{name}: the file is truncated: it has {size:,} of {stated + 8:,} bytes")
+            file.seek(max(0, size - _OGG_PAGE))
+            end = file.read()
+    if header[:4] in (b"RIFF", b"FORM"):
+        stated = int.from_bytes(header[4:8], "little" if header[:4] == b"RIFF" else "big")
+        # Streams are written with a size of 0 or the largest number.
+        if stated not in (0, 2**32 - 1) and size < stated + 8:
+            raise UserError(f"{name}: the file is truncated: it has {size:,} of {stated + 8:,} bytes")
+    if header[:4] == b"OggS":
+        # A page (RFC 3533, section 6) has its flags at byte 5, of which 4 marks the last page, the number of its
+        # segments at byte 26, and then their sizes.
+        page = end[end.rfind(b"OggS") :]
+        sizes = page[27 : 27 + page[26]] if len(page) > 26 else b""
+        if not sizes or not page[5] & 4 or len(page) < 27 + len(sizes) + sum(sizes):
+            raise UserError(f"{name}: the file is truncated: its last page is missing or incomplete")
