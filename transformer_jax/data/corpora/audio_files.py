@@ -110,7 +110,7 @@ def _check_complete(source: str | os.PathLike[str] | bytes, name: str) -> None:
         if stated not in (0, 2**32 - 1) and size < stated + 8:
             raise UserError(f"{name}: the file is truncated: it has {size:,} of {stated + 8:,} bytes")
     if header[:4] == b"OggS":
-        # A page (RFC 3533, section 6) has its flags at byte 5, of which 4 marks the last page, the number of its
+        # A page (RFC 3533, section 6) has its flags at byte 5, of which 4 marks the last page, the number of
         # segments at byte 26, and then their sizes.
         page = end[end.rfind(b"OggS") :]
         sizes = page[27 : 27 + page[26]] if len(page) > 26 else b""
