@@ -71,8 +71,10 @@ class Trajectories:
 
     def select(self, numbers: np.ndarray) -> Trajectories:
         """Return these episodes, in this order."""
-        parts = ([values[n] for n in numbers] for values in (self.states, self.actions, self.rewards))
-        return Trajectories(self.path, *parts, names=[self.name(n) for n in numbers])
+        states, actions, rewards = (
+            [values[n] for n in numbers] for values in (self.states, self.actions, self.rewards)
+        )
+        return Trajectories(self.path, states, actions, rewards, [self.name(n) for n in numbers])
 
     def name(self, number: int) -> str:
         """Return where an episode is in the file, for messages."""
@@ -139,7 +141,8 @@ def open_trajectories(source: str) -> Trajectories:
         raise UserError(f"{source}: no episodes")
     checked = [_checked(episode, f"{source}, {name}") for name, episode in episodes]
     names = [name for name, _ in episodes]
-    trajectories = Trajectories(source, *zip(*checked, strict=True), names=names)
+    states, actions, rewards = zip(*checked, strict=True)
+    trajectories = Trajectories(source, states, actions, rewards, names)
     widths = {states.shape[1] for states in trajectories.states}
     if len(widths) > 1:
         raise UserError(f"{source}: states have {' and '.join(map(str, sorted(widths)))} values")

@@ -98,7 +98,8 @@ def blocks_in_rows(
         indices = jnp.pad(indices, [(0, 0), (0, missing)], constant_values=-1)
     query = in_rows(blocks.split_queries(query))
     key, value = with_neighbors(key, global_key), with_neighbors(value, global_value)
-    form, reason = None, "dropout of the weights within a window"
+    form: KernelMask | None = None
+    reason: str | None = "dropout of the weights within a window"
     if kernel is not None and words is None:
         band = exact.lowest - blocks.lowest, exact.highest - blocks.lowest
         form = _kernel_mask(mask, band, queries, keys, shape[2:], indices, count, B)

@@ -284,7 +284,7 @@ class SpeechRecognition:
                 "weight": (numbers < len(self._valid)).astype(np.float32),
             }
 
-    def _transcribe(self, model: Any, sounds: Sequence[np.ndarray], **search: Any) -> list[str]:
+    def _transcribe(self, model: Any, recordings: Recordings, **search: Any) -> list[str]:
         transcriber = Transcriber(
             model,
             self.processor,
@@ -293,6 +293,7 @@ class SpeechRecognition:
             rows=32,
             **search,
         )
+        sounds = [recordings.sounds[n] for n in range(len(recordings))]
         return [transcript.text for transcript in transcriber(sounds)]
 
     def validate(self, model: Any, extra: Any) -> Iterator[tuple[str, float]]:
@@ -304,16 +305,14 @@ class SpeechRecognition:
         )
         # Tables are often sorted, so the recordings are drawn.
         part = self._valid.select(sample_rows(len(self._valid), _TRANSCRIBED_WHILE_TRAINING))
-        transcripts = self._transcribe(model, part.sounds)
+        transcripts = self._transcribe(model, part)
         for name, value in transcript_scores(transcripts, part.transcripts):
             yield f"valid_{name}", value
 
     def score(self, kept_model: Any, totals: Totals) -> tuple[dict[str, Any], list[str]]:
         """Score the kept model's transcripts of the test recordings."""
         task, test = self._settings, self._test
-        transcripts = self._transcribe(
-            kept_model, test.sounds, beam_size=task.beam_size, alpha=task.length_penalty
-        )
+        transcripts = self._transcribe(kept_model, test, beam_size=task.beam_size, alpha=task.length_penalty)
         results: dict[str, Any] = dict(transcript_scores(transcripts, test.transcripts))
         results |= {
             "tokens_per_second": totals.weight / max(totals.seconds, 1e-9),
