@@ -69,7 +69,7 @@ TINY = {
     "contrast": IMAGES,
     "caption": IMAGES,
     "graphs": [*STEPS, "--warmup", "1", "--graphs", "40", "--batch-size", "4"],
-    "decide": [*STEPS, "--warmup", "1", "--episodes", "20", "--score-episodes", "2", "--batch-size", "4"],
+    "decide": [*STEPS, "--warmup", "1", "--score-episodes", "2", "--batch-size", "4"],
     "transcribe": [*STEPS, "--warmup", "1", "--batch-size", "4"],
 }
 # Flags of a command that uses a trained model or plans a run.

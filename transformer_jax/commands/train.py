@@ -147,7 +147,7 @@ def planned(entry: TaskEntry, parsed: Parsed, *, answers: bool | None = None) ->
     if flags.topology is not None and not flags.dry_run:
         raise UserError("`topology` names devices of a plan: add `dry_run`")
     if flags.json and flags.topology is None and not answers:
-        alternative = "" if answers is None else ", or a text or image for a trained run"
+        alternative = "" if answers is None else ", or an input for a trained run"
         raise UserError(f"`json` needs a `dry_run` with a `topology`{alternative}")
     if flags.dry_run:
         show_plan(entry, parsed, topology=flags.topology, print_json=flags.json)

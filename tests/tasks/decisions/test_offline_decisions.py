@@ -181,7 +181,7 @@ def test_continuous_actions_and_no_environment(tmp_path):
     config = tasks.configure(
         "offline_decisions",
         "recorded",
-        **(SIZES | dict(data=str(tmp_path / "a.npz"), steps=60, evaluate_every=30)),
+        **(SIZES | dict(data=str(tmp_path / "a.npz"), episodes=4_000, steps=60, evaluate_every=30)),
     )
     results = train(config, tmp_path / "run")
     assert "return_mean" not in results
@@ -231,7 +231,7 @@ def test_values_that_cannot_be():
         (dict(temperature=-1.0), "`temperature` -1.0 is below 0"),
         (dict(targets=(float("nan"),)), "`targets` nan must be finite"),
         (dict(data="a.npz", episodes=7), "`episodes` and `max_skill` are for sampled episodes"),
-        (dict(data="a.npz", environment="", targets=(1.0,)), "`targets` need an `environment`"),
+        (dict(data="a.npz", episodes=4_000, environment="", targets=(1.0,)), "`targets` need an `environment`"),
     ):
         with pytest.raises(UserError, match=message):
             config_of(**changes)

@@ -147,6 +147,8 @@ def test_recordings_are_transcribed(trained, corpus, tmp_path):
     assert (tmp_path / "words.png").stat().st_size > 10_000
     with pytest.raises(UserError, match="samples must be floats"):
         run.transcribe([np.zeros(100, np.int16)])
+    with pytest.raises(UserError, match="but one is 32767: divide"):
+        run.transcribe([np.array([0.0, 32_767.0])])
     for value, message in (([], "one or more"), ("a.wav", "a list"), ([np.zeros((2, 2))], "finite samples")):
         with pytest.raises(UserError, match=message):
             run.transcribe(value)

@@ -15,6 +15,9 @@ from transformer_jax.decoding.transcripts import SpeechAttention, Transcriber, T
 from transformer_jax.errors import UserError
 from transformer_jax.training.task import Trained
 
+# Largest sample that is accepted.
+_MAX_SAMPLE = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRecognizer(Trained):
@@ -102,4 +105,7 @@ def samples_of(file: Any) -> np.ndarray:
     samples = array.astype(np.float32)
     if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
         raise UserError(f"a recording must be finite samples (n,) at 16 kHz, got shape {samples.shape}")
+    # Resampling may exceed 1 a little.
+    if (largest := float(np.abs(samples).max())) > _MAX_SAMPLE:
+        raise UserError(f"samples must be floats in [-1, 1], but one is {largest:g}: divide by their maximum")
     return samples
