@@ -538,6 +538,28 @@ def test_windows_use_a_kernel_in_memory_proportional_to_the_length(name, topolog
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("topology", [for_chips("h100:2")])
+def test_a_window_with_dropout_uses_a_kernel(topology):
+    """The kernel with dropout reads the band alone, without an array of all pairs."""
+
+    def compiled(T):
+        x = jax.ShapeDtypeStruct((4, T, 4, 64), jnp.bfloat16)
+
+        def total(query, key, value):
+            mask = window(T, T, before=128, after=128) & real(jnp.full(4, T - 7), T)
+            options = dict(weight_dropout=0.1, dropout_key=jax.random.key(0))
+            return dot_product_attention(query, key, value, mask=mask, **options).astype(jnp.float32).sum()
+
+        with on_mesh(target_mesh(topology_of(topology), "data=2")):
+            return jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x).compile()
+
+    short, long = compiled(8_192), compiled(16_384)
+    assert "attention_with_dropout" in short.as_text()
+    sizes = [program.memory_analysis().temp_size_in_bytes for program in (short, long)]
+    assert sizes[1] <= 2.2 * sizes[0]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "topology"), corners(["graphormer"], ("graphormer", TPU)))
 def test_a_step_of_a_graphormer(name, topology):
     """No kernel takes the biases of the structure, so the weights of attention are in memory."""

@@ -92,12 +92,17 @@ def prepare_mask(
     return mask.dense() if form == "plain" else mask
 
 
-def _reads_window(kernel: str, mask: Visibility | KernelMask, queries: int, keys: int) -> bool:
-    """Return whether a kernel reads only the keys of the mask's window, in a sequence on one device."""
+def _reads_window(
+    kernel: str, mask: Visibility | KernelMask, queries: int, keys: int, *, has_dropout: bool = False
+) -> bool:
+    """Return whether a kernel reads only the keys of the mask's window, in a sequence on one device.
+
+    With dropout this is the package's own kernel, which reads every band.
+    """
     form = form_of(mask, queries, keys)
     if form is None or ring_size(queries, keys) > 1:
         return False
-    return kernel == "splash" or not needs_array(form, queries, keys)
+    return has_dropout or kernel == "splash" or not needs_array(form, queries, keys)
 
 
 def dot_product_attention(
@@ -156,7 +161,9 @@ def dot_product_attention(
         kernel = kernel_for(implementation, T)
         relations = _relations(mask)
         if form == "windowed":
-            reads_window = kernel is not None and _reads_window(kernel, relations, T, S)
+            reads_window = kernel is not None and _reads_window(
+                kernel, relations, T, S, has_dropout=has_dropout
+            )
             if not reads_window or refusal(
                 str(kernel), query, key, value, mask, bias, has_dropout=has_dropout, ring=ring
             ):
