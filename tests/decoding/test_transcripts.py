@@ -1,5 +1,6 @@
 """Rules of timestamps, windows of long recordings, and the times of words."""
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -65,6 +66,10 @@ def test_words_take_the_states_that_they_attend_to():
     assert empty.by_word().spans() == []
     words = attention.by_word()
     assert words.tokens == ["ab", "c"]
+    # Tokens of the CTC head meet between the states that wrote them.
+    written = dataclasses.replace(attention, centers=np.array([1.0, 4.0, 8.5]))
+    np.testing.assert_allclose([s[1:] for s in written.spans()], [(0, 0.06), (0.06, 0.135), (0.135, 0.24)])
+    np.testing.assert_allclose([s[1:] for s in written.by_word().spans()], [(0, 0.12), (0.12, 0.24)])
     np.testing.assert_allclose([s[1:] for s in words.spans()], [(0, 0.16), (0.16, 0.24)])
 
 

@@ -69,6 +69,8 @@ class SpeechAttention:
       weights: (L, H, T, S) float32.
       spectrogram: (frames, bins) float32.
       seconds: Duration of a state of the encoder.
+      centers: (T,) state of the encoder at which the CTC head wrote each token, or None for a transcript of
+        the decoder.
     """
 
     text: str
@@ -76,22 +78,35 @@ class SpeechAttention:
     weights: np.ndarray
     spectrogram: np.ndarray
     seconds: float
+    centers: np.ndarray | None = None
 
     def by_word(self) -> SpeechAttention:
         """Return a copy with one entry for each word, see `merge_words`."""
         if not self.tokens:
             return self
         words, weights = merge_words(self.tokens, self.weights)
-        return dataclasses.replace(self, tokens=words, weights=weights)
+        centers = self.centers
+        if centers is not None:
+            centers = merge_words(self.tokens, centers[None, None, :, None])[1][0, 0, :, 0]
+        return dataclasses.replace(self, tokens=words, weights=weights, centers=centers)
 
     def spans(self) -> list[tuple[str, float, float]]:
-        """Return (token, start, end) in seconds of each token, by the monotonic path with most attention.
+        """Return (token, start, end) in seconds of each token.
 
-        The path assigns each state of the encoder to one token, in the order of the tokens, and maximizes the
-        sum of the weights, each divided by the sum over all tokens (dynamic time warping, Sakoe & Chiba 1978).
+        Tokens of the CTC head meet in the middle between the states that wrote them. For a transcript of the
+        decoder, the monotonic path with most attention assigns each state of the encoder to one token, in the
+        order of the tokens: it maximizes the sum of the weights, each divided by the sum over all tokens
+        (dynamic time warping, Sakoe & Chiba 1978).
         """
         if not self.tokens:
             return []
+        if self.centers is not None:
+            middles = (self.centers[1:] + self.centers[:-1] + 1) / 2
+            edges = np.array([0, *middles, self.weights.shape[3]]) * self.seconds
+            return [
+                (token, float(start), float(end))
+                for token, start, end in zip(self.tokens, edges[:-1], edges[1:], strict=True)
+            ]
         weights = self.weights.mean(axis=(0, 1))
         weights = weights / np.maximum(weights.sum(axis=0, keepdims=True), 1e-9)
         count, states = weights.shape
@@ -331,8 +346,7 @@ class Transcriber:
             mel_bins = self.processor.settings.mel_bins
             for batch, count in self._batches(waveforms):
                 best = np.asarray(_ctc_tokens(self._prepared, batch, mel_bins=mel_bins))[:count]
-                blank = self.model.config.vocab_size
-                result += [[int(t) for t, _ in itertools.groupby(row) if t != blank] for row in best]
+                result += [[token for token, _ in self._runs(row)] for row in best]
             return result
         options = self._arguments(language)
         for batch, count in self._batches(waveforms):
@@ -344,6 +358,12 @@ class Transcriber:
             for ids, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
                 result.append([token for token in ids[:length] if token != self.processor.settings.end])
         return result
+
+    def _runs(self, best: np.ndarray) -> list[tuple[int, float]]:
+        """Return the tokens of the states (S,) without blanks, each with the center of its states."""
+        runs = itertools.groupby(range(len(best)), key=lambda state: int(best[state]))
+        centers = [(token, float(np.mean(list(states)))) for token, states in runs]
+        return [(token, center) for token, center in centers if token != self.model.config.vocab_size]
 
     def align(self, waveform: np.ndarray, *, language: str | None = None) -> SpeechAttention:
         """Return the transcript of the first window of a recording with its attention.
@@ -360,16 +380,19 @@ class Transcriber:
         ((batch, _),) = self._batches([window])
         if self._search == "ctc":
             # The decoder reads the transcript of the other head.
-            (ids,) = self.tokens([window], language=language)
+            best = np.asarray(_ctc_tokens(self._prepared, batch, mel_bins=settings.mel_bins))[0]
+            ids = [token for token, _ in self._runs(best)]
+            centers = np.array([center for _, center in self._runs(best)])
             prefix = self._prefix(language)
             inputs = jnp.asarray([[*prefix, *ids]], jnp.int32)[:, : settings.max_length]
             weights = np.asarray(_weights(self._prepared, batch, inputs, mel_bins=settings.mel_bins))[0]
             ids, weights = ids[: inputs.shape[1] - len(prefix)], weights[:, :, len(prefix) - 1 : -1]
+            centers = centers[: len(ids)]
         else:
             hypotheses = _search(self._prepared, batch, **self._arguments(language), return_weights=True)
             assert hypotheses.weights is not None, "requested by return_weights"
             ids = np.asarray(hypotheses.tokens)[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
-            weights = np.asarray(hypotheses.weights)[0, 0]
+            weights, centers = np.asarray(hypotheses.weights)[0, 0], None
         spoken = [n for n, token in enumerate(ids) if token != settings.end]
         states = -(-len(window) // (HOP * self.model.config.frames_per_state))
         return SpeechAttention(
@@ -378,4 +401,5 @@ class Transcriber:
             weights[:, :, spoken][..., :states],
             np.asarray(log_mel(jnp.asarray(batch), settings.mel_bins))[0, : -(-len(window) // HOP)],
             self.model.config.frames_per_state * HOP / SAMPLE_RATE,
+            None if centers is None else centers[spoken],
         )

@@ -15,6 +15,8 @@ from transformer_jax.plotting.labels import text_style, token_label
 def plot_speech(attention: Any, *, path: str | pathlib.Path | None = None) -> Figure:
     """Draw the spectrogram of a recording with the span of each word, and below it the attention of each word.
 
+    Words of the CTC head are marked where it wrote them.
+
     Args:
       attention: `decoding.transcripts.SpeechAttention` of the recording.
       path: File to write; its extension selects the format.
@@ -33,6 +35,9 @@ def plot_speech(attention: Any, *, path: str | pathlib.Path | None = None) -> Fi
         attention.spectrogram.T, origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, bins)
     )
     above.set_ylabel("mel band")
+    if words.centers is not None:
+        times = (words.centers + 0.5) * words.seconds
+        above.plot(times, np.full(len(times), 0.97 * bins), "v", color="white", markersize=4)
     for word, start, end in words.spans():
         above.axvline(start, color="white", linewidth=0.6, alpha=0.7)
         label = token_label(word)
