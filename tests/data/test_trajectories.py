@@ -148,11 +148,11 @@ def test_sets_that_do_not_fit_together():
     states, _, rewards = episode(3)
     with pytest.raises(UserError, match="episode 1, step 2: action 9 is outside of 0 to 2"):
         of(states, np.array([0, 9, 0]), rewards).check_actions(3)
-    named = Trajectories(
+    located = Trajectories(
         "set", [states] * 2, [np.zeros(3, int), np.full(3, 9)], [rewards] * 2, ["line 1", "line 4"]
     )
     with pytest.raises(UserError, match="set, line 4, step 1: action 9"):
-        named.select(np.array([1])).check_actions(3)
+        located.select(np.array([1])).check_actions(3)
     with pytest.raises(UserError, match="actions have 2 values instead of 3"):
         of(*episode(3, continuous=True)).check_actions(3)
 

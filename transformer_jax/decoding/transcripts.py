@@ -381,8 +381,8 @@ class Transcriber:
         if self._search == "ctc":
             # The decoder reads the transcript of the other head.
             best = np.asarray(_ctc_tokens(self._prepared, batch, mel_bins=settings.mel_bins))[0]
-            ids = [token for token, _ in self._runs(best)]
-            centers = np.array([center for _, center in self._runs(best)])
+            runs = self._runs(best)
+            ids, centers = [token for token, _ in runs], np.array([center for _, center in runs])
             prefix = self._prefix(language)
             inputs = jnp.asarray([[*prefix, *ids]], jnp.int32)[:, : settings.max_length]
             weights = np.asarray(_weights(self._prepared, batch, inputs, mel_bins=settings.mel_bins))[0]

@@ -15,7 +15,7 @@ from transformer_jax.plotting.labels import text_style, token_label
 def plot_speech(attention: Any, *, path: str | pathlib.Path | None = None) -> Figure:
     """Draw the spectrogram of a recording with the span of each word, and below it the attention of each word.
 
-    Words of the CTC head are marked where it wrote them.
+    Triangles mark the states at which a CTC head wrote the words.
 
     Args:
       attention: `decoding.transcripts.SpeechAttention` of the recording.

@@ -81,6 +81,7 @@ def copy_to_host(tree: Any) -> Any:
     def copy(leaf: Any) -> Any:
         if not _is_sharded(leaf):
             return np.array(leaf)
-        return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
+        device = next(iter(leaf.sharding.device_set))
+        return jnp.copy(leaf) if device.platform == "cpu" else leaf
 
     return jax.tree.map(copy, tree)
