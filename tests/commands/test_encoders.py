@@ -359,7 +359,7 @@ def test_bad_use(data, runs, tmp_path):
     assert "--valid and --held-out contradict each other" in error_line(
         tag, "--train", data / "tags.tsv", "--valid", data / "tags.tsv", "--held-out", 0.3
     )
-    assert "--json needs a --dry-run with a --topology, or a text" in error_line(
+    assert "--json needs a --dry-run with a --topology, or an input for a trained run" in error_line(
         tag, "--train", data / "tags.tsv", "--json"
     )
     assert "--data-dir and --splits are for a corpus tfds:NAME" in error_line(
