@@ -79,7 +79,7 @@ def test_segments_end_at_timestamps_and_the_next_window_starts_at_the_last_pair(
         decode=lambda tokens: " ".join(str(token) for token in tokens if token < 100),
     )
     transcriber = Transcriber.__new__(Transcriber)
-    transcriber.processor = processor
+    transcriber.processor, transcriber._timestamps = processor, True
 
     def segments(*tokens, duration=30.0):
         parts, read = transcriber._segments(tokens, duration)
@@ -93,3 +93,42 @@ def test_segments_end_at_timestamps_and_the_next_window_starts_at_the_last_pair(
     assert segments(100, 5, 150, 150, 6) == ([(0.0, 5.0, "5")], 5.0)
     assert segments(100, 5) == ([(0.0, 30.0, "5")], 30.0)
     assert segments(150, 8, 160, duration=2.0) == ([(2.0, 2.0, "8")], 2.0)
+
+
+def test_windows_of_all_recordings_share_batches_without_timestamps():
+    settings = types.SimpleNamespace(languages={"en": 1, "de": 2})
+    processor = types.SimpleNamespace(
+        samples=1_600,
+        settings=settings,
+        seconds=lambda token: None if token < 90_000 else 0.05,
+        decode=lambda tokens: " ".join(str(token) for token in tokens if token < 90_000),
+    )
+    transcriber = Transcriber.__new__(Transcriber)
+    transcriber.processor, transcriber._language, transcriber._timestamps = processor, None, False
+    calls = []
+
+    def tokens(windows, *, language):
+        calls.append((language, [len(window) for window in windows]))
+        return [[int(window[0])] for window in windows]
+
+    transcriber.tokens = tokens
+    transcriber.detect_languages = lambda windows: ["de" if window[0] > 50 else "en" for window in windows]
+    # The value of a sample says its number; a window of 1,600 samples ends in its last fifth.
+    recordings = [np.arange(4_000.0), np.arange(60.0, 1_000.0)]
+    long, short = transcriber(recordings)
+    assert [language for language, _ in calls] == ["de", "en"]
+    assert calls[0][1] == [940]
+    lengths = calls[1][1]
+    assert sum(lengths) == 4_000
+    assert all(1_280 <= length <= 1_600 for length in lengths[:-1])
+    starts = np.cumsum([0, *lengths[:-1]])
+    assert long.text == " ".join(str(start) for start in starts)
+    assert short.text == "60"
+    np.testing.assert_allclose([s.start for s in long.segments], starts / 16_000)
+    # With timestamps the next window begins where those of the window before it end.
+    transcriber._timestamps = True
+    transcriber.tokens = lambda windows, *, language: [[90_000, int(w[0]), 90_000, 90_000] for w in windows]
+    settings.languages = {}
+    processor.samples = 32_000
+    (transcript,) = transcriber([np.arange(40_000.0)])
+    assert transcript.text == "0 16000 32000"  # a step of at least a second

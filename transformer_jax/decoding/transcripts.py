@@ -246,36 +246,41 @@ class Transcriber:
     def __call__(self, waveforms: Sequence[np.ndarray]) -> list[Transcript]:
         """Return a transcript of each recording, (n,) float samples at 16 kHz.
 
-        Longer recordings than the model's window are read in windows that end in a pause, or where their
-        timestamps end.
+        Longer recordings than the model's window are read in windows that end in a pause, all in the same
+        batches. With timestamps a window begins where those of the window before it end.
         """
         segments: list[list[Segment]] = [[] for _ in waveforms]
         starts = [0] * len(waveforms)
         languages: list[str | None] = [self._language] * len(waveforms)
         while pending := [n for n, waveform in enumerate(waveforms) if starts[n] < len(waveform)]:
-            ends = {n: window_end(waveforms[n], starts[n], self.processor.samples) for n in pending}
-            windows = [waveforms[n][starts[n] : ends[n]] for n in pending]
             if self.processor.settings.languages:
-                missing = [i for i, n in enumerate(pending) if languages[n] is None]
-                detected = self.detect_languages([windows[i] for i in missing])
-                for i, language in zip(missing, detected, strict=True):
-                    languages[pending[i]] = language
-            tokens_of: dict[int, list[int]] = {}
+                missing = [n for n in pending if languages[n] is None]
+                windows = [waveforms[n][next(self._windows(waveforms[n], starts[n]))] for n in missing]
+                detected = self.detect_languages(windows)
+                for n, language in zip(missing, detected, strict=True):
+                    languages[n] = language
             for code in sorted({languages[n] for n in pending}, key=str):
-                members = [i for i, n in enumerate(pending) if languages[n] == code]
-                tokens = self.tokens([windows[i] for i in members], language=code)
-                tokens_of |= {pending[i]: ids for i, ids in zip(members, tokens, strict=True)}
-            for n in pending:
-                first = starts[n] / SAMPLE_RATE
-                parts, read = self._segments(tokens_of[n], (ends[n] - starts[n]) / SAMPLE_RATE)
-                segments[n] += [Segment(first + p.start, first + p.end, p.text) for p in parts]
-                starts[n] += max(round(read * SAMPLE_RATE), 1)
+                members = [n for n in pending if languages[n] == code]
+                batch = [(n, window) for n in members for window in self._windows(waveforms[n], starts[n])]
+                tokens = self.tokens([waveforms[n][window] for n, window in batch], language=code)
+                for (n, window), ids in zip(batch, tokens, strict=True):
+                    first = window.start / SAMPLE_RATE
+                    parts, read = self._segments(ids, (window.stop - window.start) / SAMPLE_RATE)
+                    segments[n] += [Segment(first + p.start, first + p.end, p.text) for p in parts]
+                    starts[n] = window.start + max(round(read * SAMPLE_RATE), 1)
         return [Transcript(tuple(parts)) for parts in segments]
+
+    def _windows(self, waveform: np.ndarray, start: int) -> Iterator[slice]:
+        """Yield the windows of a recording that can be read at once: the next one if it has timestamps."""
+        while start < len(waveform):
+            end = window_end(waveform, start, self.processor.samples)
+            yield slice(start, end)
+            start = len(waveform) if self._timestamps else end
 
     def _segments(self, tokens: Sequence[int], duration: float) -> tuple[list[Segment], float]:
         """Return (the segments of a window's tokens, the seconds that they cover)."""
         times = [self.processor.seconds(token) for token in tokens]
-        marks = [n for n, time in enumerate(times) if time is not None]
+        marks = [n for n, time in enumerate(times) if time is not None and self._timestamps]
         if not marks:
             text = self.processor.decode(tokens)
             return ([Segment(0.0, duration, text)] if text else []), duration
