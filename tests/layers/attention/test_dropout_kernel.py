@@ -13,6 +13,7 @@ from transformer_jax.distributed.program_flops import program_flops, program_wor
 from transformer_jax.layers.attention import visibility
 from transformer_jax.layers.attention.dispatch import dot_product_attention
 from transformer_jax.layers.attention.kernels import kernel_attention
+from transformer_jax.layers.dropout import random_words
 
 B, T, H, K = 2, 37, 4, 8
 RATE = 0.3
@@ -35,8 +36,8 @@ def inputs(kv_heads=H, queries=T, dtype=jnp.float32):
 
 def kernel(*arrays, mask=None, seed=3, rate=RATE):
     return kernel_attention(
-        "splash", *arrays, mask=mask, scale=K**-0.5, weight_dropout=rate, dropout_key=jax.random.key(seed),
-        interpret=True,
+        "splash", *arrays, mask=mask, scale=K**-0.5, weight_dropout=rate, interpret=True,
+        words=random_words(jax.random.key(seed)),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Attention within windows against the plain form with the same mask: values, gradients, meshes and kernels."""
 
+import contextlib
 import functools
 import re
 
@@ -218,6 +219,30 @@ def test_blocks_by_the_kernel_of_a_tpu(rng, name):
     )
     for ours, expected in zip(results, values_and_gradients(plain(mask, scale=0.3), *inputs), strict=True):
         np.testing.assert_allclose(ours, expected, atol=3e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    others_soak(
+        [("symmetric", None), ("global", None), ("dilated and global", None), ("packed", "data=2")],
+        ("dilated and global", None),
+        ("packed", "data=2"),
+    ),
+)
+def test_blocks_with_dropout_by_a_kernel_drop_the_same_weights(rng, name, mesh):
+    length = 300
+    tokens = jnp.array([[0, 111, -1], [5, 280, 3]])
+    segments = jnp.array([[1] * 90 + [2] * 150 + [0] * 60, [1] * 200 + [2] * 100])
+    mask, inputs = masks(length, tokens, segments)[name], arrays(rng, 2, length, K)
+    options = dict(scale=0.3, weight_dropout=0.3, dropout_key=jax.random.key(5))
+    expected = values_and_gradients(plain(mask, **options), *inputs)
+    local = functools.partial(blocks_in_rows, kernel="splash", interpret=True)
+    attend = functools.partial(windowed_attention, mask=mask, local=local, **options)
+    with contextlib.nullcontext() if mesh is None else on_mesh(make_mesh(mesh)):
+        results = values_and_gradients(attend, *inputs)
+    for ours, reference in zip(results, expected, strict=True):
+        np.testing.assert_allclose(ours, reference, atol=3e-5)
 
 
 def test_the_dispatch_selects_the_form_by_the_reach_of_the_window():

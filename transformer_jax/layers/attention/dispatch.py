@@ -28,7 +28,7 @@ from transformer_jax.layers.attention.windowed import QUERIES, local_attention, 
 from transformer_jax.layers.attention.windowed_blocks import blocks_in_rows
 from transformer_jax.layers.attention.windows import window_of
 from transformer_jax.layers.compute_options import Attention
-from transformer_jax.layers.dropout import dropout
+from transformer_jax.layers.dropout import dropout, random_words
 from transformer_jax.layers.positions.bias import PositionBias
 
 # Maximum number of weights per head and sentence that "auto" computes in the plain form. Accelerators have
@@ -144,7 +144,8 @@ def dot_product_attention(
     """
     _check_shapes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    has_dropout = weight_dropout > 0 and dropout_key is not None
+    dropout_key = dropout_key if weight_dropout > 0 else None
+    has_dropout = dropout_key is not None
     if return_weights == "banded":
         relations = _relations(mask)
         if bias is not None or window_of(relations) is None:
@@ -169,8 +170,7 @@ def dot_product_attention(
             ):
                 return _attend_windows(
                     query, key, value, relations, kernel, ring, requested=implementation == "fused",
-                    scale=scale, weight_dropout=weight_dropout,
-                    dropout_key=dropout_key if has_dropout else None,
+                    scale=scale, weight_dropout=weight_dropout, dropout_key=dropout_key,
                 )  # fmt: skip
         if kernel is not None:
             reason = refusal(kernel, query, key, value, mask, bias, has_dropout=has_dropout, ring=ring)
@@ -180,14 +180,14 @@ def dot_product_attention(
                     return ring_kernel_attention(kernel, query, key, value, mask=mask, scale=scale)
                 return kernel_attention(
                     kernel, query, key, value, mask=mask, scale=scale, weight_dropout=weight_dropout,
-                    dropout_key=dropout_key if has_dropout else None,
+                    words=None if dropout_key is None else random_words(dropout_key),
                 )  # fmt: skip
             report_refusal(kernel, reason, form, requested=implementation == "fused")
         if form == "chunked":
             attend = ring_attention if ring > 1 else chunked_attention
             return attend(
                 query, key, value, mask=_relations(mask), bias=bias, scale=scale,
-                weight_dropout=weight_dropout, dropout_key=dropout_key if has_dropout else None,
+                weight_dropout=weight_dropout, dropout_key=dropout_key,
             )  # fmt: skip
     mask = mask.dense() if isinstance(mask, (Visibility, KernelMask)) else mask
     bias = bias.dense() if isinstance(bias, PositionBias) else bias

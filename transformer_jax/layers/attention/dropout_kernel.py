@@ -12,6 +12,7 @@ softmax (Dao et al. 2022, appendix B.4).
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.layers.attention.kernel_mask import KernelMask
+from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.attention.windows import Blocks
 from transformer_jax.layers.dropout import flat_indices, keep_mask
 from transformer_jax.layers.named_points import KERNEL_RESULTS, named
 
@@ -37,6 +40,8 @@ class _KernelConfig(NamedTuple):
     Attributes:
       shape: (H, T, S) of the complete array of weights, without padding, over all devices.
       band: Lowest and highest visible value of key index - query index.
+      always_from: Index of the first key to which the band does not apply, a multiple of `key_block`; or None.
+      blocks: See `KernelMask`.
       scale: Factor of the logits.
       rate: Dropout rate.
       query_block: Queries of a block.
@@ -46,31 +51,39 @@ class _KernelConfig(NamedTuple):
 
     shape: tuple[int, int, int]
     band: tuple[int | None, int | None]
+    always_from: int | None
+    blocks: Blocks | None
     scale: float
     rate: float
     query_block: int
     key_block: int
     target: str
 
-    def key_blocks(self, block: Any, count: int) -> tuple[Any, Any]:
-        """Return the range of key blocks, of `count`, that a block of queries sees."""
+    def key_blocks(self, block: Any, count: int) -> tuple[tuple[Any, Any], ...]:
+        """Return the ranges of key blocks, of `count`, that a block of queries sees."""
         lowest, highest = self.band
         first, size = block * self.query_block, self.key_block
         start = 0 if lowest is None else jax.lax.div(jnp.maximum(first + lowest, 0), size)
-        if highest is None:
-            return start, count
-        last = first + self.query_block - 1 + highest
-        return start, jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), count)
+        in_band = count if self.always_from is None else self.always_from // size
+        stop: Any = in_band
+        if highest is not None:
+            last = first + self.query_block - 1 + highest
+            stop = jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), in_band)
+        return ((start, stop),) if in_band == count else ((start, stop), (in_band, count))
 
     def query_blocks(self, block: Any, count: int) -> tuple[Any, Any]:
         """Return the range of query blocks, of `count`, that see a block of keys."""
         lowest, highest = self.band
         first, size = block * self.key_block, self.query_block
-        start = 0 if highest is None else jax.lax.div(jnp.maximum(first - highest, 0), size)
-        if lowest is None:
-            return start, count
-        last = first + self.key_block - 1 - lowest
-        return start, jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), count)
+        start: Any = 0 if highest is None else jax.lax.div(jnp.maximum(first - highest, 0), size)
+        stop: Any = count
+        if lowest is not None:
+            last = first + self.key_block - 1 - lowest
+            stop = jnp.minimum(jax.lax.div(jnp.maximum(last + size, 0), size), count)
+        if self.always_from is None:
+            return start, stop
+        is_in_band = first < self.always_from
+        return jnp.where(is_in_band, start, 0), jnp.where(is_in_band, stop, count)
 
 
 def attention_with_dropout(
@@ -103,6 +116,7 @@ def attention_with_dropout(
       (B, T, H, K) in the query's dtype; zeros for a query that sees no key.
     """
     (B, T, H, K), S = query.shape, key.shape[1]
+    form = KernelMask(Visibility(()), None, None) if form is None else form
     block = _BLOCKS.get(target, 16)
     sizes = [-(-length // block) * block for length in (T, S)]
     # Triton's blocks have powers of two as sizes.
@@ -120,19 +134,29 @@ def attention_with_dropout(
             constant_values=padding,
         )
         for x, n, length, padding in (
-            (None if form is None else form.query_segments, T, sizes[0], _PADDED_QUERY),
-            (None if form is None else form.key_segments, S, sizes[1], _PADDED_KEY),
+            (form.query_segments, T, sizes[0], _PADDED_QUERY),
+            (form.key_segments, S, sizes[1], _PADDED_KEY),
         )
     )
+    always = form.always
+    assert not always or sizes[1] == S, "always visible keys are the last ones"
     if target == "tpu":
         is_wide = K * query.dtype.itemsize > 512
         maximum = _MAX_TPU_BLOCK_OF_WIDE if is_wide else _MAX_TPU_BLOCK
-        blocks = [next(n for n in (maximum, 256, block) if length % n == 0) for length in sizes]
+        query_block, key_block = (
+            next(n for n in (maximum, 256, block) if length % n == 0)
+            for length in (sizes[0], math.gcd(sizes[1], always))
+        )
     else:
-        blocks = [block, block]
-    band = (None, None) if form is None else form.band
-    config = _KernelConfig((heads, T, S), band, scale, rate, blocks[0], blocks[1], target)
-    output = _attend(config, scalars, query, key, value, query_segments[:, :, None], key_segments[:, None])
+        query_block = key_block = block
+    key_indices = jnp.broadcast_to(jnp.arange(S), (B, S)) if form.key_indices is None else form.key_indices
+    key_indices = jnp.pad(key_indices.astype(jnp.int32), [(0, 0), (0, sizes[1] - S)])
+    config = _KernelConfig(
+        (heads, *(form.lengths or (T, S))), form.band, S - always if always else None, form.blocks, scale, rate,
+        query_block, key_block, target,
+    )  # fmt: skip
+    key_labels = jnp.stack([key_segments, key_indices], axis=1)
+    output = _attend(config, scalars, query, key, value, query_segments[:, :, None], key_labels)
     return jnp.swapaxes(output[:, :, :T, :K], 1, 2)
 
 
@@ -141,27 +165,30 @@ def _attend(config: _KernelConfig, *inputs: jax.Array) -> jax.Array:
     return _forward(config, *inputs)[0]
 
 
-def _forward(config, scalars, query, key, value, query_segments, key_segments):
-    """Return (output (B, H, T, K), logarithm of each query's denominator (B, H, T, 1))."""
+def _forward(config, scalars, query, key, value, query_segments, key_labels):
+    """Return (output (B, H, T, K), logarithm of each query's denominator (B, H, T, 1)).
+
+    `key_labels` (B, 2, S) are the segment of each key and its index in the complete sequence.
+    """
     outputs = (query, jax.ShapeDtypeStruct((*query.shape[:3], 1), jnp.float32))
     return _call(
         _forward_kernel, "attention_with_dropout_fwd", config, "query", (scalars, query, key, value),
-        (query_segments, key_segments), outputs=outputs,
+        (query_segments, key_labels), outputs=outputs,
     )  # fmt: skip
 
 
-def _attend_forward(config, scalars, query, key, value, query_segments, key_segments):
-    output, log_denominator = _forward(config, scalars, query, key, value, query_segments, key_segments)
+def _attend_forward(config, scalars, query, key, value, query_segments, key_labels):
+    output, log_denominator = _forward(config, scalars, query, key, value, query_segments, key_labels)
     output, log_denominator = (named(x, KERNEL_RESULTS) for x in (output, log_denominator))
-    return output, (scalars, query, key, value, query_segments, key_segments, output, log_denominator)
+    return output, (scalars, query, key, value, query_segments, key_labels, output, log_denominator)
 
 
 def _attend_backward(config, residuals, gradient):
-    scalars, query, key, value, query_segments, key_segments, output, log_denominator = residuals
+    scalars, query, key, value, query_segments, key_labels, output, log_denominator = residuals
     # The sum over keys of a weight times its gradient (Dao et al. 2022, appendix B.4).
     delta = (gradient.astype(jnp.float32) * output.astype(jnp.float32)).sum(axis=-1, keepdims=True)
     inputs = (scalars, query, key, value, gradient, log_denominator, delta)
-    segments = (query_segments, key_segments)
+    segments = (query_segments, key_labels)
     query_gradient, = _call(
         _query_gradient_kernel, "attention_with_dropout_dq", config, "query", inputs, segments, outputs=(query,)
     )  # fmt: skip
@@ -204,7 +231,7 @@ def _call(kernel, name, config, split, inputs, segments, *, outputs):
         block = size if is_split else length
         if axis == "query":
             return pl.BlockSpec((None, block, 1), lambda b, h, i: (b, i if is_split else 0, 0))
-        return pl.BlockSpec((None, 1, block), lambda b, h, i: (b, 0, i if is_split else 0))
+        return pl.BlockSpec((None, 2, block), lambda b, h, i: (b, 0, i if is_split else 0))
 
     axes = ("query", "key", "key", "query", "query", "query")[: len(inputs) - 1]
     in_specs = [_scalars(pl, config.target), *map(spec, (query, key, *rest), axes)]
@@ -264,50 +291,72 @@ class _Block(NamedTuple):
 
 
 class _Dropout(NamedTuple):
-    """Random words of the dropout key, and the indices of a program's row and head over all devices."""
+    """Position of a program's weights in the complete array.
+
+    Attributes:
+      words: Random words of the dropout key.
+      row: Index of the row over all devices.
+      head: Index of the head over all devices.
+      first_query: Index of the first query.
+      query_step: Difference between the indices of two queries in a row.
+    """
 
     words: tuple[Any, Any]
     row: Any
     head: Any
+    first_query: Any
+    query_step: int
 
 
-def _dropout_of(pl, scalars) -> _Dropout:
+def _dropout_of(config, pl, scalars) -> _Dropout:
     """Return the dropout of this program; called outside loops, where `program_id` is undefined."""
-    row, head = (pl.program_id(axis).astype(jnp.uint32) for axis in (0, 1))
-    return _Dropout((scalars[0], scalars[1]), scalars[2] + row, scalars[3] + head)
+    row, head = (scalars[2 + axis].astype(jnp.int32) + pl.program_id(axis) for axis in (0, 1))
+    words, blocks = (scalars[0], scalars[1]), config.blocks
+    if blocks is None:
+        return _Dropout(words, row, head, 0, 1)
+    first_query = blocks.first_query(jax.lax.rem(row, blocks.block_count))
+    return _Dropout(words, jax.lax.div(row, blocks.block_count), head, first_query, blocks.dilation)
 
 
 def _block_of(
-    config, dropout: _Dropout, query, key, query_segments, key_segments, query_index, key_index
+    config, dropout: _Dropout, query, key, query_segments, key_labels, query_index, key_index
 ) -> _Block:
-    """Compute a block from queries (t, K), keys (s, K), their segments and the indices of their blocks."""
+    """Compute a block from queries (t, K), keys (s, K), their labels and the indices of their blocks."""
     shape = (config.query_block, config.key_block)
     queries = query_index * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     keys = key_index * shape[1] + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    key_segments, key_indices = key_labels
     visible = query_segments == key_segments
     lowest, highest = config.band
+    outside = False if config.always_from is None else keys >= config.always_from
     if lowest is not None:
-        visible = visible & (keys - queries >= lowest)
+        visible = visible & ((keys - queries >= lowest) | outside)
     if highest is not None:
-        visible = visible & (keys - queries <= highest)
+        visible = visible & ((keys - queries <= highest) | outside)
     logits = _product(query, key, (1, 1)) * config.scale
-    indices = flat_indices((dropout.row, dropout.head, queries, keys), (1, *config.shape))
+    query_indices = dropout.first_query + queries * dropout.query_step
+    indices = flat_indices((dropout.row, dropout.head, query_indices, key_indices), (1, *config.shape))
     kept = keep_mask(dropout.words, indices, config.rate)
     return _Block(jnp.where(visible, logits, _LOWEST), visible, kept)
 
 
+def _labels(key_labels, keys) -> tuple[Any, Any]:
+    """Return (segments, indices in the complete sequence) (1, s) of a slice of keys."""
+    return key_labels[0:1, keys], key_labels[1:2, keys]
+
+
 def _forward_kernel(
-    config, pl, scalars, query, key, value, query_segments, key_segments, output, log_denominator
+    config, pl, scalars, query, key, value, query_segments, key_labels, output, log_denominator
 ):
     query_index, size = pl.program_id(2), config.key_block
-    dropout = _dropout_of(pl, scalars)
+    dropout = _dropout_of(config, pl, scalars)
     queries, segments = query[...], query_segments[...]
 
     def add_keys(key_index, state):
         maximum, denominator, numerator = state
         keys = pl.ds(pl.multiple_of(key_index * size, size), size)
         block = _block_of(
-            config, dropout, queries, key[keys, :], segments, key_segments[:, keys], query_index, key_index
+            config, dropout, queries, key[keys, :], segments, _labels(key_labels, keys), query_index, key_index
         )
         new_maximum = jnp.maximum(maximum, block.logits.max(axis=1, keepdims=True))
         weights = jnp.where(block.visible, jnp.exp(block.logits - new_maximum), 0.0)
@@ -318,8 +367,9 @@ def _forward_kernel(
 
     shape = (config.query_block, 1)
     state = jnp.full(shape, _LOWEST), jnp.zeros(shape), jnp.zeros(query.shape, jnp.float32)
-    first, last = config.key_blocks(query_index, key.shape[0] // size)
-    maximum, denominator, numerator = jax.lax.fori_loop(first, last, add_keys, state)
+    for first, last in config.key_blocks(query_index, key.shape[0] // size):
+        state = jax.lax.fori_loop(first, last, add_keys, state)
+    maximum, denominator, numerator = state
     denominator = jnp.where(denominator == 0.0, 1.0, denominator)
     output[...] = (numerator / (denominator * (1.0 - config.rate))).astype(output.dtype)
     log_denominator[...] = maximum + jnp.log(denominator)
@@ -334,11 +384,11 @@ def _weights_and_gradients(config, block, gradients, values, log_denominator, de
 
 
 def _query_gradient_kernel(
-    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_labels,
     query_gradient,
 ):  # fmt: skip
     query_index, size = pl.program_id(2), config.key_block
-    dropout = _dropout_of(pl, scalars)
+    dropout = _dropout_of(config, pl, scalars)
     queries, segments, gradients = query[...], query_segments[...], gradient[...]
     log_denominators, deltas = log_denominator[...], delta[...]
 
@@ -346,32 +396,33 @@ def _query_gradient_kernel(
         indices = pl.ds(pl.multiple_of(key_index * size, size), size)
         keys = key[indices, :]
         block = _block_of(
-            config, dropout, queries, keys, segments, key_segments[:, indices], query_index, key_index
+            config, dropout, queries, keys, segments, _labels(key_labels, indices), query_index, key_index
         )
         _, logit_gradients = _weights_and_gradients(
             config, block, gradients, value[indices, :], log_denominators, deltas
         )
         return gradient_sum + _product(logit_gradients.astype(keys.dtype), keys, (1, 0))
 
-    first, last = config.key_blocks(query_index, key.shape[0] // size)
-    gradient_sum = jax.lax.fori_loop(first, last, add_keys, jnp.zeros(query.shape, jnp.float32))
+    gradient_sum = jnp.zeros(query.shape, jnp.float32)
+    for first, last in config.key_blocks(query_index, key.shape[0] // size):
+        gradient_sum = jax.lax.fori_loop(first, last, add_keys, gradient_sum)
     query_gradient[...] = gradient_sum.astype(query_gradient.dtype)
 
 
 def _key_gradient_kernel(
-    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_segments,
+    config, pl, scalars, query, key, value, gradient, log_denominator, delta, query_segments, key_labels,
     key_gradient, value_gradient,
 ):  # fmt: skip
     key_index, size = pl.program_id(2), config.query_block
-    dropout = _dropout_of(pl, scalars)
-    keys, values, segments = key[...], value[...], key_segments[...]
+    dropout = _dropout_of(config, pl, scalars)
+    keys, values, labels = key[...], value[...], _labels(key_labels, slice(None))
 
     def add_queries(query_index, sums):
         key_sum, value_sum = sums
         indices = pl.ds(pl.multiple_of(query_index * size, size), size)
         queries, gradients = query[indices, :], gradient[indices, :]
         block = _block_of(
-            config, dropout, queries, keys, query_segments[indices, :], segments, query_index, key_index
+            config, dropout, queries, keys, query_segments[indices, :], labels, query_index, key_index
         )
         weights, logit_gradients = _weights_and_gradients(
             config, block, gradients, values, log_denominator[indices, :], delta[indices, :]

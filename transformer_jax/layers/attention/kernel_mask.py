@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.layers.attention.visibility import Visibility
+from transformer_jax.layers.attention.windows import Blocks
 
 
 def additive_mask(mask: jax.Array, dtype: Any) -> jax.Array:
@@ -33,6 +34,10 @@ class KernelMask(flax.struct.PyTreeNode):
       sees_any: (B, T) whether a query sees any key, or None if every query does.
       additive: (1 or B, 1, T, S) in the compute dtype, 0 where visible, for kernels without segments.
       always: Number of last keys to which the band does not apply.
+      blocks: The blocks of longer sequences that are the rows of this mask, or None. Dropout counts the weights
+        of the complete sequences.
+      lengths: (T, S) of the complete sequences, with `blocks`.
+      key_indices: (B, S) index of each key in its complete sequence, with `blocks`.
     """
 
     relations: Visibility
@@ -45,6 +50,9 @@ class KernelMask(flax.struct.PyTreeNode):
     sees_any: jax.Array | None = None
     additive: jax.Array | None = None
     always: int = flax.struct.field(pytree_node=False, default=0)
+    blocks: Blocks | None = flax.struct.field(pytree_node=False, default=None)
+    lengths: tuple[int, int] | None = flax.struct.field(pytree_node=False, default=None)
+    key_indices: jax.Array | None = None
 
     @classmethod
     def from_visibility(cls, relations: Visibility, queries: int, keys: int) -> Self | None:

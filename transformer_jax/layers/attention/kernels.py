@@ -21,7 +21,6 @@ from transformer_jax.distributed.program_flops import band_scope
 from transformer_jax.layers.attention.dropout_kernel import attention_with_dropout
 from transformer_jax.layers.attention.kernel_mask import KernelMask, additive_mask
 from transformer_jax.layers.attention.visibility import Visibility
-from transformer_jax.layers.dropout import random_words
 from transformer_jax.layers.named_points import KERNEL_RESULTS
 
 # Head widths of cuDNN's flash attention: multiples of 8 up to 128, or up to 256 from Hopper on, which JAX
@@ -203,7 +202,7 @@ def kernel_attention(
     mask: Visibility | KernelMask | jax.Array | None,
     scale: float,
     weight_dropout: float = 0.0,
-    dropout_key: jax.Array | None = None,
+    words: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Compute `dot_product_attention` by a kernel that supports the arguments, see `refusal`.
@@ -218,7 +217,7 @@ def kernel_attention(
       mask: See `dot_product_attention`.
       scale: See `dot_product_attention`.
       weight_dropout: See `dot_product_attention`.
-      dropout_key: See `dot_product_attention`.
+      words: Random words of dropout, see `random_words`; dropout is on if they are passed.
       interpret: Interpret Pallas's kernel on a CPU, for tests.
 
     Returns:
@@ -229,10 +228,10 @@ def kernel_attention(
     form = form_of(mask, T, S)
     attend: Any
     inputs: tuple[jax.Array, ...] = ()
-    if dropout_key is not None:
+    if words is not None:
         target = "interpret" if interpret else "gpu" if kernel == "cudnn" else "tpu"
         attend = functools.partial(_dropout, rate=weight_dropout, target=target, heads=query.shape[2])
-        inputs, form = (random_words(dropout_key),), None if form is None else form.replace(additive=None)
+        inputs, form = (words,), None if form is None else form.replace(additive=None)
     elif kernel == "cudnn":
         form = form if form is None or form.additive is not None else form.with_additive(str(query.dtype))
         attend = _cudnn

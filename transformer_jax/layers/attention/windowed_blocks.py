@@ -99,15 +99,25 @@ def blocks_in_rows(
     query = in_rows(blocks.split_queries(query))
     key, value = with_neighbors(key, global_key), with_neighbors(value, global_value)
     form: KernelMask | None = None
-    reason: str | None = "dropout of the weights within a window"
-    if kernel is not None and words is None:
+    reason: str | None = "dropout on the weights over a ring"
+    if kernel is not None and not (extended and words is not None):
         band = exact.lowest - blocks.lowest, exact.highest - blocks.lowest
         form = _kernel_mask(mask, band, queries, keys, shape[2:], indices, count, B)
-        reason = "the mask" if form is None else refusal(kernel, query, key, value, form, None)
+        reason = "the mask"
+        if form is not None:
+            reason = refusal(kernel, query, key, value, form, None, has_dropout=words is not None)
     if kernel is not None and reason is not None:
         report_refusal(kernel, reason, "windowed", requested=requested)
     if form is not None and kernel is not None and reason is None:
-        output = kernel_attention(kernel, query, key, value, mask=form, scale=scale, interpret=interpret)
+        if words is not None:
+            key_indices = jnp.broadcast_to(keys, (B, *keys.shape)).reshape(B * n, -1)
+            if indices is not None:
+                key_indices = jnp.concatenate([key_indices, jnp.repeat(indices, n, axis=0)], axis=1)
+            form = form.replace(blocks=blocks, lengths=shape[2:], key_indices=key_indices)
+        output = kernel_attention(
+            kernel, query, key, value, mask=form, scale=scale, weight_dropout=weight_dropout, words=words,
+            interpret=interpret,
+        )  # fmt: skip
     else:
         part = None if indices is None else global_part(mask, indices)
         block_mask = BlockMask(mask, part, indices, words, jnp.zeros((), jnp.int32))

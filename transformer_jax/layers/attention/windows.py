@@ -152,6 +152,16 @@ class Blocks(NamedTuple):
         blocks = jnp.arange(self.per_sequence) * self.size + self.lowest + self.before
         return (jnp.arange(self.dilation)[:, None] * self.length + blocks).reshape(-1)
 
+    @property
+    def block_count(self) -> int:
+        """Number of blocks n."""
+        return self.dilation * self.per_sequence
+
+    def first_query(self, number: jax.Array) -> jax.Array:
+        """Return the index of the first query of a block; the others follow in steps of `dilation`."""
+        sequence, block = jax.lax.div(number, self.per_sequence), jax.lax.rem(number, self.per_sequence)
+        return block * (self.size * self.dilation) + sequence
+
     def indices(self, first: int | jax.Array = 0) -> tuple[jax.Array, jax.Array]:
         """Return the indices (n, size) of queries and (n, key_size) of keys, counted from `first`.
 
