@@ -19,6 +19,8 @@ def others_soak(cases: Iterable[Any], *kept: Any) -> list[Any]:
 
 
 def _marked(cases: Iterable[Any], kept: tuple[Any, ...], mark: pytest.MarkDecorator) -> list[Any]:
+    cases = list(cases)
+    assert all(case in cases for case in kept), "a case to keep is not among the cases"
     return [
         case if case in kept else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
         for case in cases

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.conftest import CACHE_OF_COMMANDS, FAST_TO_COMPILE, ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
 from tests.runs import train, write_pairs
@@ -227,25 +228,28 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
 
 
 @pytest.mark.long
-def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp_path):
-    for number, (sent, message) in enumerate(
-        ((signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection"))
-    ):
-        folder = tmp_path / str(number)
-        limit = ("--step-timeout", 8 if sent == signal.SIGSTOP else 300)
-        changes = dict(steps=5_000, save_every=5_000, evaluate_every=5_000)
-        processes = command(2, 1, *flags(config, **changes), *limit, "--run-dir", folder)
-        wait_until(lambda folder=folder: read_metrics(folder), processes)
-        processes[1].send_signal(sent)
-        try:
-            _, errors = processes[0].communicate(timeout=200)
-        finally:
-            for process in processes:
-                process.kill()
-        assert processes[0].returncode == (1 if sent == signal.SIGSTOP else 2), errors[-3000:]
-        assert message in errors
-        assert "Traceback" not in errors
-        processes[1].communicate()
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    others_soak(
+        [(signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection")],
+        (signal.SIGSTOP, "takes longer than 8 s"),
+    ),
+)
+def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp_path, sent, message):
+    limit = ("--step-timeout", 8 if sent == signal.SIGSTOP else 300)
+    changes = dict(steps=5_000, save_every=5_000, evaluate_every=5_000)
+    processes = command(2, 1, *flags(config, **changes), *limit, "--run-dir", tmp_path)
+    wait_until(lambda: read_metrics(tmp_path), processes)
+    processes[1].send_signal(sent)
+    try:
+        _, errors = processes[0].communicate(timeout=200)
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == (1 if sent == signal.SIGSTOP else 2), errors[-3000:]
+    assert message in errors
+    assert "Traceback" not in errors
+    processes[1].communicate()
 
 
 def wait_until(condition, processes):

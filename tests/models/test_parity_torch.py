@@ -37,8 +37,7 @@ def _copy_norm(theirs, ours, layer=None):
     theirs.weight.data, theirs.bias.data = (torch.tensor(pick(x[...])) for x in (ours.scale, ours.bias))
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize(("norm", "activation"), [("post", "relu"), ("pre", "gelu")])
 def test_logits_equal_torch_nn_transformer(norm, activation):
     D, F, V, H = 24, 19, 37, 6
     config = TransformerConfig(

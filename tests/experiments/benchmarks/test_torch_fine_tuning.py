@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import others_soak
 from tests.runs import train
 from transformer_jax import load, pretrained, tasks
 from transformer_jax.tasks.encoders.trained import predicted
@@ -19,7 +20,7 @@ FILES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", others_soak(FILES, "sequence_classification"))
 def test_trained_models_are_equal_without_dropout(name, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

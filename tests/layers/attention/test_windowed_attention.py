@@ -69,8 +69,7 @@ def plain(mask, **options):
     ("name", "groups", "size"),
     others_soak(
         [(name, *sizes) for sizes in ((6, 4), (2, 128)) for name in NAMES],
-        *((name, 2, 4 if name == "packed" else 128) for name in NAMES),
-        ("packed", 2, 128),
+        *((name, 2, 128) for name in NAMES),
         ("global", 6, 4),
         ("dilated and global", 6, 4),
     ),

@@ -74,7 +74,10 @@ def test_the_cache_holds_no_more_than_the_window():
         cache.truncate(jnp.zeros((), jnp.int32))
 
 
-@pytest.mark.parametrize("sizes", [(20,), (1,) * 20, (7, 1, 1, 5, 2, 4), (3, 9, 8)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(7, 1, 1, 5, 2, 4), *(pytest.param(s, marks=pytest.mark.soak) for s in ((20,), (1,) * 20, (3, 9, 8)))],
+)
 def test_steps_of_any_size_equal_the_full_pass(sizes):
     """The last tokens of a step overwrite keys that its first ones still see; rows start at two positions."""
     model = Llama(dataclasses.replace(CONFIG, window=5, dropout=0.0), rngs=nnx.Rngs(0))

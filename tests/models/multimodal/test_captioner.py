@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.models.encoder_decoder_battery import EncoderDecoderBattery, forward, step
 from tests.models.traces import trace_of, unread_fields
 from transformer_jax.layers.compute_options import ComputeOptions
@@ -106,7 +107,14 @@ def test_equal_widths_have_no_projection():
     assert model_of().projection is not None
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth", "decoder_dropout"])
+@pytest.mark.parametrize(
+    "field",
+    others_soak(
+        ["dropout", "attention_dropout", "stochastic_depth", "decoder_dropout"],
+        "stochastic_depth",
+        "decoder_dropout",
+    ),
+)
 def test_randomness_is_on_only_with_a_key(field):
     model = model_of(**{field: 0.5})
     plain = forward(model, *inputs())

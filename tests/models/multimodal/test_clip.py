@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cases import others_soak
 from tests.models.traces import trace_of, unread_fields
 from transformer_jax.distributed.mesh import make_mesh, on_mesh
 from transformer_jax.distributed.sharding import model_shardings, rule_of
@@ -119,7 +120,12 @@ def test_every_field_is_tested():
     assert CHANGES.keys() | NOT_HERE == {field.name for field in dataclasses.fields(ClipConfig)}
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth", "text_dropout"])
+@pytest.mark.parametrize(
+    "field",
+    others_soak(
+        ["dropout", "attention_dropout", "stochastic_depth", "text_dropout"], "stochastic_depth", "text_dropout"
+    ),
+)
 def test_randomness_is_on_only_with_a_key(field):
     images, tokens, lengths = inputs()
     model = model_of(**{field: 0.5})
