@@ -544,7 +544,7 @@ def test_pretraining_recognises_an_electra_by_its_folder(data, tmp_path):
     succeed(pretrain, *first)
     electra = load(tmp_path / "first")
     pretrained.save(tmp_path / "published", electra.model, electra.processor)
-    for start, share in (("first", 1), ("published,into=discriminator", 0.5)):
+    for start, share in (("first", 1), ("published", 0.5)):
         run = tmp_path / f"from {start}"
         succeed(pretrain, "--start-from", f"{tmp_path}/{start}", *text, "--steps", 1, "--run-dir", run)
         assert read_config(run)["task"] == "replaced_token_detection"

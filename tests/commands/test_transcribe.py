@@ -57,7 +57,9 @@ def test_files_are_transcribed_and_drawn(run, data, tmp_path):
     folder, _ = run
     files = [str(data.parent / name) for name in ("0.wav", "long.wav")]
     picture = tmp_path / "words.png"
-    lines = json_lines(transcribe, "--run-dir", folder, "--audio", *files, "--plot-attention", picture)
+    lines = json_lines(
+        transcribe, "--run-dir", folder, "--audio", *files, "--plot-attention", picture, "--audio-batch-size", 1
+    )
     texts = load(folder).transcribe(files)
     assert [(line["file"], line["text"]) for line in lines] == list(zip(files, texts, strict=True))
     assert picture.stat().st_size > 5_000
@@ -71,6 +73,8 @@ def test_files_are_transcribed_and_drawn(run, data, tmp_path):
         (("--audio", "a.wav"), "name the trained run with --run-dir"),
         (("--plot-attention", "a.png"), "--plot-attention and --timestamps need --audio"),
         (("--audio", "--run-dir", "x"), "--audio names no sound file"),
+        (("--audio-batch-size", 2), "--audio-batch-size needs --audio"),
+        (("--audio", "a.wav", "--run-dir", "x", "--audio-batch-size", 0), "--audio-batch-size 0 is below 1"),
         (("--data", "nothing.tsv"), "nothing.tsv"),
         (("--speech-task", "translate"), "--speech-task needs --audio"),
         (("--no-ctc",), "--search ctc needs a model with --ctc"),

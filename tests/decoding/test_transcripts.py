@@ -109,7 +109,8 @@ def test_windows_of_all_recordings_share_batches_without_timestamps():
 
     def tokens(windows, *, language):
         calls.append((language, [len(window) for window in windows]))
-        return [[int(window[0])] for window in windows]
+        # Timestamps that nobody asked for are ignored.
+        return [[int(window[0]), 90_000, 90_000] for window in windows]
 
     transcriber.tokens = tokens
     transcriber.detect_languages = lambda windows: ["de" if window[0] > 50 else "en" for window in windows]
@@ -132,3 +133,18 @@ def test_windows_of_all_recordings_share_batches_without_timestamps():
     processor.samples = 32_000
     (transcript,) = transcriber([np.arange(40_000.0)])
     assert transcript.text == "0 16000 32000"  # a step of at least a second
+
+
+def test_the_last_windows_use_small_batches():
+    transcriber = Transcriber.__new__(Transcriber)
+    transcriber.processor = types.SimpleNamespace(
+        samples=1_600, settings=types.SimpleNamespace(no_timestamps=5)
+    )
+    for rows, count, expected in (
+        (16, 1, [1]), (16, 3, [4]), (16, 5, [4, 1]), (16, 15, [16]), (16, 33, [16, 16, 1]), (2, 3, [2, 1]),
+    ):  # fmt: skip
+        transcriber.rows = rows
+        batches = list(transcriber._batches([np.ones(1_600, np.float32)] * count))
+        assert [len(batch) for batch, _ in batches] == expected
+        assert sum(used for _, used in batches) == count
+        assert sum(batch.any(axis=1).sum() for batch, _ in batches) == count

@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-from tests.cases import others_soak
 from tests.conftest import CACHE_OF_COMMANDS, FAST_TO_COMPILE, ROOT
 from tests.distributed.test_mesh import assert_equals_one_device, state_on
 from tests.runs import train, write_pairs
@@ -230,10 +229,7 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(config, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "message"),
-    others_soak(
-        [(signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection")],
-        (signal.SIGSTOP, "takes longer than 8 s"),
-    ),
+    [(signal.SIGSTOP, "takes longer than 8 s"), (signal.SIGKILL, "lost the connection")],
 )
 def test_a_process_that_hangs_is_named_and_one_that_dies_is_reported(config, tmp_path, sent, message):
     limit = ("--step-timeout", 8 if sent == signal.SIGSTOP else 300)

@@ -84,7 +84,7 @@ def on_plane(model, inputs):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    others_soak(MODELS, ("translators", "transformer")),
+    others_soak(MODELS, ("translators", "transformer"), ("translators", "luong")),
 )
 def test_forward_mode_equals_reverse_mode(kind, name):
     model, inputs = make(kind, name), tokens(kind)
@@ -109,7 +109,7 @@ def test_forward_mode_equals_reverse_mode(kind, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "name"), others_soak(MODELS))
+@pytest.mark.parametrize(("kind", "name"), others_soak(MODELS, ("translators", "bahdanau")))
 def test_hessians_in_forward_and_reverse_mode(kind, name):
     """Compare forward over reverse mode (`jax.hessian`) with forward over forward mode."""
     model, inputs = make(kind, name), tokens(kind)

@@ -39,6 +39,8 @@ class Arguments(PlanFlags):
     """With --audio: generate timestamps, for models that were trained with them."""
     speech_task: str = "transcribe"
     """With --audio: transcribe, or translate to English, for models that were trained to."""
+    audio_batch_size: int = 16
+    """With --audio: maximum number of windows that are decoded together; fewer need less memory."""
     plot_attention: str | None = None
     """With --audio: draw the spectrogram of the first file's first window and where each word attends, to this
     picture."""
@@ -65,6 +67,10 @@ def _check(parsed: Parsed) -> None:
         raise UserError("`plot_attention` and `timestamps` need `audio`")
     if not flags.audio and "speech_task" in parsed.named:
         raise UserError("`speech_task` needs `audio`")
+    if not flags.audio and "audio_batch_size" in parsed.named:
+        raise UserError("`audio_batch_size` needs `audio`: `batch_size` is that of training")
+    if flags.audio_batch_size < 1:
+        raise UserError(f"`audio_batch_size` {flags.audio_batch_size} is below 1")
     if flags.audio and flags.run_dir is None:
         raise UserError("name the trained run with `run_dir`")
     if flags.plot_attention is not None:
@@ -85,7 +91,9 @@ def use(parsed: Parsed) -> None:
     if not isinstance(run, TrainedRecognizer):
         raise UserError(f"{flags.run_dir} holds a {type(run.model).__name__}, not a speech recognizer")
     task = parsed.config.task
-    options: dict[str, Any] = {"timestamps": flags.timestamps, "task": flags.speech_task}
+    options: dict[str, Any] = {
+        "timestamps": flags.timestamps, "task": flags.speech_task, "rows": flags.audio_batch_size
+    }  # fmt: skip
     names = {"search": "search", "beam_size": "beam_size", "length_penalty": "alpha", "language": "language"}
     options |= {name: getattr(task, field) for field, name in names.items() if field in parsed.named}
     recordings = [read_audio(file) for file in flags.audio]

@@ -207,7 +207,7 @@ class Transcriber:
       language: Code of the language; None detects it if the model has several.
       task: See `SpeechProcessor.prefix`.
       timestamps: Generate timestamps; after two of them at its end, the next window starts at the last one.
-      rows: Number of windows in a batch; a few windows use a batch of 1 or 4.
+      rows: Maximum number of windows in a batch; the last windows use batches of 4 or 1.
 
     Raises:
       UserError: See `check_search` and `SpeechProcessor.prefix`; or the model has no head for "ctc".
@@ -246,8 +246,9 @@ class Transcriber:
     def __call__(self, waveforms: Sequence[np.ndarray]) -> list[Transcript]:
         """Return a transcript of each recording, (n,) float samples at 16 kHz.
 
-        Longer recordings than the model's window are read in windows that end in a pause, all in the same
-        batches. With timestamps a window begins where those of the window before it end.
+        Longer recordings than the model's window are read in windows that end in a pause. Without timestamps,
+        all windows share batches. With timestamps, the next window starts at the last timestamp of the one
+        before it.
         """
         segments: list[list[Segment]] = [[] for _ in waveforms]
         starts = [0] * len(waveforms)
@@ -271,7 +272,7 @@ class Transcriber:
         return [Transcript(tuple(parts)) for parts in segments]
 
     def _windows(self, waveform: np.ndarray, start: int) -> Iterator[slice]:
-        """Yield the windows of a recording that can be read at once: the next one if it has timestamps."""
+        """Yield the windows that can be decoded now: only the next one if timestamps are generated."""
         while start < len(waveform):
             end = window_end(waveform, start, self.processor.samples)
             yield slice(start, end)
@@ -300,15 +301,19 @@ class Transcriber:
 
     def _batches(self, waveforms: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches (rows, samples) of padded windows, with the number of rows in use."""
-        rows = next((r for r in (1, 4) if len(waveforms) <= r), self.rows)
         # Short recordings fill half a window or a quarter of it; few shapes are compiled.
         max_samples = max((len(w) for w in waveforms), default=0)
         samples = self.processor.samples
         if self.processor.settings.no_timestamps is None:
             sizes = [samples // 4 // HOP * HOP, samples // 2 // HOP * HOP, samples]
             samples = next(size for size in sizes if max_samples <= size)
-        for first in range(0, len(waveforms), rows):
+        first = 0
+        while first < len(waveforms):
+            # Few shapes are compiled, and few rows of a batch are empty.
+            remaining = len(waveforms) - first
+            rows = self.rows if remaining > 3 * self.rows // 4 else min(4 if remaining > 1 else 1, self.rows)
             part = waveforms[first : first + rows]
+            first += rows
             batch = np.zeros((rows, samples), np.float32)
             for row, waveform in zip(batch, part, strict=False):
                 row[: len(waveform)] = waveform

@@ -154,14 +154,26 @@ def test_eight_devices_equal_one(rng, mesh, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", others_soak(["symmetric", "causal", "packed", "global"], "causal", "packed"))
-def test_blocks_in_rows_over_eight_devices(rng, name):
-    """The form for accelerators, in which each device pads its borders to the size of a block."""
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    others_soak(
+        [("symmetric", 0.0), ("causal", 0.0), ("packed", 0.0), ("global", 0.3)],
+        ("packed", 0.0),
+        ("global", 0.3),
+    ),
+)
+def test_blocks_in_rows_over_eight_devices(rng, name, rate):
+    """The form for accelerators, in which each device pads its borders to the size of a block.
+
+    With dropout no kernel is used.
+    """
     mask, inputs = masks(LONG, segments=LONG_SEGMENTS)[name], arrays(rng, 3, LONG)
-    expected = values_and_gradients(plain(mask, scale=0.3), *inputs)
+    options = dict(scale=0.3, weight_dropout=rate, dropout_key=jax.random.key(5) if rate else None)
+    expected = values_and_gradients(plain(mask, **options), *inputs)
     with on_mesh(make_mesh("sequence=8")):
-        local = functools.partial(attention_with_borders, size=8, local=blocks_in_rows)
-        attend = functools.partial(windowed_attention, mask=mask, scale=0.3, local=local)
+        in_rows = functools.partial(blocks_in_rows, kernel="splash" if rate else None, interpret=True)
+        local = functools.partial(attention_with_borders, size=8, local=in_rows)
+        attend = functools.partial(windowed_attention, mask=mask, local=local, **options)
         results = values_and_gradients(attend, *inputs)
     for ours, reference in zip(results, expected, strict=True):
         np.testing.assert_allclose(ours, reference, atol=3e-6)
@@ -224,15 +236,16 @@ def test_blocks_by_the_kernel_of_a_tpu(rng, name):
 @pytest.mark.parametrize(
     ("name", "mesh"),
     others_soak(
-        [("symmetric", None), ("global", None), ("dilated and global", None), ("packed", "data=2")],
+        [("symmetric", None), ("global", None), ("dilated and global", None), ("packed", "data=4,tensor=2")],
         ("dilated and global", None),
-        ("packed", "data=2"),
+        ("packed", "data=4,tensor=2"),
     ),
 )
 def test_blocks_with_dropout_by_a_kernel_drop_the_same_weights(rng, name, mesh):
-    length = 300
-    tokens = jnp.array([[0, 111, -1], [5, 280, 3]])
-    segments = jnp.array([[1] * 90 + [2] * 150 + [0] * 60, [1] * 200 + [2] * 100])
+    """Each sequence has four blocks, or two for each remainder of the dilation; a device has two of four."""
+    length = 500
+    tokens = jnp.array([[0, 111, -1], [5, 480, 3]])
+    segments = jnp.array([[1] * 90 + [2] * 350 + [0] * 60, [1] * 200 + [2] * 300])
     mask, inputs = masks(length, tokens, segments)[name], arrays(rng, 2, length, K)
     options = dict(scale=0.3, weight_dropout=0.3, dropout_key=jax.random.key(5))
     expected = values_and_gradients(plain(mask, **options), *inputs)

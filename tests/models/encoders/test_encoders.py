@@ -31,8 +31,8 @@ CORNERS = others_soak(
     *(("sequence_classifier", name) for name in NAMES), ("replaced_token", "electra"),
     ("discriminator", "electra"),
 )  # fmt: skip
-# One encoder with absolute and one with windowed attention.
-TWO = others_soak(NAMES, "bert", "longformer")
+# One encoder with full attention and one with a window.
+FULL_AND_WINDOWED = others_soak(NAMES, "bert", "longformer")
 
 
 def config_of(kind, name, **changes):
@@ -114,7 +114,7 @@ def test_dropout_before_a_head(kind, name, field):
         assert 0.4 < (dropped == 0).mean() < 0.6
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", FULL_AND_WINDOWED)
 def test_packed_rows_equal_single_texts(name):
     model, (tokens, types, _) = model_of("masked_lm", name), inputs(name)
     segments = jnp.array([[1] * 5 + [2] * 6 + [0] * 2])
@@ -127,7 +127,7 @@ def test_packed_rows_equal_single_texts(name):
         model(tokens[:1], segments=segments, mask=jnp.ones((1, T), bool))
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", FULL_AND_WINDOWED)
 def test_attention_is_bidirectional(name):
     """The state of every token depends on the first and on the last token."""
     model, (tokens, _, _) = model_of("encoder", name), inputs(name)
@@ -303,7 +303,7 @@ def test_electra_shares_its_embeddings():
         dataclasses.replace(config, generator_size=0.3)
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", FULL_AND_WINDOWED)
 def test_eight_devices_equal_one(name):
     tokens, _, mask = inputs(name)
     tokens, mask = (jnp.resize(x, (8, T)) for x in (tokens, mask))

@@ -328,11 +328,11 @@ def _block_of(
     key_segments, key_indices = key_labels
     visible = query_segments == key_segments
     lowest, highest = config.band
-    outside = False if config.always_from is None else keys >= config.always_from
+    has_no_band = False if config.always_from is None else keys >= config.always_from
     if lowest is not None:
-        visible = visible & ((keys - queries >= lowest) | outside)
+        visible = visible & ((keys - queries >= lowest) | has_no_band)
     if highest is not None:
-        visible = visible & ((keys - queries <= highest) | outside)
+        visible = visible & ((keys - queries <= highest) | has_no_band)
     logits = _product(query, key, (1, 1)) * config.scale
     query_indices = dropout.first_query + queries * dropout.query_step
     indices = flat_indices((dropout.row, dropout.head, query_indices, key_indices), (1, *config.shape))

@@ -99,8 +99,10 @@ def blocks_in_rows(
     query = in_rows(blocks.split_queries(query))
     key, value = with_neighbors(key, global_key), with_neighbors(value, global_value)
     form: KernelMask | None = None
-    reason: str | None = "dropout on the weights over a ring"
-    if kernel is not None and not (extended and words is not None):
+    reason: str | None = None
+    if extended and words is not None:
+        reason = "dropout on the weights of a sequence over several devices"
+    elif kernel is not None:
         band = exact.lowest - blocks.lowest, exact.highest - blocks.lowest
         form = _kernel_mask(mask, band, queries, keys, shape[2:], indices, count, B)
         reason = "the mask"
