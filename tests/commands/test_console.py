@@ -5,6 +5,7 @@ import re
 import jax
 import pytest
 
+from tests.conftest import ROOT
 from transformer_jax.commands import plan
 from transformer_jax.commands.console import COMMANDS, main
 from transformer_jax.commands.train import keep_programs
@@ -21,6 +22,8 @@ def test_help_names_every_command(capsys):
     assert status == 0
     assert all(f"\n  {name} " in out for name in COMMANDS)
     assert call_main(capsys)[0] == 2
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"`{name}`" not in readme] == []
 
 
 @pytest.mark.parametrize(
