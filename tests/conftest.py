@@ -51,6 +51,7 @@ CACHE_OF_COMMANDS = {
 }
 
 ROOT = pathlib.Path(__file__).parents[1]
+_LONGEST = ("test_a_notebook_runs", "test_snippets_run_unchanged")
 MAX_MEMORY_MAPS = 25_000  # Linux allows a process 65,530
 
 
@@ -81,8 +82,9 @@ def pytest_collection_modifyitems(config, items):
     excluded = {marker for marker in ("long", "soak") if not config.getoption(f"--{marker}")}
     selected = [item for item in items if not excluded & set(item.keywords)]
     config.hook.pytest_deselected(items=[item for item in items if excluded & set(item.keywords)])
-    # Notebooks take minutes each. They run first, because at the end they would leave one worker idle.
-    items[:] = sorted(selected, key=lambda item: "a_notebook_runs" not in item.name)
+    # Notebooks and the commands of a page take minutes each. They run first, because at the end they would
+    # leave one worker idle.
+    items[:] = sorted(selected, key=lambda item: not item.name.startswith(_LONGEST))
 
 
 UNROLLED = ComputeOptions.unroll_of
