@@ -547,8 +547,8 @@ def test_a_window_with_dropout_uses_a_kernel(global_keys, topology):
         x = jax.ShapeDtypeStruct((4, T, 4, 64), jnp.bfloat16)
 
         def total(query, key, value):
-            options = {"global_keys": jnp.zeros((4, 1), jnp.int32)} if global_keys else {}
-            mask = window(T, T, before=128, after=128, **options) & real(jnp.full(4, T - 7), T)
+            first_token = jnp.zeros((4, 1), jnp.int32) if global_keys else None
+            mask = window(T, T, before=128, after=128, global_keys=first_token) & real(jnp.full(4, T - 7), T)
             options = dict(weight_dropout=0.1, dropout_key=jax.random.key(0))
             return dot_product_attention(query, key, value, mask=mask, **options).astype(jnp.float32).sum()
 

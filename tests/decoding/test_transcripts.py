@@ -114,7 +114,7 @@ def test_windows_of_all_recordings_share_batches_without_timestamps():
 
     transcriber.tokens = tokens
     transcriber.detect_languages = lambda windows: ["de" if window[0] > 50 else "en" for window in windows]
-    # The value of a sample says its number; a window of 1,600 samples ends in its last fifth.
+    # The value of a sample is its index; a window of 1,600 samples ends in its last fifth.
     recordings = [np.arange(4_000.0), np.arange(60.0, 1_000.0)]
     long, short = transcriber(recordings)
     assert [language for language, _ in calls] == ["de", "en"]
@@ -126,7 +126,7 @@ def test_windows_of_all_recordings_share_batches_without_timestamps():
     assert long.text == " ".join(str(start) for start in starts)
     assert short.text == "60"
     np.testing.assert_allclose([s.start for s in long.segments], starts / 16_000)
-    # With timestamps the next window begins where those of the window before it end.
+    # With timestamps, the next window starts at the last one of the window before it.
     transcriber._timestamps = True
     transcriber.tokens = lambda windows, *, language: [[90_000, int(w[0]), 90_000, 90_000] for w in windows]
     settings.languages = {}

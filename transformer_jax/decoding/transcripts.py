@@ -291,7 +291,7 @@ class Transcriber:
             if text := self.processor.decode(tokens[first:mark]):
                 segments.append(Segment(start, time, text))
             start, first = time, mark + 1
-        # Two timestamps in a row begin a segment. If it has no end, the next window begins with it.
+        # A segment starts at two timestamps in a row. If it has no end, the next window starts with it.
         has_pair = any(second == first + 1 for first, second in itertools.pairwise(marks))
         ends_in_pair = len(marks) > 1 and marks[-1] == len(tokens) - 1 and marks[-2] == len(tokens) - 2
         text = self.processor.decode(tokens[first:])
